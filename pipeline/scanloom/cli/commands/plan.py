@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
             planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
         save_plan(planned, out)
         plain = {"schema": 1, "plan": document(planned)}
-        print_result(general.mode, lambda: plain, lambda: console().print(table(planned)))
+        print_result(general.mode, lambda: plain, lambda: _print_plan(planned))
         nothing = scans.shard is None and not planned.cases and not planned.before
         nothing = nothing and planned.files["found"] > 0
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
@@ -53,30 +55,35 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
+def _print_plan(planned: Plan) -> None:
+    screen = console()
+    screen.print(table(planned))
+    for line in excluded_lines(planned):
+        screen.print(line, soft_wrap=True)
+
+
 def document(planned: Plan) -> dict[str, Any]:
     """Return the document of a plan for `--json`."""
     return {**asdict(planned), "todo": len(planned.todo)}
 
 
 def table(planned: Plan) -> RenderableType:
-    """Return a plan as a table."""
+    """Return the cases, times, memory and notes of a plan as a table."""
     from rich.table import Table
 
-    from scanloom.core import counted, format_bytes, format_duration
+    from scanloom.core import counted, format_bytes
 
-    totals, todo = planned.totals, planned.todo
+    totals = planned.totals
     rows = Table.grid(padding=(0, 2))
     rows.add_row("workflow", planned.workflow)
     rows.add_row("files", ", ".join(f"{count} {name}" for name, count in planned.files.items()))
-    rows.add_row("cases", f"{len(todo)} to do, {planned.before} from before")
+    counts = f"{len(planned.todo)} to do, {planned.before} from before"
+    rows.add_row("cases", f"{counts}, {planned.selected} in the archive")
     rows.add_row(
         "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
     )
-    if totals.seconds is not None and todo:
-        per_case = totals.seconds / len(todo)
-        rows.add_row(
-            "time", f"{format_duration(totals.seconds)} in all, {format_duration(per_case)} a case"
-        )
+    for name, text in _times(planned):
+        rows.add_row(name, text)
     if totals.written is not None:
         rows.add_row("results", format_bytes(totals.written))
     rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
@@ -84,13 +91,42 @@ def table(planned: Plan) -> RenderableType:
         rows.add_row("", f"{format_bytes(totals.device)} on the device")
     for note in planned.notes:
         rows.add_row("", note)
-    excluded = {**planned.left_out}
-    for case in planned.cases:
-        if case.reason:
-            excluded[case.reason] = excluded.get(case.reason, 0) + 1
-    for n, (reason, count) in enumerate(sorted(excluded.items(), key=lambda item: -item[1])):
-        rows.add_row("" if n else "excluded", f"{count} {reason}")
     return rows
+
+
+def _times(planned: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the expected time of the run, and of the whole archive if that is more cases."""
+    from scanloom.core import counted, format_duration
+
+    totals, todo = planned.totals, planned.todo
+    if totals.seconds is None or not todo:
+        return
+    each = format_duration(totals.seconds / len(todo))
+    cases = counted(len(todo), "case")
+    yield "this run", f"{format_duration(totals.seconds)} on this machine: {cases}, {each} a case"
+    if totals.archive_seconds is not None and planned.selected > len(todo):
+        duration = format_duration(totals.archive_seconds)
+        cases = counted(planned.selected, "case")
+        yield "whole archive", f"{duration} on this machine, if none were done yet: {cases}"
+
+
+def excluded_lines(planned: Plan) -> list[str]:
+    """Return what will not be processed: a count of each reason, with its advice."""
+    from scanloom.core import Reason, counted
+
+    refused = [(case.reason, case.detail) for case in planned.cases if case.reason]
+    listed = [*((reason, detail) for _, reason, detail in planned.left), *refused]
+    if not listed:
+        return []
+    series, cases = counted(len(planned.left), "series", "series"), counted(len(refused), "case")
+    both = " and ".join([*([series] if planned.left else []), *([cases] if refused else [])])
+    lines = ["", f"Not processed: {both}"]
+    for code, count in Counter(reason for reason, _ in listed).most_common():
+        lines.append(f"{count:7} {code}: {Reason[code].advice}.")
+        if code == Reason.NOT_SELECTED.code:  # its details are the workflow's own conditions
+            details = Counter(detail for reason, detail in listed if reason == code)
+            lines += [f"        {n} {detail}" for detail, n in details.most_common()]
+    return lines
 
 
 def compared_rows(compared: dict[str, Any]) -> list[tuple[str, str]]:

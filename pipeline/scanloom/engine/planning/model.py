@@ -62,12 +62,16 @@ class Totals:
         Bytes of all case folders; None without measurements.
     host, device : int
         Peak memory in bytes of one worker process, and of its device.
+    archive_seconds : float or None
+        As `seconds`, of a run over all cases of the archive: also over those with a result, those
+        that failed before, and those of other shards. None if no case is planned.
     """
 
     seconds: float | None
     written: float | None
     host: int
     device: int
+    archive_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,16 @@ class Plan:
     files : mapping
         Counts of files found, used, skipped and failed, from the index alone.
     before : int
-        Cases that need no work.
+        Cases that have their result.
+    selected : int
+        Cases of the whole archive, also of other shards.
     left_out : mapping
         Count of excluded series by reason code.
     left : tuple of (series id, reason code, detail)
         The excluded series.
     cases : tuple of PlannedCase
-        Cases that would run, and cases that would be refused.
+        Cases that would run, and with a reason cases that would not: refused ones, and those that
+        an earlier run left without a current result.
     totals : Totals
     notes : tuple of str
         Cases that exceed a limit and the consequence; whether a GPU pays.
@@ -105,6 +112,7 @@ class Plan:
     in_flight: int
     files: Mapping[str, int]
     before: int
+    selected: int
     left_out: Mapping[str, int]
     left: tuple[tuple[str, str, str], ...]
     cases: tuple[PlannedCase, ...]

@@ -8,9 +8,8 @@ measure it, in a folder that is then removed.
 from __future__ import annotations
 
 import errno
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +21,12 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts
 from scanloom.cards.requested import requested_card
 from scanloom.cards.store import find_model
-from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, counted, format_bytes
+from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
 from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
 from scanloom.engine.planning.calibrate import calibrate
 from scanloom.engine.planning.cost_model import CostModel
-from scanloom.engine.planning.engines import change_notes, engine_notes
 from scanloom.engine.planning.gpu_break_even import gpu_advice, on_other_device
 from scanloom.engine.planning.model import (
     PLAN_FILE,
@@ -37,6 +35,12 @@ from scanloom.engine.planning.model import (
     PlannedCase,
     Totals,
     cost_model_key,
+)
+from scanloom.engine.planning.notes import (
+    change_notes,
+    engine_notes,
+    limit_notes,
+    replacement_notes,
 )
 from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
@@ -70,11 +74,14 @@ class _Selection:
         The series of the first input channel, by case id.
     left_out : sequence of LeftOut
         Series without a case.
+    total : int
+        Number of cases in the whole index, also of other shards.
     """
 
     cases: EarlierOutcomes
     series: Mapping[str, IndexedSeries]
     left_out: Sequence[LeftOut]
+    total: int
 
 
 @read_session()
@@ -131,10 +138,10 @@ def make_plan(
     rates = cost_model(workflow, site)
     planned = [_with_costs(case, rates) for case in planned]
     advice = _gpu_advice(_runnable(planned), workflow, site, rates, cards, cost_model)
-    planned += [_blocked(record) for record in selection.cases.blocked]
+    planned += [_without_result(r) for r in selection.cases.records if r.reason]
     notes = (
-        *_notes(planned, site, out),
-        *_existing_results(pending, out),
+        *limit_notes(_runnable(planned), site, out),
+        *replacement_notes(pending, out),
         *engine_notes(requested),
         *change_notes(cards, requested),
         advice,
@@ -160,11 +167,12 @@ def _assembled(
         workers=site.workers,
         in_flight=site.in_flight,
         files=index.counts(),
-        before=len(selection.cases.finished),
+        before=sum(record.reason is None for record in selection.cases.records),
+        selected=selection.total,
         left_out=dict(sorted(Counter(entry.reason.code for entry in excluded).items())),
         left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in excluded),
         cases=tuple(planned),
-        totals=summarize(_runnable(planned), rates, site),
+        totals=summarize(_runnable(planned), rates, site, selection.total),
         notes=notes,
     )
 
@@ -180,9 +188,10 @@ def _select_cases(
     """Return the cases of an index within a run's scope, and why series have no case."""
     chosen, left_out = select(index.series, workflow, cards)
     folders = case_folders(out)
+    in_index = list(make_cases(index, chosen, workflow, cards, key, left_out))
     pairs = [
         (inputs[0], replace(case, folder=folders.get(case.id, "")))
-        for inputs, case in make_cases(index, chosen, workflow, cards, key, left_out)
+        for inputs, case in in_index
         if scope.holds(case.id)
     ]
     unique, ambiguous = unique_cases((case for _, case in pairs), key)
@@ -191,6 +200,7 @@ def _select_cases(
         EarlierOutcomes.read(out, unique, scope),
         series={case.id: series for series, case in pairs},
         left_out=left_out,
+        total=len({case.id for _, case in in_index}),
     )
 
 
@@ -305,7 +315,7 @@ def _estimated(
     return PlannedCase(case.id, voxels, values, estimate.peak, device, off_device)
 
 
-def _blocked(record: CaseRecord) -> PlannedCase:
+def _without_result(record: CaseRecord) -> PlannedCase:
     code = record.reason.code if record.reason else ""
     return PlannedCase(record.id, reason=code, detail=record.detail)
 
@@ -343,16 +353,22 @@ def _runnable(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
     return [case for case in cases if not case.reason]
 
 
-def summarize(cases: Sequence[PlannedCase], rates: CostModel, site: ExecutionSite) -> Totals:
-    """Return the expected cost of a run over some cases.
+def summarize(
+    cases: Sequence[PlannedCase], rates: CostModel, site: ExecutionSite, total: int
+) -> Totals:
+    """Return the expected cost of a run over some of all `total` cases of an archive.
 
-    In each worker one case holds the device while others are read and written concurrently.
+    In each worker one case holds the device while others are read and written concurrently. Cases
+    that the run leaves out are taken to be like the others.
     """
-    seconds = written = None
+    seconds = archive = written = None
     if rates.known:
         longest = max((case.seconds or 0.0 for case in cases), default=0.0)
         mean_of_workers = sum(case.seconds or 0.0 for case in cases) / concurrent_workers(site)
-        seconds = (rates.start or 0.0) + max(mean_of_workers, longest) if cases else 0.0
+        start = rates.start or 0.0
+        seconds = start + max(mean_of_workers, longest) if cases else 0.0
+        if cases:
+            archive = start + max(mean_of_workers * total / len(cases), longest)
         written = sum(case.written or 0.0 for case in cases)
     largest = max((case.host for case in cases), default=0)
     concurrent = sorted((case.most for case in cases), reverse=True)[1 : site.in_flight]
@@ -362,39 +378,10 @@ def summarize(cases: Sequence[PlannedCase], rates: CostModel, site: ExecutionSit
         written,
         min(host, max(largest, site.host)) if site.host else host,
         max((case.device for case in cases), default=0),
+        archive,
     )
 
 
 def concurrent_workers(site: ExecutionSite) -> int:
     """Return the number of workers that speed a run up: a single one fills all cores of a CPU."""
     return 1 if site.placement.device == "cpu" else site.workers
-
-
-def _existing_results(pending: Sequence[Case], out: Path) -> Iterator[str]:
-    count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
-    if count:
-        yield (
-            f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
-            "changed, or with --replace"
-        )
-
-
-def _notes(planned: Sequence[PlannedCase], site: ExecutionSite, out: Path) -> Iterator[str]:
-    """Yield a sentence for each limit that cases exceed."""
-    runnable = _runnable(planned)
-    if refused := len(planned) - len(runnable):
-        yield f"{counted(refused, 'case')} would be refused: see the reasons"
-    if site.host:
-        if crowded := sum(case.host * site.in_flight > site.host for case in runnable):
-            yield f"{counted(crowded, 'case')}: fewer than {site.in_flight} of them run at once"
-        if oversized := sum(case.host > site.host for case in runnable):
-            alone = "may exceed the memory: run alone, in smaller pieces"
-            yield f"{counted(oversized, 'case')} {alone}"
-    if site.device and (large := sum(case.device > site.device for case in runnable)):
-        slow = "too large for the device: fewer windows, scores on the host"
-        yield f"{counted(large, 'case')} {slow}"
-    written = sum(case.written or 0.0 for case in runnable)
-    folder = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(folder).free
-    if written > free:
-        yield f"the disk has {format_bytes(free)} free; the results need {format_bytes(written)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import replace
@@ -9,15 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from scanloom.cli.commands.plan import excluded_lines, table
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.core.resources import shipped
+from scanloom.engine.case.memory_estimate import Placement
 from scanloom.engine.planning import plan as planning
 from scanloom.engine.planning.calibrate import MAX_TOTAL_VOXELS, choose_samples
 from scanloom.engine.planning.cost_model import CostCurve, CostModel, MeasuredCost, cost_model_file
 from scanloom.engine.planning.gpu_break_even import gpu_advice
 from scanloom.engine.planning.history import RunTimeline, compare_with_plan
-from scanloom.engine.planning.plan import make_plan, save_plan
+from scanloom.engine.planning.model import ExecutionSite, Plan, PlannedCase
+from scanloom.engine.planning.plan import make_plan, save_plan, summarize
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.scope import Scope
@@ -146,7 +151,12 @@ def test_a_plan_names_each_case_and_why_others_are_none(
     assert one.values > 0
     assert one.seconds == pytest.approx(10.0)
     assert one.seconds is not None
-    assert made.totals.seconds == pytest.approx(one.seconds + 2.0)
+    assert made.totals.seconds == made.totals.archive_seconds == pytest.approx(one.seconds + 2.0)
+    assert excluded_lines(made)[1:] == [
+        "Not processed: 1 series",
+        f"      1 NOT_SELECTED: {Reason.NOT_SELECTED.advice}.",
+        "        1 by select.modality",
+    ]
     assert made.totals.host == one.host
     kept = json.loads((out / "runs" / "plan.json").read_text())
     assert kept["cases"][0]["case"] == one.case
@@ -178,8 +188,34 @@ def test_what_does_not_fit_is_said_before(
     made = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
 
     assert [one.reason for one in made.cases] == ["OUT_OF_MEMORY"]
-    assert "1 case would be refused: see the reasons" in made.notes
     assert made.todo == []
+    assert excluded_lines(made)[1:] == [
+        "Not processed: 1 case",
+        f"      1 OUT_OF_MEMORY: {Reason.OUT_OF_MEMORY.advice}.",
+    ]
+
+
+def test_the_time_of_a_run_is_not_that_of_its_archive() -> None:
+    """A run over 2 of 10 cases, such as a shard; both times stand in the table under own names."""
+    cases = tuple(PlannedCase(str(n), seconds=60.0, written=1.0) for n in range(2))
+    site = ExecutionSite(
+        Placement("cpu", "float32"), workers=1, in_flight=1, host=None, device=None
+    )
+    totals = summarize(cases, known(), site, 10)
+    made = Plan(
+        *("w", "r", "cpu", "float32", 1, 1, {"found": 10}),
+        *(0, 10, {}, (), cases, totals),
+    )
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(made))
+    lines = {
+        line.split("  ")[0]: line.split("  ", 1)[1] for line in console.export_text().splitlines()
+    }
+
+    assert totals.seconds == 122.0
+    assert totals.archive_seconds == 602.0
+    assert "2 min on this machine: 2 cases, 61 s a case" in lines["this run"]
+    assert "10 min on this machine, if none were done yet: 10 cases" in lines["whole archive"]
 
 
 def known() -> CostModel:
@@ -248,7 +284,7 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     assert planned() == (1, 0, [])
     stamp = source_stamp([find_series(scans[0])[0].stamp], load_key(tmp_path / "key"))
     write_failure(out, damaged, recipe, stamp)
-    assert planned() == (0, 1, [])
+    assert planned() == (0, 0, ["DAMAGED"])
     assert planned(retry_failed=True) == (1, 0, [])
     folder = out / "cases" / case.case
     folder.mkdir(parents=True)
