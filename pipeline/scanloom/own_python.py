@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PATH = "PYTHONPATH"
-_GARBAGE_THRESHOLDS = (100_000, 50, 100)
+_USUAL_THRESHOLDS = gc.get_threshold()
+_RARE_THRESHOLDS = (100_000, 50, 100)
 """Of `gc.set_threshold`; Python's own are (700, 10, 10)."""
 
 
@@ -26,12 +27,22 @@ def own_python(*arguments: str) -> list[str]:
 
 
 def collect_garbage_rarely() -> None:
-    """Run the cyclic garbage collector less often, in a process of our own that imports torch.
+    """Run the cyclic garbage collector less often while a process of our own imports torch.
 
     Imports create millions of objects, none of them garbage. With its own thresholds, each start
     spends about 1 s of the processor on searching them.
     """
-    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+    gc.set_threshold(*_RARE_THRESHOLDS)
+
+
+def collect_garbage_as_usual() -> None:
+    """End `collect_garbage_rarely`, if it was called: all libraries have been imported.
+
+    Objects that exist now are not searched again.
+    """
+    if gc.get_threshold() == _RARE_THRESHOLDS:
+        gc.freeze()
+        gc.set_threshold(*_USUAL_THRESHOLDS)
 
 
 def own_environment() -> dict[str, str]:

@@ -144,3 +144,18 @@ def test_no_module_of_the_working_folder_is_imported(module: str, tmp_path: Path
 
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("scanloom ")
+
+
+def test_garbage_is_collected_rarely_only_while_libraries_are_imported() -> None:
+    script = """
+import gc
+from scanloom.own_python import collect_garbage_as_usual, collect_garbage_rarely
+usual = gc.get_threshold()
+collect_garbage_as_usual()
+assert gc.get_freeze_count() == 0  # a user's process is left alone
+collect_garbage_rarely()
+assert gc.get_threshold() > usual
+collect_garbage_as_usual()
+assert gc.get_threshold() == usual and gc.get_freeze_count() > 0
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -16,6 +16,7 @@ from scanloom.engine.case.relations import check_relations, structures_of_result
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
 from scanloom.ops.shares import resolve_shares
+from scanloom.own_python import collect_garbage_as_usual
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
@@ -97,6 +98,7 @@ def import_heavy() -> None:
     """Import the modules that reading and writing need, outside the timed steps of a case."""
     for name in DEFERRED_MODULES:
         importlib.import_module(name)
+    collect_garbage_as_usual()
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:
