@@ -505,7 +505,8 @@ def test_accepted_and_corrected_cases_are_exported(place: Place, tmp_path: Path)
 
     with pytest.raises(ScanError) as caught:
         export(place.out, tmp_path / "none", place.key)
-    assert caught.value.reason is Reason.NOT_FOUND
+    assert caught.value.reason is Reason.NOT_REVIEWED
+    assert not list(tmp_path.glob("*none*"))
     decide("accept")
     assert export(place.out, tmp_path / "first", place.key) == {}
     label = tmp_path / "first" / "labels" / f"{place.case.name}.nii.gz"

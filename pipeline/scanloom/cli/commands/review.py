@@ -51,6 +51,13 @@ class ReaderOptions:
             help="Share of a reviewer's cases that come back later.",
         ),
     ] = None
+    remove_reviewer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE",
+            help="Take a reviewer off the list, by code or name: verdicts stay. Starts no server.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,9 @@ def review(
 
         if not (out / "cases").is_dir():
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+        if readers.remove_reviewer is not None:
+            _remove(out, readers.remove_reviewer)
+            return
         if corrections.take is not None:
             _take(out, corrections, next(iter(names), "reviewer"), key.key)
             return
@@ -178,6 +188,14 @@ def _publish(
     from scanloom.engine.revisions.publish import Correction, publish_revision
 
     return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
+
+
+def _remove(out: Path, reviewer: str) -> None:
+    """Take a reviewer off the list."""
+    from scanloom.review.verdicts.sharing import remove_reviewer
+
+    code = remove_reviewer(out, reviewer)
+    say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
 
 
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:

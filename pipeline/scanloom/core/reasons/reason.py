@@ -316,6 +316,8 @@ class Reason(Enum):
         "Put the scan that was segmented back in its place, or segment this one",
     )
     CORRECTED = ("failed", False, "Look at the latest correction, and correct that")
+    NOT_REVIEWED = ("failed", False, "Accept or correct cases first: `scanloom review OUT`")
+    REVIEW_OPEN = ("failed", False, "Use the links that it printed, or stop it with Ctrl-C first")
     READERS = (
         "failed",
         False,

@@ -52,7 +52,7 @@ def export(
     Raises
     ------
     ScanError
-        NOT_FOUND if no case counts; LABELS_UNKNOWN if there are results of several models, or a
+        NOT_REVIEWED if no case counts; LABELS_UNKNOWN if there are results of several models, or a
         number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
     """
     if folder.exists():
@@ -62,7 +62,7 @@ def export(
     model = _one_model(chosen.values(), model)
     chosen = {r: own for r, f in chosen.items() if (own := [e for e in f if e["model"] == model])}
     if not chosen and not left_out:
-        raise ScanError(Reason.NOT_FOUND, "no case is accepted or corrected")
+        raise ScanError(Reason.NOT_REVIEWED, "no case is accepted or corrected")
     structures = _structures(chosen.values())
     draft, entries = temporary_path(folder), list[dict[str, Any]]()
     try:

@@ -82,9 +82,9 @@ def serve(
     Raises
     ------
     ScanError
-        LOCKED if another server has the folder; ENVIRONMENT if the address or the certificate can't
-        be used; REVIEW_DAMAGED if the log is damaged; READERS if the cases can't be shared so;
-        OUTPUT_UNWRITABLE.
+        REVIEW_OPEN if another server has the folder, with its address; ENVIRONMENT if the address
+        or the certificate can't be used; REVIEW_DAMAGED if the log is damaged; READERS if the cases
+        can't be shared so; OUTPUT_UNWRITABLE.
     """
     with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
         codes = _reviewers(out, options.reviewers)
@@ -96,6 +96,7 @@ def serve(
         sessions = Sessions(list(codes.values()))
         origins = _origins(options, listening.getsockname()[1])
         app = make_app(desk, sessions, origins, secure=options.secure)
+        log.announce(origins[0])
         server = uvicorn.Server(_config(app, options))
         tell(
             {

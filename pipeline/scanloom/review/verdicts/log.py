@@ -12,6 +12,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ COMMENTS = "review.jsonl"
 REVIEWERS = "reviewers.json"
 LOCK = ".lock"
 _CODE = re.compile(r"r[1-9][0-9]{0,5}")
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 Current = Mapping[str, Mapping[str, Verdict]]
@@ -107,7 +109,8 @@ class VerdictLog:
     Raises
     ------
     ScanError
-        LOCKED if another process holds it; REVIEW_DAMAGED if a line is damaged; OUTPUT_UNWRITABLE.
+        REVIEW_OPEN if another process holds it, with its address; REVIEW_DAMAGED if a line is
+        damaged; OUTPUT_UNWRITABLE.
     """
 
     def __init__(self, out: Path) -> None:
@@ -119,7 +122,8 @@ class VerdictLog:
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:
-            _hold(self._lock)
+            _hold(self._lock, out)
+            self.announce("")
             self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
             self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
@@ -130,8 +134,15 @@ class VerdictLog:
                 raise output_error(exc, "verdicts") from exc
             raise
 
+    def announce(self, address: str) -> None:
+        """Note the address of the server that holds the log, for others who want to hold it."""
+        with suppress(OSError):  # it is a help only
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, address.encode(), 0)
+
     def close(self) -> None:
         """Release the output folder."""
+        self.announce("")
         os.close(self._lock)
 
     @property
@@ -287,9 +298,13 @@ def _folded(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
-def _hold(descriptor: int) -> None:
+def _hold(descriptor: int, out: Path) -> None:
     if not lock_file(descriptor, timeout_s=0):
-        raise ScanError(Reason.LOCKED, "another review of this output folder is open")
+        found = _ADDRESS.fullmatch(os.pread(descriptor, 300, 0).decode(errors="replace"))
+        where = f" at {found[0]}" if found else ""
+        raise ScanError(
+            Reason.REVIEW_OPEN, f"a review of this output folder is open{where}", str(out)
+        )
 
 
 def _open_lines(out: Path, name: str, mode: int) -> ChainedLines:

@@ -34,6 +34,9 @@ class Readers:
         belongs to some reviewers; at 0 all cases are for all.
     repeat : float
         Share of a reviewer's cases that come back later, 0 to 1.
+    former : tuple of str
+        Codes of reviewers who read no further case: they stay readers of cases that they decided
+        on.
 
     Raises
     ------
@@ -44,6 +47,7 @@ class Readers:
     reviewers: tuple[str, ...]
     double: float = 0.0
     repeat: float = 0.0
+    former: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (0 <= self.double <= 1 and 0 <= self.repeat <= 1):
@@ -55,7 +59,8 @@ class Readers:
         """Return the readers of a case; a third one if the first two disagree."""
         if not self.double:
             return self.reviewers
-        ranked = sorted(self.reviewers, key=lambda each: _number(case, f"reader {each}"))
+        some = (*self.reviewers, *(each for each in self.former if each in verdicts))
+        ranked = sorted(some, key=lambda each: _number(case, f"reader {each}"))
         if not self.is_double(case):
             return tuple(ranked[:1])
         first, second = ranked[:2]

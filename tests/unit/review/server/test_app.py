@@ -255,7 +255,7 @@ def test_a_full_disk_is_not_answered_as_kept(server: Any, monkeypatch: pytest.Mo
 def test_a_second_server_is_refused(server: Any) -> None:
     with pytest.raises(ScanError) as caught:
         VerdictLog(server.out)
-    assert caught.value.reason is Reason.LOCKED
+    assert caught.value.reason is Reason.REVIEW_OPEN
 
 
 # --- blind readers --------------------------------------------------------------------------------

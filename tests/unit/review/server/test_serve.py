@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scanloom.core import ScanError
+from scanloom.core import Reason, ScanError
 from scanloom.review.server.serve import ServerOptions, serve
-from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.sharing import kept_readers
+from scanloom.review.verdicts.sharing import kept_readers, remove_reviewer
 from scanloom.review.verdicts.verdict import Verdict
 from support.https_server import write_certificate
 from support.review_cases import seen
@@ -105,3 +105,45 @@ def test_a_restart_without_options_keeps_reviewers_and_shares(out: Path) -> None
     with pytest.raises(ScanError, match=r"began with --double 0\.5, not 0\.2"):
         serve(out, ServerOptions((), double=0.2), lambda _: None)
     assert kept_readers(out) == Readers(("r2", "r3"), 0.5)
+
+
+def test_a_second_server_is_told_where_the_first_one_is(out: Path) -> None:
+    refused = list[ScanError]()
+
+    def second(links: dict[str, str]) -> None:
+        with pytest.raises(ScanError) as caught:
+            serve(out, ServerOptions(()), lambda _: None)
+        refused.append(caught.value)
+        with pytest.raises(ScanError) as caught:
+            remove_reviewer(out, "r1")
+        refused.append(caught.value)
+        raise Stopped(*links.values())
+
+    with pytest.raises(Stopped) as stopped:
+        serve(out, ServerOptions(("anna",)), second)
+
+    [link] = stopped.value.args
+    assert {error.reason for error in refused} == {Reason.REVIEW_OPEN}
+    assert all(link.split("/login")[0] in error.detail for error in refused)
+    assert all("token" not in str(error) for error in refused)
+    assert (out / "review" / ".lock").read_bytes() == b""
+
+
+def test_a_reviewer_who_was_removed_gets_no_link(out: Path) -> None:
+    assert links(out, ServerOptions(("anna", "ben", "cai"), double=0.5)) == ["anna", "ben", "cai"]
+    [case, _] = sorted((out / "cases").iterdir())
+    with closing(VerdictLog(out)) as log:
+        log.append(Verdict(case.name, "r2", seen(case), "accept"))
+
+    assert remove_reviewer(out, "ben") == "r2"
+
+    assert links(out, ServerOptions(())) == ["anna", "cai"]
+    assert [each.reviewer for each in read_verdicts(out)] == ["r2"]
+    assert kept_readers(out) == Readers(("r1", "r3"), 0.5, 0.0, ("r2",))
+    with pytest.raises(ScanError, match="no such reviewer: the list has r1, r3") as caught:
+        remove_reviewer(out, "r2")
+    assert caught.value.reason is Reason.ID_UNKNOWN
+    with pytest.raises(ScanError, match="two reviewers"):
+        remove_reviewer(out, "r1")
+    assert links(out, ServerOptions(("Ben",))) == ["ben"]
+    assert kept_readers(out) == Readers(("r1", "r3", "r2"), 0.5)

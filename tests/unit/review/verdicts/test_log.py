@@ -121,7 +121,7 @@ def test_comment_of_a_verdict_that_was_not_kept_is_not_taken_for_the_next(log: V
 def test_a_second_process_is_refused(log: VerdictLog) -> None:
     with pytest.raises(ScanError) as caught:
         VerdictLog(log.out)
-    assert caught.value.reason is Reason.LOCKED
+    assert caught.value.reason is Reason.REVIEW_OPEN
 
 
 def test_half_a_line_at_the_end_is_cut_off(tmp_path: Path) -> None:

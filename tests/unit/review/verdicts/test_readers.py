@@ -113,3 +113,16 @@ def test_cases_come_back_after_others_and_once() -> None:
     assert again not in readers.coming_back("r1", history)
     assert readers.coming_back("r2", history) == set()
     assert Readers(("r1",)).coming_back("r1", history) == set()
+
+
+def test_a_removed_reviewer_stays_reader_of_what_was_decided() -> None:
+    """Other cases keep their readers; the next reviewer takes those that were not decided."""
+    before = Readers(("r1", "r2", "r3"), 0.5)
+    after = Readers(("r1", "r3"), 0.5, 0.0, ("r2",))
+    decided = {"r2": Verdict("", "r2", Seen("", {}), "accept")}
+    for case in map(str, range(100)):
+        readers = before.assigned(case, {})
+        assert after.assigned(case, decided if "r2" in readers else {}) == readers
+        left = after.assigned(case, {})
+        assert len(left) == len(readers)
+        assert set(readers) - {"r2"} <= set(left) <= {"r1", "r3"}
