@@ -69,8 +69,8 @@ class Command(_PlainHelp, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; a blank one would be the current folder as a path, and is refused."""
-        for place in filter(None, (*_blank_arguments(args), *self._blank_variables())):
-            raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{place}'")
+        for option in filter(None, (*_blank_arguments(args), *self._blank_variables())):
+            raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{option}'")
         return super().parse_args(ctx, args)
 
     def _blank_variables(self) -> Iterator[str]:
@@ -129,5 +129,5 @@ def _name_source(error: Any) -> None:
         "ENVIRONMENT": parameter.envvar,
         "DEFAULT_MAP": ctx.meta.get(SOURCES, {}).get(parameter.name),
     }
-    if place := hints.get(getattr(source, "name", "")):
-        error.param_hint = clean(f"{parameter.get_error_hint()} (from {place})")
+    if origin := hints.get(getattr(source, "name", "")):
+        error.param_hint = clean(f"{parameter.get_error_hint()} (from {origin})")

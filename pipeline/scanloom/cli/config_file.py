@@ -59,10 +59,10 @@ def _user_file() -> Path | None:
     """Return the user's own file of defaults, if there is one."""
     from scanloom.core.paths import user_config_folder
 
-    found = [file for name in USER_FILES if (file := user_config_folder() / name).is_file()]
-    if len(found) > 1:
-        raise typer.BadParameter(f"there are {found[0]} and {found[1].name}: remove one of them")
-    return found[0] if found else None
+    files = [file for name in USER_FILES if (file := user_config_folder() / name).is_file()]
+    if len(files) > 1:
+        raise typer.BadParameter(f"there are {files[0]} and {files[1].name}: remove one of them")
+    return files[0] if files else None
 
 
 def _settings(ctx: typer.Context, file: Path) -> Values:

@@ -148,12 +148,12 @@ def typed_command() -> str:
     """Return the command line of this process, quoted for a shell."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
-        words = [sys.executable, "-m", "scanloom"]
-    elif (found := shutil.which(program.name)) and Path(found) == program:
-        words = [program.name]
+        prefix = [sys.executable, "-m", "scanloom"]
+    elif (installed := shutil.which(program.name)) and Path(installed) == program:
+        prefix = [program.name]
     else:
-        words = [str(program)]
-    return shlex.join([*words, *sys.argv[1:]])
+        prefix = [str(program)]
+    return shlex.join([*prefix, *sys.argv[1:]])
 
 
 def print_resume_command() -> None:

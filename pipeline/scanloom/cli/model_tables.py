@@ -73,10 +73,10 @@ def limitation_lines(models: Iterable[Mapping[str, Any]]) -> list[str]:
     """
     lines = {}
     for model in models:
-        first, *others = model.get("limitations") or ("",)
+        first, *further = model.get("limitations") or ("",)
         if first:
             name = model["name"]
-            more = f" {len(others)} more: scanloom models show {name}" if others else ""
+            more = f" {len(further)} more: scanloom models show {name}" if further else ""
             lines[name] = f"! {name}: {first}{more}"
     return list(lines.values())
 

@@ -33,8 +33,8 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
     if not mode.json:
         for scan in planned:
             if scan.error is not None:
-                found = scan.error
-                show_failure(scan.path, found.reason, found.detail, found.private, scan.choice)
+                error = scan.error
+                show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
     if not errors:
         return Exit.OK
     return exit_of_reason(errors[0].reason) if len(planned) == 1 else Exit.SOME_FAILED
@@ -44,6 +44,7 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
     from rich.table import Table
 
     from scanloom.core import counted, printable
+    from scanloom.io.output.published import ResultState
 
     screen = console()
     for scan in planned:
@@ -56,9 +57,11 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
         for line in choice_lines(scan.choice):
             screen.print(line, soft_wrap=True)
         screen.print(table)
-    fitting = sum(scan.error is None for scan in planned)
+    fitting = [scan for scan in planned if scan.error is None]
+    done = sum(scan.state is ResultState.CURRENT for scan in fitting)
+    before = f", {done} from before" if done else ""
     scans = counted(len(planned), "scan")
-    screen.print(f"{scans}: {fitting} would be segmented. Nothing was written.")
+    screen.print(f"{scans}: {len(fitting) - done} would be segmented{before}. Nothing was written.")
 
 
 def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
@@ -79,14 +82,14 @@ def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str
 def _result(scan: PlannedScan, options: SegmentOptions) -> str:
     from scanloom.io.output.published import ResultState
 
-    if options.names != "id" or not scan.case:
+    if not scan.folder:
         return str(options.out / "cases")
     existing = {
         ResultState.CURRENT: " (exists already: nothing would be done)",
         ResultState.CHANGED: " (would be replaced: the scan has changed)",
         ResultState.REPLACEABLE: " (would be replaced)",
     }
-    folder = options.out / "cases" / scan.case
+    folder = options.out / "cases" / scan.folder
     return f"{folder}{existing.get(scan.state, '') if scan.state else ''}"
 
 

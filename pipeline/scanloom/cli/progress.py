@@ -147,10 +147,10 @@ class _Bar:
         if self._begin is None or self._begin[:2] != (path, count.model):
             self._begin = (path, count.model, now)  # after the first window, which takes longer
         pace = (now - self._begin[2]) / (count.done - 1) if count.done > 1 else 0.0
-        left = f", {format_duration(pace * (count.total - count.done))} left" if pace else ""
+        remaining = f", {format_duration(pace * (count.total - count.done))} left" if pace else ""
         self._progress.update(
             self._task,
             completed=count.done,
             total=count.total,
-            detail=f"{count.done}/{count.total} windows{left}; {_where(count)}",
+            detail=f"{count.done}/{count.total} windows{remaining}; {_where(count)}",
         )

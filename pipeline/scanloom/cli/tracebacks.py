@@ -54,20 +54,20 @@ class Log:
         BadParameter
             If the file can't be written.
         """
-        made: list[logging.Handler] = []
+        handlers: list[logging.Handler] = []
         if self.level is not None:
-            made.append(logging.StreamHandler())
-            made[0].setFormatter(_Formatter())
-            made[0].setLevel(self.level)
+            handlers.append(logging.StreamHandler())
+            handlers[0].setFormatter(_Formatter())
+            handlers[0].setLevel(self.level)
         if self.file is not None:
             try:
-                made.append(logging.FileHandler(self.file, encoding="utf-8"))
+                handlers.append(logging.FileHandler(self.file, encoding="utf-8"))
             except OSError as exc:
                 problem = f"{self.file} can't be written ({type(exc).__name__})"
                 raise typer.BadParameter(problem, param_hint="'--log'") from exc
-            made[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
-            made[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
-        return made
+            handlers[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
+            handlers[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+        return handlers
 
 
 @contextmanager

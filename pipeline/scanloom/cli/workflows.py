@@ -91,10 +91,10 @@ def explain_unstated(unstated: int, workflow: str) -> None:
 
     series = counted(unstated, "series states", "series state")
     file = shipped_workflows().get(workflow)
-    place = f"a copy of {file}" if file else "the workflow"
+    target = f"a copy of {file}" if file else "the workflow"
     say(
         f"{series} no modality, such as NIfTI, and the workflow selects by it. If they are CT, add "
-        f"`policy: {{modality: CT}}` to {place}, or use "
+        f"`policy: {{modality: CT}}` to {target}, or use "
         "`scanloom segment --modality CT --series all`.",
         err=True,
     )

@@ -205,10 +205,10 @@ class Segmentation:
         return tuple(s.label for s in self.structures)
 
     def __repr__(self) -> str:
-        made = " ".join(part for part in (self.title, self.version) if part)
+        model = " ".join(text for text in (self.title, self.version) if text)
         flags = [flag.code for flag in self.flags]
-        parts = (made, _listed(self.structures), self.grid.summary, *flags)
-        return f"Segmentation({'; '.join(parts)})"
+        sections = (model, _listed(self.structures), self.grid.summary, *flags)
+        return f"Segmentation({'; '.join(sections)})"
 
     def _repr_html_(self) -> str:
         """Return a picture of the structures, and their volumes, for a notebook."""
@@ -245,8 +245,8 @@ class Segmentation:
 
     def layer_of(self, label: str) -> Layer:
         """Return the layer that holds a structure; `KeyError` as for a mask."""
-        wanted = self.structure(label)
-        return next(layer for layer in self.layers if wanted in layer.structures)
+        structure = self.structure(label)
+        return next(layer for layer in self.layers if structure in layer.structures)
 
     def single_layer(self) -> Layer:
         """Return the only layer.

@@ -79,9 +79,9 @@ class Volume:
         object.__setattr__(self, "array", array)
 
     def __repr__(self) -> str:
-        parts = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))
+        sections = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))
         flags = [flag.code for flag in self.flags]
-        return f"Volume({', '.join((*parts, self.unit, *flags))})"
+        return f"Volume({', '.join((*sections, self.unit, *flags))})"
 
     def _repr_html_(self) -> str:
         """Return a picture of the middle planes for a notebook."""

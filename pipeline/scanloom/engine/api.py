@@ -179,10 +179,10 @@ def segment(
         If an option has an unknown value.
     """
     settle_in()
-    given = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
+    inputs = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
     named = (model,) if isinstance(model, str) else tuple(model or ())
     options = SegmentOptions(
-        models=named or (default_model(given, modality, archives=archives),),
+        models=named or (default_model(inputs, modality, archives=archives),),
         out=Path(out),
         archives=archives,
         series=None if series is None else str(series),
@@ -198,9 +198,9 @@ def segment(
         replace=replace,
         memory_limit=_size(memory_limit),
     )
-    for part in (options, options.read, options.outputs, options.compute):
-        check_choices(part)
-    return _segment(given, options, progress)
+    for group in (options, options.read, options.outputs, options.compute):
+        check_choices(group)
+    return _segment(inputs, options, progress)
 
 
 def measurements(out: str | Path) -> pd.DataFrame:

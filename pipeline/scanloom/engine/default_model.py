@@ -38,13 +38,13 @@ def default_model(
     single = [card for card in cards if len(card.channels) == 1]
     if len(single) == 1:
         return single[0].name
-    wanted = _modalities(paths, modality, archives=archives)
-    possible = [card for card in single if _fits(card, wanted)]
+    modalities = _modalities(paths, modality, archives=archives)
+    possible = [card for card in single if _fits(card, modalities)]
     stated = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
     fitting = [card.name for card in stated or possible]
     if len(fitting) == 1:
         return fitting[0]
-    scans = " and ".join(sorted(m for m in wanted if m)) or "scans of unknown modality"
+    scans = " and ".join(sorted(m for m in modalities if m)) or "scans of unknown modality"
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
     raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {scans}{names}; {HINT}")
@@ -57,12 +57,12 @@ def _fits(card: ModelCard, modalities: set[str | None]) -> bool:
 
 def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) -> set[str | None]:
     """Return the modalities of the scans at some paths; of a path without scans, none."""
-    found = set[str | None]()
+    modalities = set[str | None]()
     for path in paths:
         try:
             listed = find_series(path, archives=archives)
         except ScanError:  # told when the path is segmented
             continue
         original = [series for series in listed if not series.derived] or listed
-        found.update(series.modality or modality for series in original)
-    return found or {modality}
+        modalities.update(series.modality or modality for series in original)
+    return modalities or {modality}

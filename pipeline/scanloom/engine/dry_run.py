@@ -13,12 +13,14 @@ from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.cards.store import find_model
 from scanloom.core import Grid, Reason, ScanError, Series, SeriesChoice
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
+from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, unique_cards
+from scanloom.engine.results.case_registry import CaseRegistry
 from scanloom.engine.segment import SegmentOptions
 from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.io.identity import case_id, read_key
-from scanloom.io.output.published import ResultState, result_state
+from scanloom.io.output.published import ResultState
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
 
@@ -40,8 +42,8 @@ class PlannedScan:
     memory : int or None
         Estimated peak memory of the process, in bytes, with a CPU as the device. Estimated only
         with a memory limit, since the estimate needs torch.
-    case : str
-        The case id; empty if there is no key yet.
+    case, folder : str
+        The case id, and the name of its folder; empty if there is no key yet.
     state : ResultState or None
         Of an existing result; None if the case id is not known.
     error : ScanError or None
@@ -55,6 +57,7 @@ class PlannedScan:
     grid: Grid | None = None
     memory: int | None = None
     case: str = ""
+    folder: str = ""
     state: ResultState | None = None
     error: ScanError | None = None
     choice: SeriesChoice | None = None
@@ -72,11 +75,12 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
     cards = unique_cards([find_model(name) for name in options.models])
     check_structures(cards, options.outputs)
     key = _existing_key(options.key)
+    registry = CaseRegistry(options.out, "", options.names)  # for names: it writes nothing
     session = ReadSession()
     with closing(session):
         for path in paths:
             with session.active():
-                planned = list(_plan_path(path, options, cards, key))
+                planned = list(_plan_path(path, options, cards, key, registry))
             yield from planned
 
 
@@ -91,7 +95,11 @@ def _existing_key(file: Path | None) -> bytes | None:
 
 
 def _plan_path(
-    path: Path, options: SegmentOptions, cards: Sequence[ModelCard], key: bytes | None
+    path: Path,
+    options: SegmentOptions,
+    cards: Sequence[ModelCard],
+    key: bytes | None,
+    registry: CaseRegistry,
 ) -> Iterator[PlannedScan]:
     try:
         selected = select_at(path, options, cards)
@@ -100,7 +108,7 @@ def _plan_path(
         return
     for chosen in selected:
         try:
-            planned = _plan_series(chosen, options, cards, key)
+            planned = _plan_series(chosen, options, cards, key, registry)
         except ScanError as error:
             planned = PlannedScan(path, chosen.series, error=error)
         reason = planned.error.reason if planned.error else None
@@ -112,6 +120,7 @@ def _plan_series(
     options: SegmentOptions,
     cards: Sequence[ModelCard],
     key: bytes | None,
+    registry: CaseRegistry,
 ) -> PlannedScan:
     """Return the plan of a series.
 
@@ -126,16 +135,19 @@ def _plan_series(
     for card in cards:
         check_modalities([modality], card)
     grid, dtype = read_outline(series, options.read, phase=phase)
-    number, state = "", None
+    number, folder, state = "", "", None
     if key is not None:
         workflow = options.workflow()
         number = case_id(series, key, phase)
         recipe = workflow_recipe(workflow, cards)
         case = make_case(number, series, workflow, recipe, phase=phase)
-        if options.names == "id":
-            state = result_state(
-                options.out, number, with_source_hash(case, key), replace=options.replace
-            )
+        folder = registry.folder_name(case)
+        state = explained_result_state(
+            *(options.out, folder, with_source_hash(case, key)),
+            replace=options.replace,
+            workflow=workflow,
+            cards=cards,
+        )
     requested = [requested_card(card, options.compute) for card in cards]
     changed = ", ".join(filter(None, map(describe_changes, cards, requested)))
     memory = None
@@ -143,4 +155,4 @@ def _plan_series(
         estimate = estimate_case(grid, dtype, requested, options.outputs)
         check_memory(estimate, options.memory_limit)
         memory = estimate.peak
-    return PlannedScan(Path(), series, grid, memory, number, state, changes=changed)
+    return PlannedScan(Path(), series, grid, memory, number, folder, state, changes=changed)

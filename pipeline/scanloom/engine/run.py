@@ -273,9 +273,9 @@ class _Run:
         unique, ambiguous = unique_cases(cases, self.key)
         self.selected = len(unique) + len(ambiguous)
         self.refused = sum(
-            left.reason.outcome == "failed" and scope.holds(left.series.id) for left in left_out
+            entry.reason.outcome == "failed" and scope.holds(entry.series.id) for entry in left_out
         )
-        self.unstated = sum(left.detail == NO_MODALITY for left in left_out)
+        self.unstated = sum(entry.detail == NO_MODALITY for entry in left_out)
         left_out += id_conflicts(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)
         pending = earlier.pending

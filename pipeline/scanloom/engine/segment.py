@@ -30,7 +30,7 @@ from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
-from scanloom.engine.case.differences import describe_differences
+from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
@@ -47,7 +47,7 @@ from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import load_key_of
-from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state, store_source_stamp
+from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
@@ -271,7 +271,13 @@ class _Session:
 
     def _segment(self, case: Case, clock: StepTimer) -> CaseRecord:
         out, folder = self.options.out, self.books.folder_name(case)
-        if self._result_state(case, folder) is ResultState.CURRENT:
+        state = explained_result_state(
+            *(out, folder, case),
+            replace=self.options.replace,
+            workflow=self.workflow,
+            cards=self.cards,
+        )
+        if state is ResultState.CURRENT:
             store_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
         self._check_output()
@@ -279,17 +285,6 @@ class _Session:
         source = source_from_series(case.series, case.id)
         with self._networks() as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
-
-    def _result_state(self, case: Case, folder: str) -> ResultState:
-        """Return the state of the published result; STALE says what differs from the request."""
-        try:
-            return result_state(self.options.out, folder, case, replace=self.options.replace)
-        except ScanError as error:
-            if error.detail != OTHER_RECIPE:
-                raise
-            published = self.options.out / "cases" / folder
-            found = describe_differences(published, self.workflow, self.cards)
-            raise ScanError(error.reason, f"{OTHER_RECIPE}: {found}") from error
 
     def _check_output(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""

@@ -76,9 +76,9 @@ def _center(segmentation: Segmentation) -> NDArray[np.float64]:
     """Return the voxel (3,) in the middle of the bounding box of all structures, or of the scan."""
     middles = (np.array(segmentation.grid.shape) - 1) // 2
     for axis in range(3):
-        others = tuple(n for n in range(3) if n != axis)
+        in_plane = tuple(n for n in range(3) if n != axis)
         present = np.logical_or.reduce(
-            [layer.labels.any(axis=others) for layer in segmentation.layers]
+            [layer.labels.any(axis=in_plane) for layer in segmentation.layers]
         )
         if present.any():
             first, last = np.flatnonzero(present)[[0, -1]]

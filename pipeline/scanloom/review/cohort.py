@@ -122,8 +122,12 @@ class Cohort:
 
     def reference(self, m: Measurement, quantity: Quantity) -> Distribution | None:
         """Return the reference range that applies to a measurement, for want of a cohort."""
-        found = self.distributions.get((m.model, m.label, quantity))
-        return None if found is None or found.counts or quantity not in values_of(m) else found
+        distribution = self.distributions.get((m.model, m.label, quantity))
+        return (
+            None
+            if distribution is None or distribution.counts or quantity not in values_of(m)
+            else distribution
+        )
 
     def is_known(self, m: Measurement) -> bool:
         """Return whether there are enough cases to know if a structure is usually present."""

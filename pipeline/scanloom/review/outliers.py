@@ -136,8 +136,8 @@ def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
         if cohort.is_known(m):
             return []
         return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
-    found = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
-    findings = [finding for finding in found if finding is not None]
+    outliers = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
+    findings = [finding for finding in outliers if finding is not None]
     if Flag.TOUCHES_BORDER in m.flags and not cohort.is_usually_cut(m):
         text = "reaches the border of the scan"
         findings.append(Finding("border", name, _WEIGHT["border"], text, subjects=(m,)))
@@ -158,8 +158,8 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
         return None
     usual = cohort.distributions[m.model, m.label, quantity]
     text = f"{_described(m, quantity, value > usual.usual[1])} ({_expected(usual)})"
-    place = Place(m.model, m.label, quantity, value)
-    return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, place, (m,))
+    position = Place(m.model, m.label, quantity, value)
+    return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, position, (m,))
 
 
 def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:

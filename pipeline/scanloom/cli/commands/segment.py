@@ -103,9 +103,9 @@ def _options_of(models: tuple[str, ...], *panels: Any) -> SegmentOptions:
 
     values = {name: value for panel in panels for name, value in vars(panel).items()}
     labels = tuple(s.strip() for s in (values["structures"] or "").split(",") if s.strip())
-    given = {name: value for name, value in values.items() if name not in _OF_COMMAND}
+    settings = {name: value for name, value in values.items() if name not in _OF_COMMAND}
     return segment_options(
-        **given | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}
+        **settings | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}
     )
 
 
@@ -193,8 +193,8 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
             show_case(path, record)
     if not quiet:
         show_limitations(records)
-    told = len(records) == 1 and records[0][1].reason is not None
-    if not quiet and not told:
+    only_failure = len(records) == 1 and records[0][1].reason is not None
+    if not quiet and not only_failure:
         console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
 
 

@@ -73,12 +73,12 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
     """Return the sources of case ids and file ids, oldest first, with the number of the copy."""
     from scanloom.io.output.crosswalk import find_sources
 
-    found = [(1, source) for source in find_sources(out, sorted(ids))]
-    if left := set(ids) - {source.id for _, source in found} - {""}:
+    sources = [(1, source) for source in find_sources(out, sorted(ids))]
+    if unknown := set(ids) - {source.id for _, source in sources} - {""}:
         from scanloom.engine.results.file_sources import find_files
 
-        found += find_files(out, left, key)
-    return found
+        sources += find_files(out, unknown, key)
+    return sources
 
 
 def document(sources: Sequence[SourceRecord], unknown: Sequence[str]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.requested import requested_card
-from scanloom.core import ComputeOptions, ReadOptions
+from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
 from scanloom.core.options import take
 from scanloom.engine.case.recipe import card_digest, outputs_document
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state
 
 _ABSENT = "none"
 
@@ -24,6 +25,31 @@ def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, An
     options = {**asdict(read), **asdict(compute)}
     del options["max_size"]
     return options
+
+
+def explained_result_state(
+    out: Path,
+    folder: str,
+    case: Case,
+    *,
+    replace: bool,
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+) -> ResultState:
+    """Return the state of a published result, compared with a request; see `result_state`.
+
+    Raises
+    ------
+    ScanError
+        As `result_state`; STALE says what differs from the request.
+    """
+    try:
+        return result_state(out, folder, case, replace=replace)
+    except ScanError as error:
+        if error.detail != OTHER_RECIPE:
+            raise
+        differences = describe_differences(out / "cases" / folder, workflow, cards)
+        raise ScanError(error.reason, f"{OTHER_RECIPE}: {differences}") from error
 
 
 def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
@@ -40,7 +66,7 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
     """
     try:
         document = read_json(folder / CASE)
-        found = [
+        differences = [
             *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
             *_fields(document["outputs"], outputs_document(workflow.output_options)),
             *_fields(
@@ -49,8 +75,8 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
             ),
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        found = []
-    return "; ".join(found) or "its models are the same, but an option or relation differs"
+        differences = []
+    return "; ".join(differences) or "its models are the same, but an option or relation differs"
 
 
 def _models(
@@ -76,9 +102,9 @@ def _models(
 def _fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each option of the older document that has another value now."""
     for name, value in before.items():
-        other = now.get(name)
-        if _plain(value) != _plain(other):
-            yield f"{name} was {_text(value)}, and is {_text(other)} now"
+        current = now.get(name)
+        if _plain(value) != _plain(current):
+            yield f"{name} was {_text(value)}, and is {_text(current)} now"
 
 
 def _plain(value: Any) -> Any:

@@ -113,8 +113,8 @@ def estimate_case(
     host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
     held = 0  # label maps of the previous models
     labels = relations.labels_to_compute((outputs or Outputs()).structures)
-    parts = [needed_parts(card, labels) for card in cards]
-    run = _Run(parts, relations, placement, "uncertainty" in (outputs or Outputs()).also)
+    reduced = [needed_parts(card, labels) for card in cards]
+    run = _Run(reduced, relations, placement, "uncertainty" in (outputs or Outputs()).also)
     for need, maps in _needs(grid, stored, run):
         for step, count in need.host.items():
             host[step] = max(host.get(step, 0), scan + held + count)

@@ -116,12 +116,12 @@ class Handshake:
 def answer(question: Question) -> Answer:
     """Answer a question; runs on the worker."""
     try:
-        word = Path(question.token).read_text()
+        token = Path(question.token).read_text()
     except OSError:
-        word = None
+        token = None
     files = _first_case(question.book)
     return Answer(
-        word,
+        token,
         version("scanloom"),
         sys.version_info[:2],
         tuple(_model_hash(name) for name in question.models),

@@ -43,14 +43,14 @@ def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, 
         return ()
     series = latest_by_id(find_sources(out, sorted(series_ids)))
     copies: Counter[str] = Counter()
-    found = []
+    sources = []
     for file, path, kind, series_id in _files(index, series_ids, key):
         copies[file] += 1
         if file in ids:
             of_series = series.get(series_id, SourceRecord("", kind, "", 1))
             record = replace(of_series, id=file, path=path_text(path), files=1, folder="")
-            found.append((copies[file], record))
-    return tuple(found)
+            sources.append((copies[file], record))
+    return tuple(sources)
 
 
 def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
@@ -65,8 +65,8 @@ def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
         table = parquet.read_table(manifest, columns=["file", "case"])
     except (OSError, pa.ArrowException):
         return set()
-    wanted = compute.is_in(table.column("file"), value_set=pa.array(sorted(ids), pa.string()))
-    return set(table.filter(wanted).column("case").to_pylist())
+    matching = compute.is_in(table.column("file"), value_set=pa.array(sorted(ids), pa.string()))
+    return set(table.filter(matching).column("case").to_pylist())
 
 
 def _files(

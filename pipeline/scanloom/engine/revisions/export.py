@@ -156,9 +156,9 @@ def _export(
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
         shutil.copyfile(result / file, draft / target)
         labels[file] = f"./{target}"
-    one = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
+    description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
     number = revision_number(result)
-    return {"image": f"./images/{name}.nii.gz", **one, "case": name, "revision": number}
+    return {"image": f"./images/{name}.nii.gz", **description, "case": name, "revision": number}
 
 
 def _dataset(

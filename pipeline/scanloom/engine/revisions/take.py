@@ -68,9 +68,13 @@ def take_file(
     latest = latest_result(out, name)
     entries = _entries(read_json(latest / SEGMENTS)["files"], model)
     before = read_label_maps(latest)
-    given = read_label_file(file, grid)
-    _check_series(given, out, document["case"])
-    after = _by_number(given, entries) if given.names is None else _by_name(given, entries, before)
+    label_file = read_label_file(file, grid)
+    _check_series(label_file, out, document["case"])
+    after = (
+        _by_number(label_file, entries)
+        if label_file.names is None
+        else _by_name(label_file, entries, before)
+    )
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
         return None
@@ -78,7 +82,7 @@ def take_file(
     return publish_revision(out, name, correction, key)
 
 
-def _check_series(given: LabelFile, out: Path, number: str) -> None:
+def _check_series(label_file: LabelFile, out: Path, number: str) -> None:
     """Refuse a DICOM SEG of another series, whose grid may be the same.
 
     Raises
@@ -87,9 +91,9 @@ def _check_series(given: LabelFile, out: Path, number: str) -> None:
         GRID_DIFFERS.
     """
     source = latest_by_id(find_sources(out, [number])).get(number)
-    if source is None or not source.series_uid or not given.series:
+    if source is None or not source.series_uid or not label_file.series:
         return
-    if source.series_uid not in given.series:
+    if source.series_uid not in label_file.series:
         raise ScanError(Reason.GRID_DIFFERS, "the file refers to another series than the case's")
 
 
@@ -104,11 +108,13 @@ def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapp
     return [entry for entry in files if model in (None, entry["model"])]
 
 
-def _by_number(given: LabelFile, entries: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+def _by_number(
+    label_file: LabelFile, entries: Sequence[Mapping[str, Any]]
+) -> dict[str, NDArray[Any]]:
     if len(entries) > 1:
         detail = "the case has several label maps: take a DICOM SEG or .seg.nrrd, which name theirs"
         raise ScanError(Reason.LABELS_UNKNOWN, detail)
-    [entry], [labels] = entries, given.layers
+    [entry], [labels] = entries, label_file.layers
     known = {structure["number"] for structure in entry["structures"]}
     foreign = sorted(set(np.unique(labels).tolist()) - known - {0})
     if foreign:
@@ -118,7 +124,7 @@ def _by_number(given: LabelFile, entries: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _by_name(
-    given: LabelFile, entries: Sequence[Mapping[str, Any]], before: Mapping[str, NDArray[Any]]
+    label_file: LabelFile, entries: Sequence[Mapping[str, Any]], before: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     places = {
         _plain(word): (entry["file"], structure["number"])
@@ -127,7 +133,7 @@ def _by_name(
         for word in (structure["name"], structure["label"])
     }
     after = {entry["file"]: before[entry["file"]].copy() for entry in entries}
-    names = given.names or {}
+    names = label_file.names or {}
     if foreign := sorted(name for name in names if _plain(name) not in places):
         listed = ", ".join(repr(name[:40]) for name in foreign[:3])
         raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
@@ -139,7 +145,7 @@ def _by_name(
     painted = {entry["file"]: np.zeros(before[entry["file"]].shape, bool) for entry in entries}
     for name, (layer, value) in names.items():
         file, number = targets[name]
-        inside = given.layers[layer] == value
+        inside = label_file.layers[layer] == value
         if (inside & painted[file]).any():
             raise ScanError(Reason.LABELS_UNKNOWN, f"segment {name[:40]!r} overlaps another")
         painted[file] |= inside

@@ -261,8 +261,8 @@ class Workflow(Section, frozen=True):
     @property
     def relations(self) -> Relations:
         """Relations between the models."""
-        parts = (self.crop_by, self.restrict_to, self.ensembles, self.unite, self.shares)
-        return make_relations(*parts)
+        relations = (self.crop_by, self.restrict_to, self.ensembles, self.unite, self.shares)
+        return make_relations(*relations)
 
     @property
     def computed_labels(self) -> tuple[str, ...]:

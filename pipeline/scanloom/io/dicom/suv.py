@@ -29,8 +29,8 @@ def suv_factor(dataset: Any) -> float | None:
     corrected = dataset.get("CorrectedImage") or ()
     if units != "BQML" or not {"DECY", "ATTN"} <= set(corrected):
         return None
-    [injection, *others] = dataset.get("RadiopharmaceuticalInformationSequence") or [None]
-    if injection is None or others:
+    [injection, *further] = dataset.get("RadiopharmaceuticalInformationSequence") or [None]
+    if injection is None or further:
         return None
     weight, dose = _number(dataset, "PatientWeight"), _number(injection, "RadionuclideTotalDose")
     if not _WEIGHT_KG[0] <= weight <= _WEIGHT_KG[1] or not 0 < dose < math.inf:
@@ -67,12 +67,12 @@ def _times_elapsed(injection: Any, started: datetime) -> list[float]:
     The date of the injection is often wrong, since programs that shift dates overlook it.
     """
     by_date = _moment(_text(injection, "RadiopharmaceuticalStartDateTime"))
-    found = [] if by_date is None else [(started - by_date).total_seconds()]
+    delays = [] if by_date is None else [(started - by_date).total_seconds()]
     time = _text(injection, "RadiopharmaceuticalStartTime")
     by_time = _moment(f"{started:%Y%m%d}{time}") if time else None
     if by_time is not None:
-        found.append(((started - by_time) % timedelta(days=1)).total_seconds())
-    return found
+        delays.append(((started - by_time) % timedelta(days=1)).total_seconds())
+    return delays
 
 
 def _moment(text: str) -> datetime | None:

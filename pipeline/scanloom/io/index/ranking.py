@@ -206,16 +206,18 @@ def describe_selection(
     number = _number(selection or "")
     if number is None or chosen.series_uid == selection or chosen.number == number:
         return ()
-    others = _listed_numbers(candidates, number)
-    if not others:
+    alternatives = _listed_numbers(candidates, number)
+    if not alternatives:
         return ()
-    return (f"{number} is the number in the list (#); the SeriesNumber {number} is at # {others}",)
+    return (
+        f"{number} is the number in the list (#); the SeriesNumber {number} is at # {alternatives}",
+    )
 
 
 def _listed_numbers(candidates: Sequence[Series], series_number: int) -> str:
     """Return the numbers in the list of the series with a SeriesNumber, joined by commas."""
-    found = [n for n, series in enumerate(candidates, 1) if series.number == series_number]
-    return ", ".join(map(str, found))
+    matches = [n for n, series in enumerate(candidates, 1) if series.number == series_number]
+    return ", ".join(map(str, matches))
 
 
 def _number(text: str) -> int | None:
@@ -256,8 +258,8 @@ def _unknown(candidates: Sequence[Series], text: str) -> ScanError:
     number = _number(text)
     if number is not None:
         detail = f"{expected}, and none is number {number} of the list"
-        if others := _listed_numbers(candidates, number):
-            detail = f"{detail} (#); the SeriesNumber {number} is at # {others}"
+        if alternatives := _listed_numbers(candidates, number):
+            detail = f"{detail} (#); the SeriesNumber {number} is at # {alternatives}"
     elif near := get_close_matches(text.lower(), (BEST, ALL), n=1):
         detail = f"did you mean {near[0]}? {expected}"
     else:

@@ -22,10 +22,10 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError)
 def revision_folders(out: Path, name: str) -> list[Path]:
     """Return the folders of a case's revisions, the first one first."""
     try:
-        found = [p for p in Path(out, *REVISIONS, name).iterdir() if p.name.isdecimal()]
+        folders = [p for p in Path(out, *REVISIONS, name).iterdir() if p.name.isdecimal()]
     except OSError:
         return []
-    return sorted(found, key=lambda path: int(path.name))
+    return sorted(folders, key=lambda path: int(path.name))
 
 
 def latest_result(out: Path, name: str) -> Path:

@@ -69,11 +69,11 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
         return Body(np.zeros(3), np.array(view.shape) - 1.0, values, 0.0, found=False)
     last = np.array(view.shape) - 1.0
     low, high = np.zeros(3), last.copy()
-    for axis, (part, step) in enumerate(zip(boxes[0], steps, strict=True)):
-        if part.start > 0:  # else it may reach the border between samples
-            low[axis] = part.start * step + step // 2
-        if part.stop < inside.shape[axis]:
-            high[axis] = (part.stop - 1) * step + step // 2
+    for axis, (extent, step) in enumerate(zip(boxes[0], steps, strict=True)):
+        if extent.start > 0:  # else it may reach the border between samples
+            low[axis] = extent.start * step + step // 2
+        if extent.stop < inside.shape[axis]:
+            high[axis] = (extent.stop - 1) * step + step // 2
     ml = np.count_nonzero(inside) * math.prod(steps) * volume.grid.voxel_volume / 1000
     return Body(low, high, values, float(ml), found=True)
 
@@ -99,9 +99,9 @@ def _largest_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     thick = [n > 2 for n in mask.shape]
     shape: Any = tuple(3 if n else 1 for n in thick)
     opened = binary_opening(mask, np.ones(shape, bool)) if all(thick[:2]) else mask
-    parts, count = label(opened if opened.any() else mask)
+    components, count = label(opened if opened.any() else mask)
     if not count:
         return mask
-    sizes = np.bincount(parts.ravel())
+    sizes = np.bincount(components.ravel())
     sizes[0] = 0
-    return np.asarray((sizes >= MIN_PART * sizes.max())[parts])
+    return np.asarray((sizes >= MIN_PART * sizes.max())[components])

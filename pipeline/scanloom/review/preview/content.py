@@ -280,7 +280,7 @@ def _planes(
 ) -> tuple[Plane, Plane, Plane]:
     """Return the main plane and the two others, through a voxel of the view."""
     a, b, c = center
-    others = [d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal != main_axis]
+    secondary = [d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal != main_axis]
     point = view.lpi((a, b, c))
     first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
     second, third = (
@@ -291,7 +291,7 @@ def _planes(
             _area(view, d, crop),
             f"{d.name}, {_distance(d.normal, float(point[d.normal]))}",
         )
-        for d in others
+        for d in secondary
     )
     return first, second, third
 

@@ -173,10 +173,10 @@ def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def _shared(total: int, wanted: Sequence[float]) -> list[int]:
+def _shared(total: int, requested: Sequence[float]) -> list[int]:
     """Return whole lengths of a sum, in proportion to wanted ones, none below the minimum."""
-    room = total - MIN_FRAME_SIZE * len(wanted)
-    over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in wanted]
+    room = total - MIN_FRAME_SIZE * len(requested)
+    over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in requested]
     ends = [0, *(round(room * sum(over[: n + 1]) / sum(over)) for n in range(len(over)))]
     return [MIN_FRAME_SIZE + b - a for a, b in itertools.pairwise(ends)]
 

@@ -133,10 +133,10 @@ def _shown_findings(
         names = [finding.structure for finding in found]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
-        place = found[0].place
-        if place is not None:
-            n = structures.index((place.model, place.label))
-            entry["place"] = [n, place.quantity, _rounded(place.value)]
+        position = found[0].place
+        if position is not None:
+            n = structures.index((position.model, position.label))
+            entry["place"] = [n, position.quantity, _rounded(position.value)]
         subjects = tuple(m for finding in found for m in finding.subjects)
         if mosaic is not None and subjects:
             together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)

@@ -81,9 +81,9 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
         ShownSlice(
             tile.number,
             (tile.x, tile.y, width, height),
-            tuple(dict.fromkeys(o for o in found if o[2] * o[3] <= largest)),
+            tuple(dict.fromkeys(o for o in findings if o[2] * o[3] <= largest)),
         )
-        for tile, found in sorted(outlines.items(), key=lambda item: item[0].number)[:MAX_SLICES]
+        for tile, findings in sorted(outlines.items(), key=lambda item: item[0].number)[:MAX_SLICES]
     )
 
 

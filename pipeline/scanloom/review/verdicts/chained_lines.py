@@ -65,8 +65,8 @@ def _read_line(line: bytes, number: int, previous: str) -> dict[str, Any]:
     ------
     ChainError
     """
-    found = _SUM.fullmatch(line[-_SUM_BYTES:])
-    if found is None or found[1].decode() != _sum(line[:-_SUM_BYTES] + b"}"):
+    checksum = _SUM.fullmatch(line[-_SUM_BYTES:])
+    if checksum is None or checksum[1].decode() != _sum(line[:-_SUM_BYTES] + b"}"):
         raise ChainError(f"line {number} was changed")
     try:
         plain = dict(json.loads(line))
@@ -182,10 +182,10 @@ def _read_last(path: Path) -> tuple[int, str]:
         return 0, ""
     if not content.strip(b"\0"):  # the machine stopped before it was on the disk
         return 0, ""
-    found = _LAST.fullmatch(content)
-    if found is None:
+    match = _LAST.fullmatch(content)
+    if match is None:
         raise ChainError(f"{_path_of_last(path).name} beside it is damaged")
-    return int(found[1]), found[2].decode()
+    return int(match[1]), match[2].decode()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

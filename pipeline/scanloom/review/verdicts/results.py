@@ -42,12 +42,12 @@ def seen_of(result: Path) -> Seen:
 
 def current_results(out: Path, names: Iterable[str]) -> dict[str, Seen]:
     """Return the latest result of each of some cases; damaged and missing ones are left out."""
-    found = dict[str, Seen]()
+    results = dict[str, Seen]()
     for name in names:
         with suppress(OSError, ValueError, LookupError, TypeError):
             if is_case_name(name):
-                found[name] = seen_of(latest_result(out, name))
-    return found
+                results[name] = seen_of(latest_result(out, name))
+    return results
 
 
 def differ(verdicts: Mapping[str, Verdict]) -> bool:

@@ -71,9 +71,12 @@ def share_cases(
         reviewer; REVIEW_DAMAGED; OUTPUT_UNWRITABLE or DISK_FULL.
     """
     kept = kept_readers(out)
-    for name, given, before in (("double", double, kept.double), ("repeat", repeat, kept.repeat)):
-        if begun and kept.reviewers and given is not None and given != before:
-            detail = f"the review began with --{name} {before:.4g}, not {given:.4g}"
+    for name, requested, before in (
+        ("double", double, kept.double),
+        ("repeat", repeat, kept.repeat),
+    ):
+        if begun and kept.reviewers and requested is not None and requested != before:
+            detail = f"the review began with --{name} {before:.4g}, not {requested:.4g}"
             raise ScanError(Reason.READERS, detail)
     codes = (*kept.reviewers, *reviewers) if begun else reviewers
     former = tuple(code for code in kept.former if code not in codes)

@@ -39,7 +39,7 @@ def write_review_tables(out: Path) -> None:
     verdicts = read_verdicts(out)
     if not verdicts:
         return
-    kept = [verdict for given in Stack(verdicts).history().values() for verdict in given]
+    kept = [verdict for stacked in Stack(verdicts).history().values() for verdict in stacked]
     rows = list(_rows(out, kept))
     folder = out / REVIEW
     atomic_write(folder / "review.csv", lambda draft: _write_csv(draft, COLUMNS, rows))
@@ -98,9 +98,9 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    other = {"seconds": pa.float64(), "reading": pa.int64()}
-    other |= dict.fromkeys(("current", "independent"), pa.bool_())
-    return pa.schema([(name, other.get(name, pa.string())) for name in COLUMNS])
+    types = {"seconds": pa.float64(), "reading": pa.int64()}
+    types |= dict.fromkeys(("current", "independent"), pa.bool_())
+    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
 
 
 def _cell(value: object) -> object:

@@ -93,7 +93,7 @@ class Verdict:
 
 def about(seen: Seen, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """Return the verdicts about a result, without those about a result that it replaced."""
-    return {who: verdict for who, verdict in verdicts.items() if verdict.seen == seen}
+    return {reviewer: verdict for reviewer, verdict in verdicts.items() if verdict.seen == seen}
 
 
 def plain_verdict(verdict: Verdict) -> dict[str, Any]:

@@ -65,6 +65,20 @@ def test_a_dry_run_names_the_folder_that_the_run_writes(
     [case] = scanloom(*command, "--json").document["cases"]
 
     assert before["result"] == case["folder"]
+    again = scanloom(*command, "--dry-run").out
+    assert "exists already" in again
+    assert "1 scan: 0 would be segmented, 1 from before." in again
+    stale = scanloom(*command, "--dry-run", "--seg", "labelmap")
+    assert (stale.code, "seg was binary, and is labelmap now" in stale.err) == (65, True)
+
+
+def test_a_dry_run_names_folders_by_source(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    command = ["segment", study, "-m", tiny_model, "-o", tmp_path / "out", "--names", "source"]
+    [before] = scanloom(*command, "-n", "--json").document["planned"]
+    assert not (tmp_path / "out").exists()
+    [case] = scanloom(*command, "--json").document["cases"]
+
+    assert before["result"] == case["folder"]
     assert "exists already" in scanloom(*command, "--dry-run").out
 
 
