@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Reason, ScanError
+from scanloom.core import Grid, Reason, ScanError, Volume
 
 TOLERANCE = 0.02
 """Largest distance between voxel centres, in voxels."""
+_AS_LABELS = {
+    Reason.FOUR_D: (Reason.GRID_DIFFERS, "the file has several volumes, the case has one"),
+    Reason.ORIENTATION_UNKNOWN: (
+        Reason.GRID_DIFFERS,
+        "the file does not state where its voxels are (it has neither sform nor qform)",
+    ),
+    Reason.PIXEL_TYPE: (Reason.LABELS_UNKNOWN, "values of the file are not whole numbers"),
+}
+"""Errors of images whose advice does not fit labels: the reason and the detail instead."""
 _SEGMENT = re.compile(r"Segment(\d+)_(Name|LabelValue|Layer|ID)")
 
 
@@ -48,19 +57,43 @@ def read_label_file(path: Path, grid: Grid) -> LabelFile:
     ------
     ScanError
         GRID_DIFFERS if the voxels are not those of the grid; LABELS_UNKNOWN if a value is not a
-        whole number; NOT_FOUND; UNREADABLE or what the reader of the format raises.
+        whole number; NOT_FOUND; DAMAGED or what the reader of the format raises.
     """
+    try:
+        return _read(path, grid)
+    except ScanError as exc:
+        raise ScanError(exc.reason, exc.detail, exc.private or str(path)) from exc
+
+
+def _read(path: Path, grid: Grid) -> LabelFile:
     if not path.is_file():
-        raise ScanError(Reason.NOT_FOUND, "there is no such file", str(path))
+        what = "a folder is no file of labels" if path.is_dir() else "there is no such file"
+        raise ScanError(Reason.NOT_FOUND, what)
     if path.name.lower().endswith(".seg.nrrd"):
         return _slicer(path, grid)
     with path.open("rb") as file:
         if file.read(132)[128:] == b"DICM":
             return _dicom_seg(path, grid)
+    volume = _volume(path)
+    return LabelFile((_whole(on_grid(volume.array, volume.grid.affine, grid)),), None)
+
+
+def _volume(path: Path) -> Volume:
+    """Read a volume; what is wrong with it as a label file is said in terms of labels.
+
+    Raises
+    ------
+    ScanError
+        As of `read_label_file`.
+    """
     from scanloom.io.read import load_volume
 
-    volume = load_volume(path)
-    return LabelFile((_whole(on_grid(volume.array, volume.grid.affine, grid)),), None)
+    try:
+        return load_volume(path)
+    except ScanError as exc:
+        if exc.reason not in _AS_LABELS:
+            raise
+        raise ScanError(*_AS_LABELS[exc.reason]) from exc
 
 
 def on_grid(
@@ -145,7 +178,7 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     try:
         image = sitk.ReadImage(str(path))
     except RuntimeError as exc:
-        raise ScanError(Reason.UNREADABLE, "the file is no NRRD that can be read") from exc
+        raise ScanError(Reason.DAMAGED, "the file is no NRRD that can be read") from exc
     if image.GetDimension() != 3:
         detail = f"the file has {image.GetDimension()} dimensions, the case 3"
         raise ScanError(Reason.GRID_DIFFERS, detail)
@@ -212,7 +245,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
         described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+        raise ScanError(Reason.DAMAGED, detail) from exc
     affine = np.diag((-1.0, -1.0, 1.0, 1.0)) @ volume.affine
     layers = tuple(
         _whole(on_grid(volume.array[..., n], affine, grid, part=True))

@@ -213,3 +213,39 @@ def test_fractions_and_foreign_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ScanError) as caught:
         read_label_file(tmp_path / "missing.nii.gz", grid)
     assert caught.value.reason is Reason.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("several volumes", Reason.GRID_DIFFERS),
+        ("no orientation", Reason.GRID_DIFFERS),
+        ("not a number", Reason.LABELS_UNKNOWN),
+        ("no NRRD", Reason.DAMAGED),
+        ("no DICOM", Reason.DAMAGED),
+        ("folder", Reason.NOT_FOUND),
+    ],
+)
+def test_mistakes_are_said_in_terms_of_labels(tmp_path: Path, kind: str, reason: Reason) -> None:
+    array, affine, path = labels(), affine_of(), tmp_path / "labels.nii.gz"
+    if kind == "several volumes":
+        save_nibabel(path, np.stack([array, array], axis=3), affine)
+    elif kind == "no orientation":
+        save_nibabel(path, array, None)  # type: ignore[arg-type]  # both form codes are 0
+    elif kind == "not a number":
+        save_nibabel(path, np.where(array == 1, np.nan, array).astype(np.float32), affine)
+    elif kind == "no NRRD":
+        path = tmp_path / "labels.seg.nrrd"
+        path.write_text("hello")
+    elif kind == "no DICOM":
+        path = tmp_path / "labels.dcm"
+        path.write_bytes(bytes(128) + b"DICM" + b"hello")
+    else:
+        path = tmp_path
+
+    with pytest.raises(ScanError) as caught:
+        read_label_file(path, grid_of(affine))
+
+    assert caught.value.reason is reason
+    assert "segment --" not in str(caught.value)
+    assert (caught.value.private, str(tmp_path) in str(caught.value)) == (str(path), False)

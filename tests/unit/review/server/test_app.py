@@ -798,6 +798,48 @@ def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
     assert answer.status_code < 500 or answer.json()["reason"] != "INTERNAL", path
 
 
+STROKE = st.fixed_dictionaries(
+    {
+        "layer": st.integers(-1, 2),
+        "plane": st.sampled_from(["axial", "coronal", "sagittal", "oblique"]),
+        "index": st.integers(-1, 20),
+        "points": st.lists(
+            st.lists(st.floats(width=32) | st.integers(-5, 20), min_size=1, max_size=3), max_size=4
+        ),
+        "radius_mm": st.floats(0, 250) | st.none(),
+        "label": st.integers(-1, 310),
+        "only": st.none() | st.lists(st.integers(-1, 310), max_size=3),
+    }
+)
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(st.data())
+def test_no_step_of_a_correction_is_a_fault(server: Any, data: st.DataObject) -> None:
+    """Strokes, undone and saved ones in any order, some of an old version."""
+    client = getattr(server, "kept", None) or server.client()
+    server.kept, name = client, data.draw(st.sampled_from(server.cases))
+    step = data.draw(
+        st.sampled_from(["stroke"] * 6 + [f"draft/{n}" for n in ("undo", "redo", "discard")])
+        | st.sampled_from(["draft/save"] if data.draw(st.integers(0, 9)) == 0 else ["stroke"])
+    )
+    version = data.draw(st.sampled_from([None, None, None, "", "0.0", "\u202e", "a" * 300]))
+    body = data.draw(STROKE) if step == "stroke" else {}
+    content = json.dumps(
+        {**body, "version": version_of(client, name) if version is None else version}
+    )
+    headers = {"content-type": "application/json"}
+    answer = client.post(f"/api/case/{name}/{step}", content=content, headers=headers)
+    assert answer.status_code < 500, answer.text
+    if answer.status_code == 200 and "version" in answer.json():
+        assert answer.json()["version"] == version_of(client, name)
+
+
 def test_torch_is_not_loaded() -> None:
     code = "import sys, scanloom.review.server.serve; print('torch' in sys.modules)"
     answer = subprocess.run(

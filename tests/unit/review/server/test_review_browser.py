@@ -330,6 +330,11 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     assert tab.inner_text("#readout") == moved
     tab.tap("#correct")
     tab.evaluate("scrollTo(0, 0)")
+    for tool in ("brush-label", "radius", "eraser", "stroke-undo", "discard", "save-correction"):
+        place = tab.locator(f"#{tool}").bounding_box()  # in reach of a thumb, under the picture
+        assert 600 < place["y"] < place["y"] + place["height"] <= 900, tool
+    figure = tab.locator("#coronal").bounding_box()
+    assert figure["y"] + figure["height"] < tab.locator(".tools").bounding_box()["y"]
     fingers(session, "touchStart", (x, y))
     fingers(session, "touchMove", (x + 30, y))
     fingers(session, "touchEnd")
