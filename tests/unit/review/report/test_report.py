@@ -227,6 +227,10 @@ def test_runs_are_summed_up(tmp_path: Path) -> None:
     assert "All 60 runs 180 1 1:00:00 75% 30.00" in " ".join(page.words.split())
     assert "20260101T000059-000000" in page.words  # the newest
     assert "20260101T000009-000000" not in page.words
+    headings = {text for tag, text in page.texts if tag == "h2"}
+    regions = {a["aria-label"] for _, a in page.elements if a.get("role") == "region"}
+    assert "Table of runs" in regions
+    assert headings.isdisjoint(regions), "a screen reader tells both by their name alone"
 
 
 def test_no_results(tmp_path: Path) -> None:
