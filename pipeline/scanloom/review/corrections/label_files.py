@@ -67,8 +67,8 @@ def read_label_file(path: Path, grid: Grid) -> LabelFile:
 
 def _read(path: Path, grid: Grid) -> LabelFile:
     if not path.is_file():
-        what = "a folder is no file of labels" if path.is_dir() else "there is no such file"
-        raise ScanError(Reason.NOT_FOUND, what)
+        detail = "a folder is no file of labels" if path.is_dir() else "there is no such file"
+        raise ScanError(Reason.NOT_FOUND, detail)
     if path.name.lower().endswith(".seg.nrrd"):
         return _slicer(path, grid)
     with path.open("rb") as file:
@@ -79,7 +79,7 @@ def _read(path: Path, grid: Grid) -> LabelFile:
 
 
 def _volume(path: Path) -> Volume:
-    """Read a volume; what is wrong with it as a label file is said in terms of labels.
+    """Read a volume; errors about images become errors about labels.
 
     Raises
     ------

@@ -162,6 +162,7 @@ class Routes:
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
+        check_result(case, version)  # before a draft of an earlier result is dropped
         held = self.desk.drafts.begin(case, reviewer)
         try:
             with held.changing(case, version) as draft:

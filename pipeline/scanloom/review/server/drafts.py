@@ -51,13 +51,13 @@ class HeldDraft:
 
     @property
     def version(self) -> str:
-        """What changes with every stroke; the same for all drafts of a result without a stroke."""
+        """Text that changes with every stroke; equal for all drafts of a result without strokes."""
         changes = self.draft.changes
         return f"{_digest(self.seen)}.{f'{self.number}.{changes}' if changes else '0'}"
 
     @property
     def state(self) -> dict[str, Any]:
-        """How far it is, as JSON; read it while the draft is used."""
+        """Numbers of strokes to undo and redo, as JSON; read it while the draft is used."""
         return {
             "undo": self.draft.can_undo,
             "redo": self.draft.can_redo,

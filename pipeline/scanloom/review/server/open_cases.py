@@ -107,11 +107,11 @@ class OpenCases:
         """Close cases that were used longest ago, and that nobody looks at, to make room."""
         held = added + sum(map(_arrays, self._open.values()))
         kept = self._kept() | {name}
-        for other in list(self._open):
+        for oldest in list(self._open):
             if held <= self.limit:
                 return
-            if other not in kept:
-                held -= _arrays(self._open.pop(other))
+            if oldest not in kept:
+                held -= _arrays(self._open.pop(oldest))
 
     def _kept(self) -> set[str]:
         """Return the cases that reviewers look at."""

@@ -87,11 +87,11 @@ def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> byte
         raise IndexError(f"slices {first} to {last} of {count}")
     if (last - first + 1) * rows * columns * array.itemsize > MAX_CHUNK_BYTES:
         raise IndexError(f"slices {first} to {last} exceed {MAX_CHUNK_BYTES >> 20} MiB")
-    part = np.moveaxis(array, plane.normal, 0)[first : last + 1]
-    part = part.copy(order="K")  # what follows reads the slices one by one, which lie interleaved
+    chosen = np.moveaxis(array, plane.normal, 0)[first : last + 1]
+    pixels = chosen.copy(order="K")  # in one pass: sagittal slices are interleaved in memory
     if plane.across < plane.down:  # rows run along the second axis
-        part = part.transpose(0, 2, 1)
-    rows_in_order = np.ascontiguousarray(part, part.dtype.newbyteorder("<"))  # without the GIL
+        pixels = pixels.transpose(0, 2, 1)
+    rows_in_order = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("<"))  # without the GIL
     return rows_in_order.tobytes()
 
 

@@ -300,8 +300,8 @@ def _folded(name: str) -> str:
 
 def _hold(descriptor: int, out: Path) -> None:
     if not lock_file(descriptor, timeout_s=0):
-        found = _ADDRESS.fullmatch(os.pread(descriptor, 300, 0).decode(errors="replace"))
-        where = f" at {found[0]}" if found else ""
+        address = _ADDRESS.fullmatch(os.pread(descriptor, 300, 0).decode(errors="replace"))
+        where = f" at {address[0]}" if address else ""
         raise ScanError(
             Reason.REVIEW_OPEN, f"a review of this output folder is open{where}", str(out)
         )

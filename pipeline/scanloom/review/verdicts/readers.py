@@ -59,8 +59,10 @@ class Readers:
         """Return the readers of a case; a third one if the first two disagree."""
         if not self.double:
             return self.reviewers
-        some = (*self.reviewers, *(each for each in self.former if each in verdicts))
-        ranked = sorted(some, key=lambda each: _number(case, f"reader {each}"))
+        former = (each for each in self.former if each in verdicts)
+        ranked = sorted(
+            (*self.reviewers, *former), key=lambda each: _number(case, f"reader {each}")
+        )
         if not self.is_double(case):
             return tuple(ranked[:1])
         first, second = ranked[:2]

@@ -121,9 +121,9 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
         if not codes:
             listed = ", ".join(kept.reviewers) or "nobody"
             raise ScanError(Reason.ID_UNKNOWN, f"there is no such reviewer: the list has {listed}")
-        left = tuple(code for code in kept.reviewers if code != codes[0])
+        remaining = tuple(code for code in kept.reviewers if code != codes[0])
         try:
-            readers = replace(kept, reviewers=left, former=(*kept.former, codes[0]))
+            readers = replace(kept, reviewers=remaining, former=(*kept.former, codes[0]))
         except ValueError as exc:
             raise ScanError(Reason.READERS, str(exc)) from exc
         _keep(out / REVIEW / READERS, readers)

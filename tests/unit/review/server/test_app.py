@@ -365,6 +365,7 @@ def test_two_reviewers_who_correct_one_case_overwrite_nothing(server: Any) -> No
     assert change(anna, name, "draft/save").json() == {"revision": 1}
 
     late = change(ben, name, "draft/save", seen)
+    assert paint(ben, name, seen).json()["reason"] == "STALE"
 
     assert (late.status_code, late.json()["reason"]) == (409, "STALE")
     labels = f"/api/case/{name}/labels/0/axial/3-3"

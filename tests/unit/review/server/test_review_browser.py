@@ -408,6 +408,53 @@ def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -
     assert all("409" in text for text in said)
 
 
+def test_strokes_wait_for_a_server_that_does_not_answer(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    address = tab.url.replace("/case/", "/api/case/") + "/draft"
+    tab.route("**/stroke", lambda route: route.abort())
+    tab.keyboard.press("b")
+    for key in ("Enter", "ArrowDown", "Enter"):
+        tab.keyboard.press(key)
+    tab.wait_for_selector("#status.error:has-text('2 strokes not painted yet')")
+    assert tab.request.get(address).json()["undo"] == 0
+
+    tab.unroute("**/stroke")
+
+    tab.wait_for_selector("text=voxels changed")
+    assert tab.request.get(address).json()["undo"] == 2
+
+
+def test_strokes_on_a_result_that_was_replaced_are_told(chromium: Any, running: Any) -> None:
+    """Those that were painted, and those that came too late."""
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    tab.keyboard.press("b")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=voxels changed")
+    other, _ = opened(chromium, running.links["ben"])
+    open_case(other, name)
+    for key in ("b", "x", "Enter"):
+        other.keyboard.press(key)
+    other.wait_for_selector("text=voxels changed")
+    other.click("#save-correction")
+    other.wait_for_selector("text=Saved as revision 1")
+
+    for key in ("ArrowDown", "Enter"):
+        tab.keyboard.press(key)
+
+    tab.wait_for_selector("#status.error:has-text('Not painted: 1 stroke.')")
+    assert "Strokes that were not saved are dropped" in tab.inner_text("#status")
+    tab.keyboard.press("b")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=voxels changed")
+    tab.click("#save-correction")
+    tab.wait_for_selector("text=Saved as revision 2")
+
+
 def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     chromium: Any, running: Any
 ) -> None:

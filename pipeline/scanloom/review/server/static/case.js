@@ -19,14 +19,20 @@ let shownId = null, telling = 0;
 let table = null, shownWindow = null, palettes = [], off = new Set(), outline = false, hidden = false, asked = 0;
 
 const correction = new Correction(byId, { get about() { return about; }, get at() { return at; }, get planes() { return planes; },
-  say: (text) => say(text), failed, reload, saved: corrected });
+  say: (text, bad) => say(text, bad), failed, reload, saved: corrected });
 const pointer = new Pointer({ get about() { return about; }, get at() { return at; }, get planes() { return planes; },
   get window() { return shownWindow; }, correction, draw, mark, move, ownWindow });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
 function failed(error) {
-  if (["STALE", "CORRECTED"].includes(error.reason) && about) { forget(about.id); open(about.id).then(() => tell(error)); } else tell(error);
+  if (["STALE", "CORRECTED"].includes(error.reason) && about) {
+    forget(about.id);
+    open(about.id).then(() => tell(error, byId("status").textContent));
+  } else tell(error);
 }
-function tell(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
+function tell(error, more = "") {
+  const text = error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?";
+  say(`${text} ${more}`.trim(), true);
+}
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
 
 // Cases

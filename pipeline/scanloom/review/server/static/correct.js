@@ -31,7 +31,7 @@ export class Correction {
     const { about } = this.page, left = await answer;
     if (this.page.about !== about) return "";
     this.versions.set(about.id, left.version);
-    if (left.outdated) return "The result was replaced: the strokes of your correction, which were not saved, are dropped.";
+    if (left.outdated) return "Strokes that were not saved are dropped: they were about the result before.";
     this.steps(left);
     if (!left.strokes && !left.redo) return "";
     this.set(true);
