@@ -149,6 +149,9 @@ MISTAKES = {
     "pattern without files": Mistake((*SEGMENT, "ct/*.nii"), ("no file matches this pattern",)),
     "empty path": Mistake((*SEGMENT, ""), ("text is empty",), USAGE),
     "empty OUT": Mistake(("segment", "ct", "-o", ""), ("'-o'", "text is empty"), USAGE, ct),
+    "empty OUT behind =": Mistake(
+        ("segment", "ct", "--out="), ("'--out'", "text is empty"), USAGE, ct
+    ),
     "no path": Mistake(SEGMENT, ("name a folder or a file with scans",), USAGE),
     "unknown option": Mistake((*SEGMENT, "ct", "--modle", "x"), ("--modle",), USAGE, ct),
     "unknown command": Mistake(("segmnt", "ct"), ("Did you mean 'segment'?",), USAGE),

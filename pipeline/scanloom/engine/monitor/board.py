@@ -72,10 +72,10 @@ class StatusWriter:
             self._submitted[case_id] = time.monotonic()
 
     def finish(self, record: CaseRecord) -> None:
-        """Record that a case has ended."""
+        """Record that a case has ended; the rate is that of cases that were submitted."""
         with self._lock:
-            self._submitted.pop(record.id, None)
-            self._moments.append(time.monotonic())
+            if self._submitted.pop(record.id, None) is not None:
+                self._moments.append(time.monotonic())
             if record.reason is None:
                 self._ends["done"] += 1
                 self._ends["remade"] += record.updated

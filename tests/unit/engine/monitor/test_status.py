@@ -39,6 +39,22 @@ def test_it_counts_what_happens(tmp_path: Path) -> None:
     assert Status.read(tmp_path).state == "done"
 
 
+def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path) -> None:
+    board = StatusWriter("run", tmp_path, period=10.0)
+    board.plan(110, before=0)
+    for n in range(100):
+        board.finish(CaseRecord(f"series {n}", Reason.SLICE_GAP, "", (), None))
+    before = board.now()
+    for name in ("a", "b"):
+        board.start(name)
+        board.finish(CaseRecord(name, None, "", (), None))
+    after = board.now()
+    board.close("done")
+
+    assert (before.per_hour, before.left_s, before.failed) == (None, None, 100)
+    assert after.left_s == pytest.approx(8 * after.elapsed_s / 2, abs=0.2)
+
+
 def test_it_is_never_half_written(tmp_path: Path) -> None:
     board = StatusWriter("run", tmp_path, period=0.0005)
     board.plan(1000, before=0)
