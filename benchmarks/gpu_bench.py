@@ -177,7 +177,7 @@ def bare_network(predictor: TorchPredictor, volume: Volume) -> float:
     count = len(list(itertools.product(*starts)))
     device, dtype = predictor.device.device, predictor.precision.dtype
     at_once = choose_batch(size, device, dtype)
-    network = predictor._network_in(dtype).network
+    network = predictor.networks.load(dtype).network
     batch = torch.randn((at_once, 1, *size), device=device, dtype=dtype)
 
     def work() -> None:

@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
+from scanloom.core.process.cpu_count import core_count
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Set before oneDNN is used. Its AMX kernels (oneDNN 3.12, in torch 2.13) use tiles that another
@@ -59,9 +61,15 @@ class EngineChoice:
     why: str
 
 
-def set_thread_count(count: int) -> None:
-    """Set torch's number of CPU threads: results are identical only for the same number."""
-    torch.set_num_threads(count)
+def set_thread_count(count: int | Literal["auto"]) -> None:
+    """Set torch's number of CPU threads: results are identical only for the same number.
+
+    "auto" is torch's own, the physical cores or OMP_NUM_THREADS, within a container's limit.
+    """
+    if count != "auto":
+        torch.set_num_threads(count)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), core_count()))
 
 
 def choose_device(requested: str = "auto") -> DeviceChoice:

@@ -42,7 +42,8 @@ from scanloom.inference.memory_estimate import (
     uncertainty_bytes,
 )
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
-from scanloom.inference.network.loading import LoadedNetwork, load_network
+from scanloom.inference.network.free_memory import return_free_memory
+from scanloom.inference.network.loading import TrainedNetworks, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
@@ -121,7 +122,7 @@ class TorchPredictor(PlacedModel):
         if self.overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
-        self._loaded = {loaded.dtype: loaded}
+        self.networks = TrainedNetworks(card, loaded)
         place_networks(loaded, self.device.device)
         self.engines = EngineSelector(
             card, compute.engine, lambda: load_network(card, torch.float32), planned_cases
@@ -310,21 +311,29 @@ class TorchPredictor(PlacedModel):
             )
             self._wait()
         folds = self._folds(image, plan, memory_plan, task.clock)
+        return_free_memory()  # such as weights of networks that an engine runs
         return self._planes(image, plan, memory_plan, task, folds)
 
     def _folds(
         self, image: NetworkImage, plan: NetworkPlan, memory_plan: MemoryPlan, clock: StepTimer
     ) -> list[Fold]:
         """Return the card's networks, as run by the chosen engine; by torch if memory is scarce."""
-        loaded, batch = self._network_in(memory_plan.dtype), memory_plan.budget.windows
-        folds = place_networks(loaded, memory_plan.device)
+        dtype, device = memory_plan.dtype, memory_plan.device
         if memory_plan.change:
-            return folds
-        runs = [fold.network for fold in folds]
-        model = TorchModel(self.card, loaded, runs, memory_plan.device)
-        windows = ScanWindows(image.image, self.card.window, plan, batch)
-        runs = self.engines.runs(model, windows, clock) or runs
-        return [replace(fold, network=run) for fold, run in zip(folds, runs, strict=True)]
+            return place_networks(self.networks.load(dtype), device)
+        windows = ScanWindows(image.image, self.card.window, plan, memory_plan.budget.windows)
+        runs = self.engines.prepared_runs(windows, dtype, device)
+        if runs is None:
+            loaded = self.networks.load(dtype)
+            folds = place_networks(loaded, device)
+            model = TorchModel(self.card, loaded, [fold.network for fold in folds], device)
+            runs = self.engines.runs(model, windows, clock)
+            if runs is None:
+                return folds
+            self.networks.release(dtype)
+        described = self.networks.describe(dtype)
+        heads = [each.head and each.head.to(device) for each in (described, *described.folds)]
+        return [Fold(run, head) for run, head in zip(runs, heads, strict=True)]
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -354,13 +363,12 @@ class TorchPredictor(PlacedModel):
         """Yield the network's scores; note skipped windows, and a reduced batch."""
         clock = task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
-        loaded = self._network_in(memory_plan.dtype)
         first, *folds = networks
         precision = PrecisionChoice(memory_plan.dtype, "").name
         sliding_window = SlidingWindow(
             network=first.network,
             window=self.card.window,
-            dtype=loaded.takes,
+            dtype=self.networks.describe(memory_plan.dtype).takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
@@ -378,15 +386,6 @@ class TorchPredictor(PlacedModel):
             clock.note("skip air", passed)
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
-
-    def _network_in(self, dtype: torch.dtype) -> LoadedNetwork:
-        """Return the network in a numeric type; it is loaded at the first use and kept.
-
-        It is loaded from the card's file: weights rounded to half precision cannot be restored.
-        """
-        if dtype not in self._loaded:
-            self._loaded[dtype] = load_network(self.card, dtype)
-        return self._loaded[dtype]
 
     def _wait(self) -> None:
         """Wait for the device, so that its time is attributed to the right step."""

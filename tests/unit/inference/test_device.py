@@ -16,6 +16,7 @@ from scanloom.inference.device import (
     choose_precision,
     deterministic,
     is_out_of_memory,
+    set_thread_count,
 )
 
 CPU = torch.device("cpu")
@@ -104,3 +105,21 @@ def test_a_cpu_without_memory_is_understood() -> None:
     assert is_out_of_memory(error.value)
     assert is_out_of_memory(torch.OutOfMemoryError())
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_threads_keep_to_a_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a number is requested, or the environment has one."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(device, "core_count", lambda: 1)
+    try:
+        torch.set_num_threads(2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        set_thread_count("auto")
+        assert torch.get_num_threads() == 2
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        set_thread_count("auto")
+        assert torch.get_num_threads() == 1
+        set_thread_count(2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -162,8 +162,7 @@ def load_models(
     from scanloom.inference.combined.composite import make_predictor
     from scanloom.inference.device import set_thread_count
 
-    if execution.threads != "auto":
-        set_thread_count(execution.threads)
+    set_thread_count(execution.threads)
     cards = [find_unchanged(name, digest) for name, digest in zip(models, digests, strict=True)]
     try:
         return tuple(

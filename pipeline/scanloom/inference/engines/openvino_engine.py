@@ -33,6 +33,7 @@ from scanloom.inference.engines.protocol import (
     Run,
 )
 from scanloom.inference.network.exact_layers import find_exact_layers
+from scanloom.inference.network.free_memory import drop_file_pages
 from scanloom.inference.network.planes import PlaneNetwork
 
 _FORM = 4
@@ -222,6 +223,7 @@ def _compile(folder: Path, request: NetworkRequest) -> Run:
     }
     compiled = _core().compile_model(folder / _GRAPH, "CPU", options)
     inference = compiled.create_infer_request()
+    drop_file_pages(folder / _WEIGHTS)  # it has copied most of them in another order
     shape = tuple(compiled.output(0).get_shape())
 
     def run(windows: torch.Tensor) -> torch.Tensor:

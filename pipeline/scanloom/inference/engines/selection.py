@@ -79,6 +79,15 @@ class EngineSelector:
         if self.requested not in ("auto", TORCH):
             find_engine(self.requested)
 
+    def prepared_runs(
+        self, scan: ScanWindows, dtype: torch.dtype, device: torch.device
+    ) -> list[Run] | None:
+        """Return the networks that an engine has prepared before for such windows; else None."""
+        choice, runs = self._decided.get((scan.shape, dtype, device), (self.choice, None))
+        if runs is not None:
+            self.choice = choice
+        return runs
+
     def runs(self, model: TorchModel, scan: ScanWindows, clock: StepTimer) -> list[Run] | None:
         """Return how each network of the model is run; None for torch.
 
@@ -158,10 +167,11 @@ class EngineSelector:
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
         """Return what an engine prepares: a request for each network of the model."""
         networks: list[nn.Module] = []
+        exact = model.loaded.dtype is torch.float32 and model.device.type == "cpu"
 
         def build(n: int) -> nn.Module:
             if not networks:
-                first = self.load()
+                first = model.loaded if exact else self.load()
                 networks.extend(each.network for each in (first, *first.folds))
             return networks[n]
 

@@ -104,6 +104,41 @@ def _converted(network: nn.Module, card: ModelCard, dtype: torch.dtype) -> Loade
     return LoadedNetwork(network, head, dtype)
 
 
+class TrainedNetworks:
+    """A model's networks in each type in which they calculate, loaded at the first use and kept.
+
+    They are loaded from the card's files: weights rounded to half precision cannot be restored.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The model.
+    first : LoadedNetwork
+        Its networks in the type that is used first.
+    """
+
+    def __init__(self, card: ModelCard, first: LoadedNetwork) -> None:
+        self._card, self._kept = card, {first.dtype: first}
+        self._without_weights: dict[torch.dtype, LoadedNetwork] = {}
+
+    def load(self, dtype: torch.dtype) -> LoadedNetwork:
+        """Return the networks that calculate in a type, with their weights."""
+        if dtype not in self._kept:
+            self._kept[dtype] = load_network(self._card, dtype)
+        return self._kept[dtype]
+
+    def describe(self, dtype: torch.dtype) -> LoadedNetwork:
+        """Return the networks that calculate in a type; their modules may have no weights."""
+        return self._without_weights.get(dtype) or self.load(dtype)
+
+    def release(self, dtype: torch.dtype) -> None:
+        """Free the weights, since an engine runs the networks; only final layers are kept."""
+        loaded = self._kept.pop(dtype, None)
+        if loaded is not None:
+            folds = tuple(replace(fold, network=nn.Identity()) for fold in loaded.folds)
+            self._without_weights[dtype] = replace(loaded, network=nn.Identity(), folds=folds)
+
+
 def take_turns(networks: Sequence[LoadedNetwork], device: torch.device) -> bool:
     """Return whether networks are on a device one at a time.
 

@@ -116,6 +116,20 @@ def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
     assert other.prepared == prepared + 1  # not measured again, prepared once
 
 
+def test_torch_keeps_no_weights_of_what_an_engine_runs(card, engine) -> None:
+    """They are loaded again for what torch runs: labels are the same."""
+    engine()
+    model, reference = predictor(card), predictor(card, "torch")
+    labels = reference.predict(scan()).layers[0].labels
+    for _ in range(2):
+        assert np.array_equal(model.predict(scan()).layers[0].labels, labels)
+        described = model.networks.describe(torch.float32)
+        assert list(described.network.parameters()) == []
+    assert list(model.networks.load(torch.float32).network.parameters()) != []
+    assert np.array_equal(model.predict(scan()).layers[0].labels, labels)
+    assert list(reference.networks.describe(torch.float32).network.parameters()) != []
+
+
 def test_an_engine_that_changes_labels_is_not_used(card, engine, caplog) -> None:
     engine(lambda scores: scores.flip(1))
     one = predictor(card)
