@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib.metadata
 import time
 import warnings
@@ -33,7 +34,7 @@ from scanloom.inference.engines.protocol import (
     Run,
 )
 from scanloom.inference.network.exact_layers import find_exact_layers
-from scanloom.inference.network.free_memory import drop_file_pages
+from scanloom.inference.network.free_memory import drop_file_pages, return_free_memory
 from scanloom.inference.network.planes import PlaneNetwork
 
 _FORM = 4
@@ -73,6 +74,9 @@ class OpenVino:
         }
         try:
             with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
+                if not old:  # torch's trace refers to itself, and to the network
+                    gc.collect()
+                    return_free_memory()
                 run = _compile(folder, request)
         except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError) as exc:
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
