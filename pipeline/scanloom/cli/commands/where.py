@@ -62,7 +62,7 @@ def where(
         sources = [source for _, source in find_all(crosswalk.out, requested, key)]
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
-            raise ScanError(Reason.ID_UNKNOWN, "the crosswalk has none of these ids")
+            raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))
         print_result(general.mode, lambda: document(sources, unknown), lambda: _show(sources))
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
@@ -79,6 +79,18 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
 
         sources += find_files(out, unknown, key)
     return sources
+
+
+def _why_unknown(out: Path, ids: Collection[str]) -> str:
+    """Return why neither the crosswalk nor the index of an output folder has these ids."""
+    from scanloom.engine.results.file_sources import is_in_manifest
+
+    if not is_in_manifest(out, ids):
+        return "the crosswalk has none of these ids"
+    return (
+        "the manifest has these files, but other paths were indexed since: run `scanloom index` on "
+        f"the paths of the run with --out {out}"
+    )
 
 
 def document(sources: Sequence[SourceRecord], unknown: Sequence[str]) -> dict[str, Any]:

@@ -53,6 +53,11 @@ def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, 
     return tuple(sources)
 
 
+def is_in_manifest(out: Path, ids: Collection[str]) -> bool:
+    """Return whether the manifest of an output folder has files with one of these ids."""
+    return bool(_series_of(out / f"{MANIFEST}.parquet", ids))
+
+
 def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
     """Return the ids of the series of files, empty for files of none, as the manifest gives them.
 

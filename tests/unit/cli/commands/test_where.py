@@ -8,7 +8,9 @@ import json
 import stat
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from support.commands import Ended, scanloom
 from support.write_dicom import Words, noise, uid, write_series
@@ -189,3 +191,18 @@ def test_failures_are_recorded_where_there_are_results(tiny_model: Path, tmp_pat
     slices[2].write_bytes(missing)
     assert scanloom(*command, bad).code == 0
     assert not list((out / "failed").iterdir())
+
+
+def test_files_of_another_index_are_told_from_unknown_ones(
+    case: tuple[Path, str],
+) -> None:
+    """A run's manifest has the file, but the index was made again from other paths."""
+    out, _ = case
+    table = {"file": ["f" * 26], "case": ["c" * 26]}
+    parquet.write_table(pa.table(table), out / "manifest.parquet")
+    ended = where(out, "f" * 26)
+    (out / "manifest.parquet").unlink()
+
+    assert ended.code == 65
+    assert f"run `scanloom index` on the paths of the run with --out {out}" in ended.err
+    assert "the crosswalk has none" in where(out, "f" * 26).err
