@@ -113,7 +113,7 @@ def test_options_that_headers_override_are_named(
 ) -> None:
     command = ["segment", study, "-m", tiny_model, "-o", tmp_path / "out"]
     assert scanloom(*command).code == 0
-    assert "exists already" in scanloom(*command, "--phase", "0", "-n").out  # has the same id
+    assert "1 from before" in scanloom(*command, "--phase", "0", "-n").out  # has the same id
     options = ["--replace", "--phase", "0", "--modality", "MR", "--orientation", "RAS"]
     for more in (["-n"], []):
         shown = scanloom(*command, *options, *more).out
