@@ -42,10 +42,19 @@ app = typer.Typer(
 )
 
 
-def _flowing(text: str | None) -> str:
-    """Return a docstring with one line per paragraph, to be wrapped to the terminal."""
-    paragraphs = inspect.cleandoc(text or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+_HELP_WIDTH = 97
+"""Characters of a line of help in a terminal of 100 columns."""
+
+
+def _paragraphs(text: str | None) -> list[str]:
+    """Return the paragraphs of a docstring, a line each, to be wrapped to the terminal.
+
+    An example is on the line of the sentence before it if both fit, so that help fits a screen.
+    """
+    paragraphs = [" ".join(p.split()) for p in inspect.cleandoc(text or "").split("\n\n")]
+    one_line = " ".join(paragraphs)
+    has_example = paragraphs[-1].startswith("Example:")
+    return [one_line] if has_example and len(one_line) <= _HELP_WIDTH else paragraphs
 
 
 for _command in (
@@ -62,7 +71,12 @@ for _command in (
     where.where,
     join.join,
 ):
-    app.command(_command.__name__, cls=Command, help=_flowing(_command.__doc__))(_command)
+    app.command(
+        _command.__name__,
+        cls=Command,
+        help="\n\n".join(_paragraphs(_command.__doc__)),
+        short_help=inspect.cleandoc(_command.__doc__ or "").partition("\n")[0],
+    )(_command)
 app.add_typer(models.app, name="models")
 
 

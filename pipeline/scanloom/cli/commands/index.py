@@ -54,7 +54,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
 
     Only headers are read. Files that have not changed since the last time are not opened.
 
-    For example: scanloom index archive/ -o results
+    Example: scanloom index archive/ -o results
     """
     with error_boundary(general.mode):
         from scanloom.io.identity import load_key

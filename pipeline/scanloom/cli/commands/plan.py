@@ -30,7 +30,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     Only headers are read. If this machine has not run the models before, a few cases are segmented
     to measure the time; their results are discarded.
 
-    For example: scanloom plan ct_tissue archive/ -o results
+    Example: scanloom plan ct_tissue archive/ -o results
     """
     with error_boundary(general.mode):
         from scanloom.engine.planning.plan import make_plan, save_plan

@@ -90,7 +90,7 @@ def run(
     Run the same command again to resume. Ctrl-C stops after the current writes; a second Ctrl-C
     stops immediately.
 
-    For example: scanloom run ct_tissue archive/ -o results
+    Example: scanloom run ct_tissue archive/ -o results
     """
     with error_boundary(general.mode, resumable=True):
         from scanloom.engine.run import run as run_workflow

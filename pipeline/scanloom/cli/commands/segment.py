@@ -78,7 +78,7 @@ def segment(
 ) -> None:
     """Segment scans; each result is a folder in OUT/cases.
 
-    For example: scanloom segment study/ -o results
+    Example: scanloom segment study/ -o results
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.given
