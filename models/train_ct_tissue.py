@@ -33,7 +33,13 @@ from scanloom.training.tissue_data import (
     data_folder,
     make_example,
 )
-from scanloom.training.tissue_phases import CUT_PHASES, NOISE_PHASES, PHASES
+from scanloom.training.tissue_phases import (
+    CUT_PHASES,
+    MARROW_PHASES,
+    NOISE_PHASES,
+    ORGAN_PHASES,
+    PHASES,
+)
 from scanloom.training.tissue_rules import NAMES, resample_fine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
@@ -131,10 +137,14 @@ def main(start: Path | None) -> None:
         for phase in NOISE_PHASES:
             states.append(train(examples, [phase], told, states[-1]))
         state = round_to_bfloat16(average_weights(states[-2:]))
+        states = [state]
+        for phase in CUT_PHASES:
+            states.append(train(examples, [phase], told, states[-1]))
+        state = calibrate(round_to_bfloat16(average_weights(states[-2:])), torsos)
     else:
         state = torch.load(start, map_location="cpu", weights_only=True)
     states = [state]
-    for phase in CUT_PHASES:
+    for phase in (*ORGAN_PHASES, *MARROW_PHASES):
         states.append(train(examples, [phase], told, states[-1]))
     state = calibrate(round_to_bfloat16(average_weights(states[-2:])), torsos)
     write(state, ROOT / "models" / "ct_tissue")

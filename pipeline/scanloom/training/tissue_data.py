@@ -75,8 +75,8 @@ TRAINING_SCANS = (
         organs="scans/ct/totalseg_example/Ref_seg/example_ct_sm.total.nii.gz",
     ),
     TrainingScan("scans/ct/totalseg_example_dicom/dicom", ScanHints(bone=250), weight=5.0),
-    TrainingScan("train/labelled_ct/sts001_thigh/image.nii.gz", ScanHints(lung=False)),
-    TrainingScan("train/labelled_ct/sts002_thigh/image.nii.gz", ScanHints(lung=False), weight=0.5),
+    TrainingScan("train/labelled_ct/sts001_thigh/image.nii.gz", ScanHints(lung=False), weight=2.0),
+    TrainingScan("train/labelled_ct/sts002_thigh/image.nii.gz", ScanHints(lung=False), weight=2.0),
 )  # fmt: skip
 HELD_OUT_SCANS = (TrainingScan("scans/ct/crlm1004_abdomen_dicom/dicom", ScanHints(bone=235)),)
 """Held-out scan of another hospital, scanner and patient. (scans/ct/totalseg_pulmonary is another

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scanloom.training.tissue_contrast import add_contrast
 from scanloom.training.tissue_data import Example
+from scanloom.training.tissue_organs import add_organs, vary_marrow
 from scanloom.training.tissue_phases import Phase
 
 HU_RANGE = (-1050.0, 550.0)
@@ -46,7 +47,8 @@ def draw_patch(
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Sample a rotated and scaled patch from a scan; outside, its border is repeated.
 
-    The bundle pads scans that are smaller than its window in the same way.
+    The bundle pads scans that are smaller than its window in the same way. Contrast agent and
+    organs are added before, so that they are repeated too.
     """
     size = phase.patch
     rotation = _random_rotation(rng)
@@ -60,13 +62,16 @@ def draw_patch(
     part = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
     points = ((2 * (grid - low) + 1) / (high - low) - 1)[None, ..., ::-1].copy()
     sample_points = torch.from_numpy(points).float()
-    image = _sample(example.hu[part], sample_points, "bilinear")
-    labels = _sample(example.labels[part], sample_points, "nearest").astype(np.uint8)
+    hu, tissues = example.hu[part], example.labels[part]
     if rng.random() < phase.contrast:
-        organs = None
-        if example.organs is not None:
-            organs = _sample(example.organs[part], sample_points, "nearest").astype(np.uint8)
-        image = add_contrast(image, labels, rng, organs)
+        organs = None if example.organs is None else example.organs[part]
+        hu = add_contrast(hu, tissues, rng, organs)
+    if rng.random() < phase.marrow:
+        hu = vary_marrow(hu, tissues, rng)
+    if rng.random() < phase.organs:
+        hu, tissues = add_organs(hu, tissues, rng)
+    image = _sample(hu, sample_points, "bilinear")
+    labels = _sample(tissues, sample_points, "nearest").astype(np.uint8)
     return _augment(image, rng), labels
 
 
