@@ -1,7 +1,8 @@
 """Labels a block of a slice where many classes remain, as in noise, compiled by Numba.
 
 Scores of the block are copied with all classes of a voxel together, so that processors interpolate
-and compare many classes at once. Few can win in each cell between four network voxels of a slice.
+and compare many classes at once. No step depends on the scores: on noise, wrongly predicted branches
+would take longer than interpolating classes that cannot win.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     Floating point may ignore the sign of zero and fuse multiply-add: neither changes a comparison.
     """
     decorate = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract"})
+    return cast(Callable[_P, _R], decorate(function))
+
+
+def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a function as `compiled` does, that allocates no array.
+
+    It counts no references of the arrays it is given: in loops this takes longer than all else.
+    """
+    decorate = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract"}, _nrt=False)
     return cast(Callable[_P, _R], decorate(function))
 
 
@@ -69,7 +79,7 @@ def rounded(_context: Any, value: Any, half: Any) -> Any:
     return types.float32(value, half), generate
 
 
-@compiled
+@inner
 def gather(scores: Any, base: int, steps: Any, size: Any, classes: Any, out: Any) -> None:
     """Copy the scores of some classes in a block to `out` (planes, corners, classes).
 
@@ -85,73 +95,143 @@ def gather(scores: Any, base: int, steps: Any, size: Any, classes: Any, out: Any
                     out[p, b * EDGE + d, k] = v
 
 
-@compiled
-def lerp(below: Any, above: Any, t: Any, out: Any) -> None:
-    """Interpolate between two planes of `gather`."""
-    a, b = below.ravel(), above.ravel()
-    for n in range(a.shape[0]):
-        out[n] = a[n] + t * (b[n] - a[n])
+_LANE_KINDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.HalfType(), LANES)
+_FUSED = ("nsz", "contract")
 
 
-@compiled
-def _find_in_cell(plane: Any, corner: int, count: int, bounds: Any, found: Any, half: Any) -> int:
-    """Write to `found` which of the first `count` classes can win in a cell; return their number.
+def _place(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
+    """Generate code for a pointer to `LANES` elements of an array from index `first` on."""
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [first]), _LANE_KINDS[0].as_pointer())
 
-    `plane` has shape (corners, classes), interpolated between two planes; `corner` is the cell's
-    first; `bounds` is a (2, classes) work array.
+
+def _repeated(builder: Any, value: Any) -> Any:
+    """Generate code for a vector of one value."""
+    vector = ir.Constant(_LANE_KINDS[0], ir.Undefined)
+    for lane in range(LANES):
+        vector = builder.insert_element(vector, value, ir.Constant(ir.IntType(32), lane))
+    return vector
+
+
+def _between(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
+    """Generate code for `LANES` scores between those at two indices of a contiguous array.
+
+    `arguments` begin with the array, both indices, and the weight of the second.
     """
-    for k in range(plane.shape[1]):
-        a, b = plane[corner, k], plane[corner + 1, k]
-        c, d = plane[corner + EDGE, k], plane[corner + EDGE + 1, k]
-        low, high = a if a < b else b, a if a > b else b
-        below, above = c if c < d else d, c if c > d else d
-        bounds[0, k] = low if low < below else below
-        bounds[1, k] = high if high > above else above
-    largest_minimum = bounds[0, 0]
-    for k in range(1, count):
-        largest_minimum = max(largest_minimum, bounds[0, k])
-    largest_minimum = rounded(largest_minimum, half)
-    n = 0
-    for k in range(count):
-        found[n] = k
-        n += 0 if rounded(bounds[1, k], half) < largest_minimum else 1
-    return n
+    a, b = (
+        builder.load(_place(context, builder, kind, arguments[0], n), align=4)
+        for n in arguments[1:3]
+    )
+    change = builder.fsub(b, a, flags=_FUSED)
+    change = builder.fmul(_repeated(builder, arguments[3]), change, flags=_FUSED)
+    return builder.fadd(a, change, flags=_FUSED)
 
 
-@compiled
-def label_cells(
+def _rounded_between(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
+    """Generate code as `_between`, and for rounding if the last argument is not None."""
+    value = _between(context, builder, kinds[0], arguments)
+    if isinstance(kinds[-1], types.NoneType):
+        return value
+    return builder.fpext(builder.fptrunc(value, _LANE_KINDS[1]), _LANE_KINDS[0])
+
+
+@_generated
+def _interpolate(_context: Any, scores: Any, a: Any, b: Any, t: Any, out: Any, place: Any) -> Any:
+    """Interpolate `LANES` scores at indices `a` and `b`; write them to `out` from `place` on.
+
+    Both arrays are contiguous float32. An index counts elements in memory and is not negative.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = _between(context, builder, signature.args[0], arguments)
+        target = _place(context, builder, signature.args[4], *arguments[4:6])
+        builder.store(value, target, align=4)
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, types.intp, types.float32, out, types.intp), generate
+
+
+@_generated
+def _largest(_context: Any, at_columns: Any, above: Any, below: Any, t: Any, half: Any) -> Any:
+    """Return the largest score of `LANES` classes of a voxel, interpolated by `_between`; NaN is -inf."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = _rounded_between(context, builder, signature.args, arguments)
+        lowest = _repeated(builder, ir.Constant(ir.FloatType(), float("-inf")))
+        value = builder.select(builder.fcmp_ordered("ord", value, value), value, lowest)
+        width = LANES
+        while width > 1:  # by halves
+            width //= 2
+            kind = ir.VectorType(ir.IntType(32), width)
+            low, high = (
+                builder.shuffle_vector(
+                    value, value, ir.Constant(kind, list(range(start, start + width)))
+                )
+                for start in (0, width)
+            )
+            value = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(at_columns, types.intp, types.intp, types.float32, half), generate
+
+
+@_generated
+def _first_equal(
+    _context: Any, at_columns: Any, above: Any, below: Any, t: Any, score: Any, half: Any
+) -> Any:
+    """Return which of `LANES` classes of a voxel is the first with this score; `LANES` if none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = _rounded_between(context, builder, signature.args, arguments)
+        equal = builder.fcmp_ordered("==", value, _repeated(builder, arguments[4]))
+        bits = builder.zext(builder.bitcast(equal, ir.IntType(LANES)), ir.IntType(64))
+        bits = builder.or_(bits, ir.Constant(ir.IntType(64), 1 << LANES))
+        return builder.cttz(bits, ir.Constant(ir.IntType(1), 1))
+
+    sig = types.int64(at_columns, types.intp, types.intp, types.float32, types.float32, half)
+    return sig, generate
+
+
+@inner
+def lerp(corners: Any, below: int, t: Any, out: Any) -> None:
+    """Interpolate between plane `below` of `gather` and the next one."""
+    size = corners.shape[1] * corners.shape[2]
+    first = below * size
+    for n in range(0, size, LANES):
+        _interpolate(corners, first + n, first + size + n, t, out, n)
+
+
+@inner
+def label_block(
     plane: Any, classes: Any, rows: Any, columns: Any, out: Any, place: Any, work: Any, half: Any
 ) -> None:
-    """Label a block of a slice, cell by cell.
+    """Label a block of a slice by the first largest score.
 
-    `plane` is as of `_find_in_cell`; `classes` are the numbers of its first classes; `rows` and
-    `columns` are (index in the block, weight) of the block's source rows and columns; `place` is
-    (first label, step of rows, step of columns) in `out`; `work` is (bounds, found).
+    `plane` has shape (corners, classes), interpolated between two planes; `classes` are the
+    numbers of its first classes, the others repeat the last; `rows` and `columns` are (index in
+    the block, weight) of the block's source rows and columns; `place` is (first label, step of
+    rows, step of columns) in `out`; `work` is an array of at least EDGE x columns x classes.
     """
-    bounds, found = work
-    i = 0
-    while i < rows[0].shape[0]:
-        i_end = i + 1
-        while i_end < rows[0].shape[0] and rows[0][i_end] == rows[0][i]:
-            i_end += 1
-        j = 0
-        while j < columns[0].shape[0]:
-            j_end = j + 1
-            while j_end < columns[0].shape[0] and columns[0][j_end] == columns[0][j]:
-                j_end += 1
-            corner = rows[0][i] * EDGE + columns[0][j]
-            n = _find_in_cell(plane, corner, classes.shape[0], bounds, found, half)
-            for y in range(i, i_end):
-                for x in range(j, j_end):
-                    label, best = found[0], np.float32(-np.inf)
-                    for q in range(n if n > 1 else 0):
-                        k = found[q]
-                        a, b = plane[corner, k], plane[corner + 1, k]
-                        c, d = plane[corner + EDGE, k], plane[corner + EDGE + 1, k]
-                        a += columns[1][x] * (b - a)
-                        c += columns[1][x] * (d - c)
-                        v = rounded(a + rows[1][y] * (c - a), half)
-                        label, best = (k, v) if v > best else (label, best)
-                    out[place[0] + y * place[1] + x * place[2]] = classes[label]
-            j = j_end
-        i = i_end
+    lanes, n_columns = plane.shape[1], columns[0].shape[0]
+    line = n_columns * lanes
+    for b in range(rows[0][0], rows[0][-1] + 2):
+        for j in range(n_columns):
+            corner, start = (b * EDGE + columns[0][j]) * lanes, b * line + j * lanes
+            for k in range(0, lanes, LANES):
+                a = corner + k
+                _interpolate(plane, a, a + lanes, columns[1][j], work, start + k)
+    for i in range(rows[0].shape[0]):
+        u, first = rows[1][i], rows[0][i] * line
+        for j in range(n_columns):
+            best = np.float32(-np.inf)
+            for k in range(first, first + lanes, LANES):
+                best = max(best, _largest(work, k, k + line, u, half))
+            label, k = 0, 0
+            while k < lanes:
+                n = _first_equal(work, first + k, first + k + line, u, best, half)
+                if n < LANES:
+                    label = k + n
+                    break
+                k += LANES
+            out[place[0] + i * place[1] + j * place[2]] = classes[label]
+            first += lanes
