@@ -7,10 +7,12 @@ comes from ImagePositionPatient, ImageOrientationPatient and PixelSpacing (PS3.3
 from __future__ import annotations
 
 import functools
+import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +61,9 @@ _ORIENTATION, _COSINES = 0x00209116, 0x00200037
 _MEASURES, _SPACING = 0x00289110, 0x00280030
 _IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
 
+_PIXELS_HEADER = struct.Struct("<HH2s2xI")
+"""Tag, VR and length of PixelData, explicit little endian (PS3.5 7.1.2)."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Bits:
@@ -93,26 +98,43 @@ class _Bits:
         return np.array_equal(self.packed, np.packbits(mask, bitorder="little"))
 
 
+_Pixels = _Bits | NDArray[Any]
+"""Bits of a frame of a BINARY; pixels (rows, columns) of a LABELMAP, which are segment numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """One decoded frame.
+    """Properties of a frame, without its pixels.
 
     Parameters
     ----------
-    pixels : _Bits or (rows, columns) array
-        Bits of a BINARY; segment numbers in a LABELMAP.
+    number : int
+        Index of the frame in the file.
     segment : int
         Segment number; 0 in a LABELMAP, whose frames contain all segments.
+    place : _Place
+        Position and source images, which the frames of a slice share.
+    """
+
+    number: int
+    segment: int
+    place: _Place
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where frames are.
+
+    Parameters
+    ----------
     position : (3,) array
         Position of the first pixel, LPS mm.
     index : (3,) array
         Fractional index of that position on the segmentation's grid.
     images : list of (str, int or None)
-        SOPInstanceUID and frame number of the source images that the frame refers to.
+        SOPInstanceUID and frame number of the source images that the frames refer to.
     """
 
-    pixels: _Bits | NDArray[Any]
-    segment: int
     position: NDArray[np.float64]
     index: NDArray[np.float64]
     images: list[tuple[str, int | None]]
@@ -147,7 +169,8 @@ def check_segs(
 def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     import pydicom
 
-    dataset = pydicom.dcmread(path)
+    # The frames of a BINARY may take more memory than the scan: they stay in the file
+    dataset = pydicom.dcmread(path, stop_before_pixels=not labelmap)
     if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
         raise mismatch_error("the DICOM SEG has a different SegmentationType")
     for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
@@ -167,23 +190,15 @@ def _check_frames(
     segments = _segments(dataset, [s for layer in layers for s in layer.structures])
     labels_of = {s.number: layer.labels for layer in layers for s in layer.structures}
     voxels = dict.fromkeys(segments, 0)
-    seen = set()
-    limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
-    for frame in _frames(dataset, grid, source):
-        k = round(float(frame.index[2]))
-        key = (frame.segment, k)
-        between = abs(frame.index[2] - k) > _MAX_OFFSET_VOXELS
-        if not 0 <= k < grid.shape[2] or between or key in seen:
-            raise mismatch_error("a frame of the DICOM SEG is repeated or not at a slice")
-        seen.add(key)
-        if source is not None:
-            _check_reference(frame, source.slices[k])
-            _check_in_plane_shift(frame, limits)
+    # Slice by slice: the labels of a slice stay in the processor's cache for all its frames
+    frames = sorted(_frames_of_slices(dataset, grid, source).items(), key=lambda item: item[0][1])
+    decoded = _pixels(dataset, [frame.number for _, frame in frames])
+    for ((_, k), frame), pixels in zip(frames, decoded, strict=True):
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else labels_of[structure.number]
         plane = labels[:, :, k].T
         expected = plane if structure is None else plane == structure.number
-        if not _contains_only(frame, expected, aligned=source is not None):
+        if not _contains_only(frame, pixels, expected, aligned=source is not None):
             raise mismatch_error(
                 "a frame of the DICOM SEG contains different voxels than its slice"
             )
@@ -193,12 +208,25 @@ def _check_frames(
         raise mismatch_error("frames of the DICOM SEG are missing")
 
 
-def _contains_only(frame: _Frame, expected: NDArray[Any], *, aligned: bool) -> bool:
+def _frames_of_slices(
+    dataset: Dataset, grid: Grid, source: DicomSource | None
+) -> dict[tuple[int, int], _Frame]:
+    """Return all frames by segment number and slice, after checking where they are."""
+    # Frames of one slice share their place, which is checked once
+    slice_of = functools.cache(lambda place: _checked_slice(place, grid, source))
+    found: dict[tuple[int, int], _Frame] = {}
+    for frame in _frames(dataset, grid, source):
+        if found.setdefault((frame.segment, slice_of(frame.place)), frame) is not frame:
+            raise mismatch_error("a frame of the DICOM SEG is repeated")
+    return found
+
+
+def _contains_only(frame: _Frame, pixels: _Pixels, expected: NDArray[Any], *, aligned: bool) -> bool:
     """Return whether a frame contains the pixels of a slice and no others.
 
     `aligned` frames have their first pixel at that of the slice, others at their index.
     """
-    pixels, origin = frame.pixels, np.zeros(2) if aligned else -frame.index[[1, 0]]
+    origin = np.zeros(2) if aligned else -frame.place.index[[1, 0]]
     if isinstance(pixels, _Bits):
         if aligned and pixels.equals(expected):
             return True
@@ -255,18 +283,15 @@ def _code(item: Dataset | None) -> Code | None:
 
 
 def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:
-    """Yield decoded frames with the positions of their functional groups."""
+    """Yield the frames by their functional groups, without pixels."""
     shared = only_item(_sequence(dataset, _SHARED))
     groups = sequence_items(_sequence(dataset, _PER_FRAME))
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
     # Frames of one slice have the same bytes, which are parsed once
-    position_of, images_of = functools.cache(_position), functools.cache(_images)
-    positions = np.array([position_of(bytes(group[_PLANE])) for group in groups])
-    indices = grid.index(positions * LPS_TO_RAS)
+    place_of = functools.cache(lambda plane, images: _place(plane, images, grid))
     previous: tuple[memoryview, memoryview] | None = None
-    pixels = _pixels(dataset)
-    for group, position, index, plane in zip(groups, positions, indices, pixels, strict=True):
+    for n, group in enumerate(groups):
         merged = shared | group
         if previous != (merged[_ORIENTATION], merged[_MEASURES]):
             previous = merged[_ORIENTATION], merged[_MEASURES]
@@ -274,8 +299,8 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
         identified = _IDENTIFICATION in merged
         segment = only_item(merged[_IDENTIFICATION])[_SEGMENT] if identified else b"\0"
         number = int.from_bytes(segment, "little")
-        images = images_of(bytes(group.get(_DERIVATION, b"")))
-        yield _Frame(plane, number, position, index, images)
+        place = place_of(bytes(group[_PLANE]), bytes(group.get(_DERIVATION, b"")))
+        yield _Frame(n, number, place)
 
 
 def _sequence(dataset: Dataset, tag: int) -> memoryview:
@@ -321,26 +346,41 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
-def _pixels(dataset: Dataset) -> Iterator[_Bits | NDArray[Any]]:
-    """Yield the pixels of each frame; frames are decoded one at a time, to limit memory."""
+def _pixels(dataset: Dataset, order: Sequence[int]) -> Iterator[_Pixels]:
+    """Yield the pixels of frames in this order; they are decoded one at a time, to limit memory."""
     from pydicom.pixels import iter_pixels
 
     if dataset.BitsAllocated != 1:
-        yield from iter_pixels(dataset)
+        yield from iter_pixels(dataset, indices=order)
         return
     rows, columns = dataset.Rows, dataset.Columns
-    size, packed = rows * columns, np.frombuffer(dataset.PixelData, np.uint8)
-    stored = -(-size * dataset.NumberOfFrames // 8)
-    if len(packed) != stored + stored % 2:  # PS3.5 8.1: an even number of bytes
+    size = rows * columns
+    with Path(dataset.filename).open("rb", buffering=0) as file:
+        start = _start_of_pixels(file, size * dataset.NumberOfFrames)
+        for n in order:
+            begin, end = n * size, (n + 1) * size  # PS3.5 8.1.1: a frame may begin within a byte
+            file.seek(start + begin // 8)
+            packed = np.frombuffer(file.read(-(-end // 8) - begin // 8), np.uint8)
+            yield _Bits(packed, begin % 8, (rows, columns))
+
+
+def _start_of_pixels(file: BinaryIO, bits: int) -> int:
+    """Return the offset of so many bits in a file that ends with them, as PixelData."""
+    length = -(-bits // 8)
+    length += length % 2  # PS3.5 8.1: an even number of bytes
+    start = file.seek(0, os.SEEK_END) - length
+    file.seek(max(0, start - _PIXELS_HEADER.size))
+    header = _PIXELS_HEADER.pack(0x7FE0, 0x0010, b"OB", length)
+    if file.read(_PIXELS_HEADER.size) != header:
         raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
-    for n in range(dataset.NumberOfFrames):
-        begin, end = n * size, (n + 1) * size  # PS3.5 8.1.1: a frame may begin within a byte
-        yield _Bits(packed[begin // 8 : -(-end // 8)], begin % 8, (rows, columns))
+    return start
 
 
-def _position(plane: bytes) -> list[float]:
-    """Return the position in a PlanePositionSequence, LPS mm."""
-    return parse_decimals(only_item(memoryview(plane))[_POSITION])
+def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:
+    """Return the place of a PlanePositionSequence and a DerivationImageSequence."""
+    position = np.array(parse_decimals(only_item(memoryview(plane))[_POSITION]))
+    [index] = grid.index(position[None] * LPS_TO_RAS)
+    return _Place(position, index, _images(derivations))
 
 
 def _images(derivations: bytes) -> list[tuple[str, int | None]]:
@@ -356,18 +396,25 @@ def _frame_number(image: Elements) -> int | None:
     return int(parse_text(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
 
 
-def _check_in_plane_shift(frame: _Frame, limits: NDArray[np.float64]) -> None:
-    """Refuse a frame that is shifted in its plane by more than the images of a stack may be."""
-    if (np.abs(frame.index[:2]) > limits).any():
-        raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
+def _checked_slice(place: _Place, grid: Grid, source: DicomSource | None) -> int:
+    """Return the slice at which frames are; refuse frames between slices or beside their image."""
+    k = round(float(place.index[2]))
+    if not 0 <= k < grid.shape[2] or abs(place.index[2] - k) > _MAX_OFFSET_VOXELS:
+        raise mismatch_error("a frame of the DICOM SEG is not at a slice")
+    if source is not None:
+        _check_reference(place, source.slices[k])
+        limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+        if (np.abs(place.index[:2]) > limits).any():
+            raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
+    return k
 
 
-def _check_reference(frame: _Frame, image: SourceSlice | None) -> None:
-    """Refuse a frame that is not at its source image, or that refers to a different image."""
+def _check_reference(place: _Place, image: SourceSlice | None) -> None:
+    """Refuse frames that are not at their source image, or that refer to a different image."""
     if image is None:
         raise mismatch_error("a frame of the DICOM SEG belongs to an interpolated slice")
-    distance = np.abs(frame.position - np.array(image.position, float)).max()
+    distance = np.abs(place.position - np.array(image.position, float)).max()
     if distance > _POSITION_TOLERANCE_MM:
         raise mismatch_error("a frame of the DICOM SEG is shifted against its source image")
-    if frame.images != [(image.sop_instance, image.frame)]:
+    if place.images != [(image.sop_instance, image.frame)]:
         raise mismatch_error("a frame of the DICOM SEG refers to a different source image")
