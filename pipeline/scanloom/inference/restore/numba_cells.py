@@ -50,19 +50,23 @@ def _generated(function: Callable[_P, Any]) -> Callable[..., Any]:
     return cast(Callable[..., Any], intrinsic(function))
 
 
+def as_float32(builder: Any, stored: Any, bits: Any) -> Any:
+    """Generate code for a stored score as float32: half is stored as uint16, bfloat16 as int16."""
+    if stored == types.uint16:  # half: converted by the processor
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
+    if stored == types.int16:  # bfloat16: the upper half of a float32
+        extended = builder.zext(bits, ir.IntType(32))
+        high = builder.shl(extended, ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(high, ir.FloatType())
+    return bits
+
+
 @_generated
 def to_float32(_context: Any, stored: Any) -> Any:
-    """Convert a stored score to float32: half is stored as uint16, bfloat16 as int16."""
+    """Convert a stored score to float32."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        bits = arguments[0]
-        if stored == types.uint16:  # half: converted by the processor
-            return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
-        if stored == types.int16:  # bfloat16: the upper half of a float32
-            extended = builder.zext(bits, ir.IntType(32))
-            high = builder.shl(extended, ir.Constant(ir.IntType(32), 16))
-            return builder.bitcast(high, ir.FloatType())
-        return bits
+        return as_float32(builder, stored, arguments[0])
 
     return types.float32(stored), generate
 
@@ -79,20 +83,43 @@ def rounded(_context: Any, value: Any, half: Any) -> Any:
     return types.float32(value, half), generate
 
 
+@_generated
+def _copy(_context: Any, scores: Any, at: Any, out: Any, place: Any) -> Any:
+    """Copy a score as stored at index `at` to `place` in `out`, a float32 array.
+
+    Both are contiguous. An index counts elements in memory and is not negative.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        source = context.make_array(kinds[0])(context, builder, arguments[0]).data
+        target = context.make_array(kinds[2])(context, builder, arguments[2]).data
+        value = builder.load(builder.gep(source, [arguments[1]]))
+        value = as_float32(builder, scores.dtype, value)
+        builder.store(value, builder.gep(target, [arguments[3]]))
+        return context.get_dummy_value()
+
+    return types.void(scores, types.intp, out, types.intp), generate
+
+
 @inner
 def gather(scores: Any, base: int, steps: Any, size: Any, classes: Any, out: Any) -> None:
     """Copy the scores of some classes in a block to `out` (planes, corners, classes).
 
-    `size` is the block's (planes, rows, columns). Voxels beyond it repeat the last one.
+    `size` is the block's (planes, rows, columns). Voxels beyond it repeat the last one, classes
+    beyond the last the last.
     """
-    for k in range(out.shape[2]):
-        start = base + classes[min(k, classes.shape[0] - 1)] * steps[1]
+    lanes = out.shape[2]
+    whole = size[2] == EDGE
+    for k in range(lanes):
+        start, place = base + classes[min(k, classes.shape[0] - 1)] * steps[1], k
         for p in range(EDGE):
             for b in range(EDGE):
                 row = start + min(p, size[0] - 1) * steps[0] + min(b, size[1] - 1) * steps[2]
                 for d in range(EDGE):
-                    v = to_float32(scores[row + min(d, size[2] - 1)])
-                    out[p, b * EDGE + d, k] = v
+                    at = row + (d if whole else min(d, size[2] - 1))
+                    _copy(scores, at, out, place + d * lanes)
+                place += EDGE * lanes
 
 
 _LANE_KINDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.HalfType(), LANES)
