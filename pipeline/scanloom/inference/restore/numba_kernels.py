@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.inference.restore.numba_cells import (
+from scanloom.inference.restore.numba_blocks import (
     BLOCK,
     CORNERS,
     EDGE,
@@ -31,7 +31,7 @@ from scanloom.inference.restore.numba_cells import (
 )
 
 _FEW = 3
-"""Classes that are interpolated in a whole block; more are excluded cell by cell first."""
+"""Classes that are interpolated one by one; more are interpolated and compared at once."""
 
 
 @inner

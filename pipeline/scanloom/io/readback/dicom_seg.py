@@ -7,12 +7,10 @@ comes from ImagePositionPatient, ImageOrientationPatient and PixelSpacing (PS3.3
 from __future__ import annotations
 
 import functools
-import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.world import LPS_TO_RAS
 from scanloom.io.output import file_names
+from scanloom.io.readback.dicom_seg_pixels import Bits, Pixels, iter_frames
 from scanloom.io.readback.elements import (
     Elements,
     only_item,
@@ -60,46 +59,6 @@ _PLANE, _POSITION = 0x00209113, 0x00200032
 _ORIENTATION, _COSINES = 0x00209116, 0x00200037
 _MEASURES, _SPACING = 0x00289110, 0x00280030
 _IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
-
-_PIXELS_HEADER = struct.Struct("<HH2s2xI")
-"""Tag, VR and length of PixelData, explicit little endian (PS3.5 7.1.2)."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Bits:
-    """The bits of a frame of a BINARY.
-
-    Parameters
-    ----------
-    packed : (N,) uint8 array
-        The bytes that contain the frame.
-    begin : int
-        Bits of the first byte that belong to the frame before.
-    shape : (rows, columns)
-        Shape of the frame.
-    """
-
-    packed: NDArray[np.uint8]
-    begin: int
-    shape: tuple[int, int]
-
-    def unpack(self) -> NDArray[np.bool_]:
-        """Return the pixels (rows, columns)."""
-        # PS3.5 8.1.1: bits are stored from the lowest
-        bits = np.unpackbits(self.packed, bitorder="little")
-        size = self.shape[0] * self.shape[1]
-        return bits[self.begin : self.begin + size].reshape(self.shape).view(np.bool_)
-
-    def equals(self, mask: NDArray[np.bool_]) -> bool:
-        """Return whether the frame has the shape and the pixels of a mask."""
-        if mask.shape != self.shape or self.begin or mask.size % 8:
-            return np.array_equal(self.unpack(), mask)
-        # Whole bytes are compared packed: an eighth of the memory
-        return np.array_equal(self.packed, np.packbits(mask, bitorder="little"))
-
-
-_Pixels = _Bits | NDArray[Any]
-"""Bits of a frame of a BINARY; pixels (rows, columns) of a LABELMAP, which are segment numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +128,6 @@ def check_segs(
 def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     import pydicom
 
-    # The frames of a BINARY may take more memory than the scan: they stay in the file
     dataset = pydicom.dcmread(path, stop_before_pixels=not labelmap)
     if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
         raise mismatch_error("the DICOM SEG has a different SegmentationType")
@@ -192,7 +150,7 @@ def _check_frames(
     voxels = dict.fromkeys(segments, 0)
     # Slice by slice: the labels of a slice stay in the processor's cache for all its frames
     frames = sorted(_frames_of_slices(dataset, grid, source).items(), key=lambda item: item[0][1])
-    decoded = _pixels(dataset, [frame.number for _, frame in frames])
+    decoded = iter_frames(dataset, [frame.number for _, frame in frames])
     for ((_, k), frame), pixels in zip(frames, decoded, strict=True):
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else labels_of[structure.number]
@@ -221,13 +179,13 @@ def _frames_of_slices(
     return found
 
 
-def _contains_only(frame: _Frame, pixels: _Pixels, expected: NDArray[Any], *, aligned: bool) -> bool:
+def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, aligned: bool) -> bool:
     """Return whether a frame contains the pixels of a slice and no others.
 
     `aligned` frames have their first pixel at that of the slice, others at their index.
     """
     origin = np.zeros(2) if aligned else -frame.place.index[[1, 0]]
-    if isinstance(pixels, _Bits):
+    if isinstance(pixels, Bits):
         if aligned and pixels.equals(expected):
             return True
         pixels = pixels.unpack()
@@ -344,36 +302,6 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
     rows, columns = map(float, source.spacing)
     cosines = np.array(source.orientation, dtype=np.float64)
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
-
-
-def _pixels(dataset: Dataset, order: Sequence[int]) -> Iterator[_Pixels]:
-    """Yield the pixels of frames in this order; they are decoded one at a time, to limit memory."""
-    from pydicom.pixels import iter_pixels
-
-    if dataset.BitsAllocated != 1:
-        yield from iter_pixels(dataset, indices=order)
-        return
-    rows, columns = dataset.Rows, dataset.Columns
-    size = rows * columns
-    with Path(dataset.filename).open("rb", buffering=0) as file:
-        start = _start_of_pixels(file, size * dataset.NumberOfFrames)
-        for n in order:
-            begin, end = n * size, (n + 1) * size  # PS3.5 8.1.1: a frame may begin within a byte
-            file.seek(start + begin // 8)
-            packed = np.frombuffer(file.read(-(-end // 8) - begin // 8), np.uint8)
-            yield _Bits(packed, begin % 8, (rows, columns))
-
-
-def _start_of_pixels(file: BinaryIO, bits: int) -> int:
-    """Return the offset of so many bits in a file that ends with them, as PixelData."""
-    length = -(-bits // 8)
-    length += length % 2  # PS3.5 8.1: an even number of bytes
-    start = file.seek(0, os.SEEK_END) - length
-    file.seek(max(0, start - _PIXELS_HEADER.size))
-    header = _PIXELS_HEADER.pack(0x7FE0, 0x0010, b"OB", length)
-    if file.read(_PIXELS_HEADER.size) != header:
-        raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
-    return start
 
 
 def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:

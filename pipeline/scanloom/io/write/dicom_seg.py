@@ -56,8 +56,7 @@ if TYPE_CHECKING:
 FIRST_SERIES_NUMBER = 900
 """SeriesNumber of the first model; each model has two (its own grid, the rectangular grid)."""
 
-_BUFFER_BYTES = 1 << 22
-"""Bytes that are written at once: file systems take a few large pieces faster than many."""
+_BUFFER_BYTES = 1 << 22  # written at once: file systems take few large pieces faster than many
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Labels a block of a slice where many classes remain, as in noise, compiled by Numba.
 
 Scores of the block are copied with all classes of a voxel together, so that processors interpolate
-and compare many classes at once. No step depends on the scores: on noise, wrongly predicted branches
-would take longer than interpolating classes that cannot win.
+and compare many classes at once. No branch depends on the scores: in noise, wrongly predicted
+branches would take longer than the interpolation of classes that cannot win.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 BLOCK = 4
@@ -39,7 +40,8 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def inner(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a function as `compiled` does, that allocates no array.
 
-    It counts no references of the arrays it is given: in loops this takes longer than all else.
+    It does not count references to the arrays it is given: these atomic operations would take
+    longer than all else. If Numba drops this option, `restore.cpu` uses plain torch.
     """
     decorate = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract"}, _nrt=False)
     return cast(Callable[_P, _R], decorate(function))
@@ -123,7 +125,6 @@ def gather(scores: Any, base: int, steps: Any, size: Any, classes: Any, out: Any
 
 
 _LANE_KINDS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.HalfType(), LANES)
-_FUSED = ("nsz", "contract")
 
 
 def _place(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
@@ -149,9 +150,12 @@ def _between(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
         builder.load(_place(context, builder, kind, arguments[0], n), align=4)
         for n in arguments[1:3]
     )
-    change = builder.fsub(b, a, flags=_FUSED)
-    change = builder.fmul(_repeated(builder, arguments[3]), change, flags=_FUSED)
-    return builder.fadd(a, change, flags=_FUSED)
+    kind = _LANE_KINDS[0]
+    # By an intrinsic, so that two calls give the same bits: fused or not, as suits the processor
+    multiply_add = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fmuladd.v{LANES}f32"
+    )
+    return builder.call(multiply_add, [_repeated(builder, arguments[3]), builder.fsub(b, a), a])
 
 
 def _rounded_between(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
@@ -180,7 +184,7 @@ def _interpolate(_context: Any, scores: Any, a: Any, b: Any, t: Any, out: Any, p
 
 @_generated
 def _largest(_context: Any, at_columns: Any, above: Any, below: Any, t: Any, half: Any) -> Any:
-    """Return the largest score of `LANES` classes of a voxel, interpolated by `_between`; NaN is -inf."""
+    """Return the largest of `LANES` scores of a voxel, as of `_rounded_between`; NaN is -inf."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = _rounded_between(context, builder, signature.args, arguments)
