@@ -154,20 +154,6 @@ def test_of_equal_scores_the_first_wins_in_noise(classes: int, rounded: bool) ->
     assert restore_cases.wrong(case, [labels]) == 0
 
 
-def test_classes_that_are_no_numbers_do_not_win_in_noise() -> None:
-    noise = torch.randn(6, 20, 7, 9, generator=torch.Generator().manual_seed(9))
-    at = restore_cases.spread(6, 5), restore_cases.spread(7, 11), restore_cases.spread(9, 13)
-    kept = [n for n in range(20) if n % 3 != 2]
-    scores = noise.clone()
-    scores[:, 2::3] = float("nan")
-
-    (labels,) = labelled(Case(scores, at), cpu.label)
-
-    assert not (labels % 3 == 2).any()
-    known = np.searchsorted(kept, labels)
-    assert restore_cases.wrong(Case(noise[:, kept], at), [known]) == 0
-
-
 PROBE = """
 import warnings
 warnings.simplefilter("error")
