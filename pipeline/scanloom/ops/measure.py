@@ -45,9 +45,7 @@ class _Bins:
     count: int
 
     def of(self, values: NDArray[Any]) -> _IntArray:
-        """Return the bin number of each value."""
-        if self.exact:
-            return np.asarray(np.subtract(values, int(self.low), dtype=np.int64))
+        """Return the coarse bin of each value."""
         if self.high == self.low:
             return np.zeros(values.shape, np.int64)
         scale = (self.count - 1) / (self.high - self.low)
@@ -169,11 +167,12 @@ def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
         structure = row_of[runs.value]
         voxels += np.bincount(structure, runs.length, count + 1).astype(np.int64)
         row = runs.start // rows
-        i = runs.start - row * rows
-        begins[i, structure] = True
-        ends[i + runs.length - 1, structure] = True
+        # Flat indices: NumPy takes half the time of pairs of indices
+        i = (runs.start - row * rows) * (count + 1) + structure
+        begins.reshape(-1)[i] = True
+        ends.reshape(-1)[i + (runs.length - 1) * (count + 1)] = True
         filled = np.zeros((slab.stop - slab.start, columns, count + 1), bool)
-        filled.reshape(-1, count + 1)[row, structure] = True
+        filled.reshape(-1)[row * (count + 1) + structure] = True
         in_j |= filled.any(axis=0)
         in_k[slab] = filled.any(axis=1)
     pairs = ((begins, ends), (in_j, in_j), (in_k, in_k))
@@ -220,12 +219,11 @@ def _valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
     return is_valid if values.dtype.kind in "iu" else is_valid & np.isfinite(values)
 
 
-def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[_IntArray, NDArray[Any]]]:
-    """Yield, by slabs, the structures (N,), from 1, and intensities (N,) of valid voxels.
+def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Yield, by slabs, the labels (N,) and intensities (N,) of valid voxels.
 
-    Voxels of the background may be among them, as structure 0, where most voxels are labelled.
+    Voxels of the background may be among them where most voxels are labelled.
     """
-    row_of = _structure_rows(layer)
     for slab in iter_slabs(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
@@ -233,19 +231,24 @@ def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[_IntArray, NDArr
         if 2 * np.count_nonzero(labels) < labels.size or not is_valid.all():
             is_valid &= labels != 0
             labels, values = labels[is_valid], values[is_valid]
-        yield row_of[labels], values
+        yield labels, values
 
 
 def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
     """Return mean, sd and quantiles of each structure."""
     n = len(layer.structures) + 1  # row 0 is for labels without a structure
     histogram, sums = np.zeros((n, bins.count), np.int64), np.zeros(n)
-    for row, values in _foreground(layer, volume):
-        cells = row * bins.count
-        cells += bins.of(values)
+    row_of = _structure_rows(layer)
+    first_cell = row_of * bins.count - (int(bins.low) if bins.exact else 0)
+    work = np.empty(0, np.int64)  # for all slabs: memory that is new takes longer than the sums
+    for labels, values in _foreground(layer, volume):
+        if work.size < labels.size:
+            work = np.empty(labels.size, np.int64)
+        cells = first_cell.take(labels, out=work[: labels.size], mode="clip")  # unbuffered
+        np.add(cells, values if bins.exact else bins.of(values), out=cells, dtype=np.int64)
         histogram += np.bincount(cells, minlength=histogram.size).reshape(histogram.shape)
         if not bins.exact:
-            sums += np.bincount(row, values, n)
+            sums += np.bincount(row_of[labels], values, n)
     total = histogram.sum(axis=1)
     if not bins.exact:
         return _refined(layer, volume, bins, histogram, _ratio(sums, total))
@@ -264,7 +267,9 @@ def _refined(
     is_needed = np.zeros(histogram.shape, bool)
     np.put_along_axis(is_needed, rank_bins, values=True, axis=1)
     square, kept = np.zeros(len(mean)), []
-    for row, values in _foreground(layer, volume):
+    row_of = _structure_rows(layer)
+    for labels, values in _foreground(layer, volume):
+        row = row_of[labels]
         square += np.bincount(row, (values - mean[row]) ** 2, len(mean))
         is_kept = is_needed[row, bins.of(values)]
         kept.append((row[is_kept], values[is_kept]))

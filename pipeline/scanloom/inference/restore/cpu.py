@@ -128,7 +128,7 @@ def _kernels() -> ModuleType:
 
 def _digest() -> str:
     """Return a hash of the kernels' code: Numba looks for changes in a function's own file only."""
-    sources = [Path(__file__).with_name(f"numba_{name}.py") for name in ("cells", "kernels")]
+    sources = [Path(__file__).with_name(f"numba_{name}.py") for name in ("blocks", "kernels")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 

@@ -16,24 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.inference.restore.numba_cells import (
+from scanloom.inference.restore.numba_blocks import (
     BLOCK,
     CORNERS,
     EDGE,
     LANES,
     compiled,
     gather,
-    label_cells,
+    inner,
+    label_block,
     lerp,
     rounded,
     to_float32,
 )
 
 _FEW = 3
-"""Classes that are interpolated in a whole block; more are excluded cell by cell first."""
+"""Classes that are interpolated one by one; more are interpolated and compared at once."""
 
 
-@compiled
+@inner
 def _bounds(
     scores: Any, start: int, steps: Any, planes: int, rows: int, low: Any, high: Any, work: Any
 ) -> None:
@@ -61,7 +62,7 @@ def _bounds(
             high[n] = max(high[n], work[1, d])
 
 
-@compiled
+@inner
 def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
     """Write to `remaining` which classes can win in block `n`; return their number, at least 1."""
     largest_minimum = low[0, n]
@@ -78,7 +79,7 @@ def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
     return count
 
 
-@compiled
+@inner
 def _interpolate(
     scores: Any,
     base: Any,
@@ -108,7 +109,7 @@ def _interpolate(
             at_columns[b, j] = plane[b, d] + weight[j] * (plane[b, d + 1] - plane[b, d])
 
 
-@compiled
+@inner
 def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
     """Fill a block of a slice with one label."""
     for i in range(size[0]):
@@ -170,7 +171,7 @@ def argmax_rows(
     lanes = -(-classes // LANES) * LANES
     gathered = np.empty(EDGE * CORNERS * lanes, np.float32)
     between = np.empty(CORNERS * lanes, np.float32)
-    cell = (np.empty((2, lanes), np.float32), np.zeros(lanes, np.int64))
+    block_columns = np.empty(EDGE * max_columns * lanes, np.float32)
     for n in range(along[2].shape[1] - 1):
         if along[2][0, n] == along[2][0, n + 1]:
             continue
@@ -207,17 +208,17 @@ def argmax_rows(
                         index[j] = columns[0][column_line, j0 + j] - d0
                     p, t = along[0][0, s], along[1][0, s]
                     if count > _FEW:
-                        lerp(corners[p - n * BLOCK], corners[p - n * BLOCK + 1], t, between)
+                        lerp(corners, p - n * BLOCK, t, in_slice)
                         for i in range(i1 - i0):
                             row_index[i] = rows[0][row_line, i0 + i] - b0
-                        label_cells(
+                        label_block(
                             in_slice,
                             remaining[:count],
                             (row_index[: i1 - i0], rows[1][row_line, i0:i1]),
                             (index[: j1 - j0], columns[1][column_line, j0:j1]),
                             out,
                             (offset, layout[2], layout[3]),
-                            cell,
+                            block_columns,
                             half,
                         )
                         continue

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.world import LPS_TO_RAS
 from scanloom.io.output import file_names
+from scanloom.io.readback.dicom_seg_pixels import Bits, Pixels, iter_frames
 from scanloom.io.readback.elements import (
     Elements,
     only_item,
@@ -61,58 +62,38 @@ _IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
 
 
 @dataclass(frozen=True, eq=False)
-class _Bits:
-    """The bits of a frame of a BINARY.
+class _Frame:
+    """Properties of a frame, without its pixels.
 
     Parameters
     ----------
-    packed : (N,) uint8 array
-        The bytes that contain the frame.
-    begin : int
-        Bits of the first byte that belong to the frame before.
-    shape : (rows, columns)
-        Shape of the frame.
+    number : int
+        Index of the frame in the file.
+    segment : int
+        Segment number; 0 in a LABELMAP, whose frames contain all segments.
+    place : _Place
+        Position and source images, which the frames of a slice share.
     """
 
-    packed: NDArray[np.uint8]
-    begin: int
-    shape: tuple[int, int]
-
-    def unpack(self) -> NDArray[np.bool_]:
-        """Return the pixels (rows, columns)."""
-        # PS3.5 8.1.1: bits are stored from the lowest
-        bits = np.unpackbits(self.packed, bitorder="little")
-        size = self.shape[0] * self.shape[1]
-        return bits[self.begin : self.begin + size].reshape(self.shape).view(np.bool_)
-
-    def equals(self, mask: NDArray[np.bool_]) -> bool:
-        """Return whether the frame has the shape and the pixels of a mask."""
-        if mask.shape != self.shape or self.begin or mask.size % 8:
-            return np.array_equal(self.unpack(), mask)
-        # Whole bytes are compared packed: an eighth of the memory
-        return np.array_equal(self.packed, np.packbits(mask, bitorder="little"))
+    number: int
+    segment: int
+    place: _Place
 
 
 @dataclass(frozen=True, eq=False)
-class _Frame:
-    """One decoded frame.
+class _Place:
+    """Where frames are.
 
     Parameters
     ----------
-    pixels : _Bits or (rows, columns) array
-        Bits of a BINARY; segment numbers in a LABELMAP.
-    segment : int
-        Segment number; 0 in a LABELMAP, whose frames contain all segments.
     position : (3,) array
         Position of the first pixel, LPS mm.
     index : (3,) array
         Fractional index of that position on the segmentation's grid.
     images : list of (str, int or None)
-        SOPInstanceUID and frame number of the source images that the frame refers to.
+        SOPInstanceUID and frame number of the source images that the frames refer to.
     """
 
-    pixels: _Bits | NDArray[Any]
-    segment: int
     position: NDArray[np.float64]
     index: NDArray[np.float64]
     images: list[tuple[str, int | None]]
@@ -147,7 +128,7 @@ def check_segs(
 def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     import pydicom
 
-    dataset = pydicom.dcmread(path)
+    dataset = pydicom.dcmread(path, stop_before_pixels=not labelmap)
     if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
         raise mismatch_error("the DICOM SEG has a different SegmentationType")
     for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
@@ -167,23 +148,15 @@ def _check_frames(
     segments = _segments(dataset, [s for layer in layers for s in layer.structures])
     labels_of = {s.number: layer.labels for layer in layers for s in layer.structures}
     voxels = dict.fromkeys(segments, 0)
-    seen = set()
-    limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
-    for frame in _frames(dataset, grid, source):
-        k = round(float(frame.index[2]))
-        key = (frame.segment, k)
-        between = abs(frame.index[2] - k) > _MAX_OFFSET_VOXELS
-        if not 0 <= k < grid.shape[2] or between or key in seen:
-            raise mismatch_error("a frame of the DICOM SEG is repeated or not at a slice")
-        seen.add(key)
-        if source is not None:
-            _check_reference(frame, source.slices[k])
-            _check_in_plane_shift(frame, limits)
+    # Slice by slice: the labels of a slice stay in the processor's cache for all its frames
+    frames = sorted(_frames_of_slices(dataset, grid, source).items(), key=lambda item: item[0][1])
+    decoded = iter_frames(dataset, [frame.number for _, frame in frames])
+    for ((_, k), frame), pixels in zip(frames, decoded, strict=True):
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else labels_of[structure.number]
         plane = labels[:, :, k].T
         expected = plane if structure is None else plane == structure.number
-        if not _contains_only(frame, expected, aligned=source is not None):
+        if not _contains_only(frame, pixels, expected, aligned=source is not None):
             raise mismatch_error(
                 "a frame of the DICOM SEG contains different voxels than its slice"
             )
@@ -193,13 +166,26 @@ def _check_frames(
         raise mismatch_error("frames of the DICOM SEG are missing")
 
 
-def _contains_only(frame: _Frame, expected: NDArray[Any], *, aligned: bool) -> bool:
+def _frames_of_slices(
+    dataset: Dataset, grid: Grid, source: DicomSource | None
+) -> dict[tuple[int, int], _Frame]:
+    """Return all frames by segment number and slice, after checking where they are."""
+    # Frames of one slice share their place, which is checked once
+    slice_of = functools.cache(lambda place: _checked_slice(place, grid, source))
+    found: dict[tuple[int, int], _Frame] = {}
+    for frame in _frames(dataset, grid, source):
+        if found.setdefault((frame.segment, slice_of(frame.place)), frame) is not frame:
+            raise mismatch_error("a frame of the DICOM SEG is repeated")
+    return found
+
+
+def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, aligned: bool) -> bool:
     """Return whether a frame contains the pixels of a slice and no others.
 
     `aligned` frames have their first pixel at that of the slice, others at their index.
     """
-    pixels, origin = frame.pixels, np.zeros(2) if aligned else -frame.index[[1, 0]]
-    if isinstance(pixels, _Bits):
+    origin = np.zeros(2) if aligned else -frame.place.index[[1, 0]]
+    if isinstance(pixels, Bits):
         if aligned and pixels.equals(expected):
             return True
         pixels = pixels.unpack()
@@ -255,18 +241,15 @@ def _code(item: Dataset | None) -> Code | None:
 
 
 def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:
-    """Yield decoded frames with the positions of their functional groups."""
+    """Yield the frames by their functional groups, without pixels."""
     shared = only_item(_sequence(dataset, _SHARED))
     groups = sequence_items(_sequence(dataset, _PER_FRAME))
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
     # Frames of one slice have the same bytes, which are parsed once
-    position_of, images_of = functools.cache(_position), functools.cache(_images)
-    positions = np.array([position_of(bytes(group[_PLANE])) for group in groups])
-    indices = grid.index(positions * LPS_TO_RAS)
+    place_of = functools.cache(lambda plane, images: _place(plane, images, grid))
     previous: tuple[memoryview, memoryview] | None = None
-    pixels = _pixels(dataset)
-    for group, position, index, plane in zip(groups, positions, indices, pixels, strict=True):
+    for n, group in enumerate(groups):
         merged = shared | group
         if previous != (merged[_ORIENTATION], merged[_MEASURES]):
             previous = merged[_ORIENTATION], merged[_MEASURES]
@@ -274,8 +257,8 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
         identified = _IDENTIFICATION in merged
         segment = only_item(merged[_IDENTIFICATION])[_SEGMENT] if identified else b"\0"
         number = int.from_bytes(segment, "little")
-        images = images_of(bytes(group.get(_DERIVATION, b"")))
-        yield _Frame(plane, number, position, index, images)
+        place = place_of(bytes(group[_PLANE]), bytes(group.get(_DERIVATION, b"")))
+        yield _Frame(n, number, place)
 
 
 def _sequence(dataset: Dataset, tag: int) -> memoryview:
@@ -321,26 +304,11 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
-def _pixels(dataset: Dataset) -> Iterator[_Bits | NDArray[Any]]:
-    """Yield the pixels of each frame; frames are decoded one at a time, to limit memory."""
-    from pydicom.pixels import iter_pixels
-
-    if dataset.BitsAllocated != 1:
-        yield from iter_pixels(dataset)
-        return
-    rows, columns = dataset.Rows, dataset.Columns
-    size, packed = rows * columns, np.frombuffer(dataset.PixelData, np.uint8)
-    stored = -(-size * dataset.NumberOfFrames // 8)
-    if len(packed) != stored + stored % 2:  # PS3.5 8.1: an even number of bytes
-        raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
-    for n in range(dataset.NumberOfFrames):
-        begin, end = n * size, (n + 1) * size  # PS3.5 8.1.1: a frame may begin within a byte
-        yield _Bits(packed[begin // 8 : -(-end // 8)], begin % 8, (rows, columns))
-
-
-def _position(plane: bytes) -> list[float]:
-    """Return the position in a PlanePositionSequence, LPS mm."""
-    return parse_decimals(only_item(memoryview(plane))[_POSITION])
+def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:
+    """Return the place of a PlanePositionSequence and a DerivationImageSequence."""
+    position = np.array(parse_decimals(only_item(memoryview(plane))[_POSITION]))
+    [index] = grid.index(position[None] * LPS_TO_RAS)
+    return _Place(position, index, _images(derivations))
 
 
 def _images(derivations: bytes) -> list[tuple[str, int | None]]:
@@ -356,18 +324,25 @@ def _frame_number(image: Elements) -> int | None:
     return int(parse_text(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
 
 
-def _check_in_plane_shift(frame: _Frame, limits: NDArray[np.float64]) -> None:
-    """Refuse a frame that is shifted in its plane by more than the images of a stack may be."""
-    if (np.abs(frame.index[:2]) > limits).any():
-        raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
+def _checked_slice(place: _Place, grid: Grid, source: DicomSource | None) -> int:
+    """Return the slice at which frames are; refuse frames between slices or beside their image."""
+    k = round(float(place.index[2]))
+    if not 0 <= k < grid.shape[2] or abs(place.index[2] - k) > _MAX_OFFSET_VOXELS:
+        raise mismatch_error("a frame of the DICOM SEG is not at a slice")
+    if source is not None:
+        _check_reference(place, source.slices[k])
+        limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+        if (np.abs(place.index[:2]) > limits).any():
+            raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
+    return k
 
 
-def _check_reference(frame: _Frame, image: SourceSlice | None) -> None:
-    """Refuse a frame that is not at its source image, or that refers to a different image."""
+def _check_reference(place: _Place, image: SourceSlice | None) -> None:
+    """Refuse frames that are not at their source image, or that refer to a different image."""
     if image is None:
         raise mismatch_error("a frame of the DICOM SEG belongs to an interpolated slice")
-    distance = np.abs(frame.position - np.array(image.position, float)).max()
+    distance = np.abs(place.position - np.array(image.position, float)).max()
     if distance > _POSITION_TOLERANCE_MM:
         raise mismatch_error("a frame of the DICOM SEG is shifted against its source image")
-    if frame.images != [(image.sop_instance, image.frame)]:
+    if place.images != [(image.sop_instance, image.frame)]:
         raise mismatch_error("a frame of the DICOM SEG refers to a different source image")

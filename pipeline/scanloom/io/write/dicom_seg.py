@@ -33,6 +33,7 @@ from scanloom.io.dicom.decimal_strings import decimal_strings
 from scanloom.io.output import file_names
 from scanloom.io.scan import DicomSource
 from scanloom.io.write.dicom_seg_frames import (
+    Pixels,
     SegFile,
     SegFrame,
     binary_frames,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 FIRST_SERIES_NUMBER = 900
 """SeriesNumber of the first model; each model has two (its own grid, the rectangular grid)."""
+
+_BUFFER_BYTES = 1 << 22  # written at once: file systems take few large pieces faster than many
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +122,7 @@ def write_segs(
         _assign_stable_uids(files, date_time, case.recipe)
         for n, file in enumerate(files):
             path = folder / file_names.seg_name(seg_series.stem, segmentation.model, models, n)
-            with path.open("wb") as out:
+            with path.open("wb", buffering=_BUFFER_BYTES) as out:
                 file.save(out)
             paths.append(path)
     return tuple(paths)
@@ -197,7 +200,7 @@ def _seg_file(
     dataset: Dataset,
     frames: Sequence[SegFrame],
     templates: dict[int, Dataset],
-    pixels: bytes | memoryview,
+    pixels: Pixels,
 ) -> SegFile:
     """Return a file with these frames in place of the single pixels of `dataset`."""
     dataset.NumberOfFrames = len(frames)

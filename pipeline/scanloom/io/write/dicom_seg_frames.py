@@ -3,13 +3,16 @@
 highdicom would create a mask for every frame and an object for every element of its functional
 groups. Here it creates one frame of a single pixel per slice. The functional groups are encoded
 once per slice; those of the segments of a slice differ in two numbers only.
+
+The frames of a BINARY may take more memory than the scan. They are made as they are hashed, and
+again as they are written, a few at a time.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,8 +28,14 @@ _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
 _INDEX_VALUES = struct.pack("<HH2s", 0x0020, 0x9157, b"UL")
 """Tag and VR of DimensionIndexValues. The UIDs and codes before it cannot contain these bytes."""
 
+_TOGETHER = 8
+"""Frames that are made at once: they stay in the processor's cache."""
+_LOW_BITS = 2
+"""Bits of a label in which structures differ that share a mask of all other bits."""
+
 Planes = NDArray[Any]
 """Labels (K, J, I): slices of rows and columns."""
+Chunk = bytes | memoryview
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +61,22 @@ class SegFrame:
     slice: int
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """The value of PixelData.
+
+    Parameters
+    ----------
+    length : int
+        In bytes.
+    chunks : callable
+        Returns an iterator over the bytes. A chunk is overwritten as the next is made.
+    """
+
+    length: int
+    chunks: Callable[[], Iterator[Chunk]]
+
+
 @dataclass(frozen=True, eq=False)
 class SegFile:
     """A DICOM SEG: a dataset without frames, and the frames as encoded bytes.
@@ -62,23 +87,23 @@ class SegFile:
         All elements but PerFrameFunctionalGroupsSequence and PixelData.
     groups : bytes
         The items of PerFrameFunctionalGroupsSequence, explicit little endian.
-    pixels : bytes or memoryview
+    pixels : Pixels
         The value of PixelData.
     """
 
     dataset: Dataset
     groups: bytes
-    pixels: bytes | memoryview
+    pixels: Pixels
 
     @property
-    def tail(self) -> Iterator[bytes | memoryview]:
+    def tail(self) -> Iterator[Chunk]:
         """The two encoded elements at the end of the file (PS3.5 7.1.2, A.4)."""
         yield struct.pack("<HH2s2xI", 0x5200, 0x9230, b"SQ", len(self.groups))
         yield self.groups
         encapsulated = self.dataset.file_meta.TransferSyntaxUID.is_encapsulated
-        length = _UNDEFINED if encapsulated else struct.pack("<I", len(self.pixels))
+        length = _UNDEFINED if encapsulated else struct.pack("<I", self.pixels.length)
         yield struct.pack("<HH2s2x", 0x7FE0, 0x0010, b"OB") + length
-        yield self.pixels
+        yield from self.pixels.chunks()
         if encapsulated:
             yield _SEQUENCE_END
 
@@ -91,26 +116,103 @@ class SegFile:
             file.write(chunk)
 
 
-def binary_frames(frames: Sequence[SegFrame]) -> memoryview:
+def binary_frames(frames: Sequence[SegFrame]) -> Pixels:
     """Return the frames of a BINARY, one bit per pixel (PS3.5 8.1.1), padded to an even length."""
-    rows, columns = frames[0].planes.shape[1:]
-    size = rows * columns
+    size = math.prod(frames[0].planes.shape[1:])
     length = -(-size * len(frames) // 8)
-    packed = np.zeros(length + length % 2, np.uint8)
-    together = 8 // math.gcd(size, 8)  # as few frames as fill whole bytes
+    padding = b"\0" * (length % 2)
+    if size % 8:
+        return Pixels(length + len(padding), lambda: _frames_across_bytes(frames, padding))
+    # By identity: the frames of a layer share its array
+    layers = {id(frame.planes): frame.planes for frame in frames}
+    packed = {key: _PackedLabels(planes) for key, planes in layers.items()}
+    return Pixels(length + len(padding), lambda: _frames_of_bytes(frames, packed, padding))
+
+
+def _frames_across_bytes(frames: Sequence[SegFrame], padding: bytes) -> Iterator[Chunk]:
+    """Yield frames of which not all begin with a byte, as few at once as fill whole bytes."""
+    rows, columns = frames[0].planes.shape[1:]
+    together = 8 // math.gcd(rows * columns, 8)
     masks = np.empty((together, rows, columns), np.bool_)
-    # Slice by slice: the labels of a slice stay in the processor's cache for all segments
-    for first in sorted(range(0, len(frames), together), key=lambda n: frames[n].slice):
+    for first in range(0, len(frames), together):
         batch = frames[first : first + together]
         for frame, mask in zip(batch, masks, strict=False):
             np.equal(frame.planes[frame.slice], frame.number, out=mask)
-        bits = np.packbits(masks[: len(batch)], bitorder="little")
-        offset = first * size // 8
-        packed[offset : offset + bits.size] = bits
-    return memoryview(packed)
+        yield memoryview(np.packbits(masks[: len(batch)], bitorder="little"))
+    yield padding
 
 
-def rle_frames(frames: Sequence[SegFrame]) -> bytes:
+def _frames_of_bytes(
+    frames: Sequence[SegFrame], packed: dict[int, _PackedLabels], padding: bytes
+) -> Iterator[Chunk]:
+    """Yield frames that consist of whole bytes, neighbouring slices of a structure at once."""
+    size = math.prod(frames[0].planes.shape[1:]) // 8
+    out = np.empty(_TOGETHER * size, np.uint8)
+    first = 0
+    while first < len(frames):
+        begin = frames[first]
+        count = 1
+        for frame in frames[first + 1 : first + _TOGETHER]:
+            if (frame.number, frame.slice) != (begin.number, begin.slice + count):
+                break
+            count += 1
+        slices, chunk = slice(begin.slice, begin.slice + count), out[: count * size]
+        packed[id(begin.planes)].write(begin.number, slices, chunk.reshape(count, size))
+        yield memoryview(chunk)
+        first += count
+    yield padding
+
+
+class _PackedLabels:
+    """Labels of slices, a bit per pixel for each bit of the labels.
+
+    To pack the bits of labels once takes a fraction of packing the mask of each structure.
+
+    Parameters
+    ----------
+    planes : (K, J, I) array
+        Labels; J times I is divisible by 8.
+    """
+
+    def __init__(self, planes: Planes) -> None:
+        count = max(_LOW_BITS, int(planes.max(initial=0)).bit_length())
+        shape = len(planes), planes[0].size // 8
+        self._bits = [np.empty(shape, np.uint8) for _ in range(count)]
+        plane_bit = np.empty(planes.shape[1:], planes.dtype)
+        for k, plane in enumerate(planes):
+            for n, packed in enumerate(self._bits):
+                np.bitwise_and(plane, 1 << n, out=plane_bit)
+                packed[k] = np.packbits(plane_bit, bitorder="little")
+        self._high, self._mask = -1, np.empty(shape, np.uint8)
+
+    def write(self, number: int, slices: slice, out: NDArray[np.uint8]) -> None:
+        """Write the mask of a number in some slices to `out` (slices, bytes).
+
+        It is fastest if numbers ascend: four in a row have all bits but two in common.
+        """
+        if self._high != number >> _LOW_BITS:
+            self._high = number >> _LOW_BITS
+            self._mask[:] = 0xFF if self._high >> (len(self._bits) - _LOW_BITS) == 0 else 0
+            for n, packed in enumerate(self._bits[_LOW_BITS:]):
+                _and(self._mask, packed, self._high >> n & 1, self._mask)
+        mask = self._mask[slices]
+        for n, packed in enumerate(self._bits[:_LOW_BITS]):
+            _and(mask, packed[slices], number >> n & 1, out)
+            mask = out
+
+
+def _and(
+    mask: NDArray[np.uint8], packed: NDArray[np.uint8], bit: int, out: NDArray[np.uint8]
+) -> None:
+    """Write the bits of a mask where the packed bits are `bit`."""
+    if bit:
+        np.bitwise_and(mask, packed, out=out)
+    else:
+        np.bitwise_or(mask, packed, out=out)
+        np.bitwise_xor(out, packed, out=out)
+
+
+def rle_frames(frames: Sequence[SegFrame]) -> Pixels:
     """Return the frames of a LABELMAP, run-length encoded and encapsulated (PS3.5 A.4, G)."""
     from highdicom.frame import encode_frame
     from pydicom.encaps import encapsulate
@@ -127,7 +229,8 @@ def rle_frames(frames: Sequence[SegFrame]) -> bytes:
         )
         for frame in frames
     ]
-    return bytes(encapsulate(encoded))
+    value = bytes(encapsulate(encoded))
+    return Pixels(len(value), lambda: iter((value,)))
 
 
 def functional_groups(frames: Sequence[SegFrame], templates: dict[int, Dataset]) -> bytes:
@@ -146,35 +249,37 @@ def functional_groups(frames: Sequence[SegFrame], templates: dict[int, Dataset])
 
 @dataclass(frozen=True)
 class _Template:
-    """The encoded item of a slice, in which the segment number can be replaced.
+    """The encoded item of a slice, in parts between which the segment number stands.
 
     Parameters
     ----------
-    content : bytes
-        The item's elements, explicit little endian.
-    index : int
-        Offset of the first dimension index, which is the segment number (uint32).
-    identified : bool
-        Whether the item ends with a ReferencedSegmentNumber (uint16); false in a LABELMAP.
+    before : bytes
+        The item's beginning, up to the first dimension index, which is the segment number (uint32).
+    after : bytes
+        What follows, up to ReferencedSegmentNumber (uint16).
+    whole : bytes
+        The item as it is, in a LABELMAP, which has no such number; else empty.
     """
 
-    content: bytes
-    index: int
-    identified: bool
+    before: bytes
+    after: bytes
+    whole: bytes = b""
 
     @classmethod
     def from_item(cls, item: Dataset) -> _Template:
         content = encode_dataset(item)
-        index = content.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # 2-byte length
-        return cls(content, index, "SegmentIdentificationSequence" in item)
+        encoded = _ITEM + struct.pack("<I", len(content)) + content
+        if "SegmentIdentificationSequence" not in item:
+            return cls(b"", b"", encoded)
+        index = encoded.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # 2-byte length
+        return cls(encoded[:index], encoded[index + 4 : -2])
 
     def item(self, segment: int) -> bytes:
         """Return the item for that segment number."""
-        content = bytearray(self.content)
-        if self.identified:
-            struct.pack_into("<I", content, self.index, segment)
-            struct.pack_into("<H", content, len(content) - 2, segment)
-        return _ITEM + struct.pack("<I", len(content)) + content
+        if self.whole:
+            return self.whole
+        number = segment.to_bytes(4, "little")
+        return b"".join((self.before, number, self.after, number[:2]))
 
 
 def encode_dataset(dataset: Dataset) -> bytes:

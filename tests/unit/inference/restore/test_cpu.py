@@ -139,6 +139,21 @@ def test_scores_that_are_no_numbers_give_labels_all_the_same() -> None:
         assert labels.max() < scores.shape[1]
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("classes", [4, 16, 17, 33])
+def test_of_equal_scores_the_first_wins_in_noise(classes: int, rounded: bool) -> None:
+    """Each class is there twice, as is each number of classes that is compared at once."""
+    noise = torch.randn(6, classes, 7, 9, generator=torch.Generator().manual_seed(classes))
+    noise = (noise + 8).to(torch.float16) if rounded else noise
+    at = restore_cases.spread(6, 5), restore_cases.spread(7, 11), restore_cases.spread(9, 13)
+    case = Case(torch.cat([noise, noise], dim=1), at, rounded=rounded)
+
+    (labels,) = labelled(case, cpu.label)
+
+    assert labels.max() < classes
+    assert restore_cases.wrong(case, [labels]) == 0
+
+
 PROBE = """
 import warnings
 warnings.simplefilter("error")

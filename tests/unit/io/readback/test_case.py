@@ -218,6 +218,22 @@ def test_wrong_frames_are_caught(fault: str | None, seg: str, tmp_path: Path) ->
         written.read_back()
 
 
+@pytest.mark.parametrize("change", [b"", b"\0\0", None])
+def test_files_that_do_not_end_with_their_frames_are_caught(
+    change: bytes | None, tmp_path: Path
+) -> None:
+    """Nothing, bytes behind the frames, and the last two bytes left out."""
+    scan = wc.dicom_scan("PSL", 20.0)
+    written = Written(tmp_path, scan, wc.segmentation_of(scan))
+    path = tmp_path / "dicom" / "segmentation.dcm"
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] if change is None else data + change)
+    if change == b"":
+        written.read_back()
+    else:
+        assert written.is_caught()
+
+
 def move(dataset: pydicom.Dataset, along: int, by: float) -> None:
     """Move all frames by pixels along rows (0) or columns (1)."""
     shared = dataset.SharedFunctionalGroupsSequence[0]
