@@ -103,13 +103,15 @@ def import_heavy(kind: str = "") -> None:
     kind : str
         Of the series, if known: the tables that a DICOM SEG needs are read too.
     """
-    for name in DEFERRED_MODULES:
-        importlib.import_module(name)
-    if kind == DICOM:
-        from scanloom.io.write.dicom_seg import read_standard
+    try:
+        for name in DEFERRED_MODULES:
+            importlib.import_module(name)
+        if kind == DICOM:
+            from scanloom.io.write.dicom_seg import read_standard
 
-        read_standard()
-    collect_garbage_as_usual()
+            read_standard()
+    finally:
+        collect_garbage_as_usual()
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import NoReturn
 
 UNUSED_PACKAGES = (
     "cffi",
@@ -77,14 +79,20 @@ def _hide(names: Sequence[str]) -> list[str]:
     return hidden
 
 
-class _Absent(MetaPathFinder):
-    """Answers imports of pandas as if it were not installed.
+class _Absent(MetaPathFinder, Loader):
+    """Answers imports of pandas with the error of a package that is not installed.
 
-    Unlike None in `sys.modules`, which Cython takes for a module: pyarrow would fail.
+    Unlike None in `sys.modules`, which Cython takes for a module: pyarrow would fail. A search that
+    imports nothing succeeds: torch's compiler looks for pandas to know its folder.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> None:
-        if fullname == UNUSED_TABLES:
-            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname == UNUSED_TABLES else None
+
+    def create_module(self, spec: ModuleSpec) -> NoReturn:
+        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> NoReturn:
+        raise NotImplementedError
