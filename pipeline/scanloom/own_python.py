@@ -12,7 +12,8 @@ import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PATH = "PYTHONPATH"
@@ -35,6 +36,15 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(*_RARE_THRESHOLDS)
 
 
+def collect_no_garbage() -> None:
+    """Stop the collector until `collect_garbage_as_usual`, if `collect_garbage_rarely` was called.
+
+    A case's libraries alone create a million objects.
+    """
+    if gc.get_threshold() == _RARE_THRESHOLDS:
+        gc.disable()
+
+
 def collect_garbage_as_usual() -> None:
     """End `collect_garbage_rarely`, if it was called: all libraries have been imported.
 
@@ -42,7 +52,29 @@ def collect_garbage_as_usual() -> None:
     """
     if gc.get_threshold() == _RARE_THRESHOLDS:
         gc.freeze()
+        gc.enable()
         gc.set_threshold(*_USUAL_THRESHOLDS)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector: many objects are allocated, none in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def let_idle_threads_sleep() -> None:
+    """Let OpenBLAS's threads sleep when they are idle, before NumPy is imported.
+
+    NumPy and SciPy have a copy each. Their threads wait actively for 2^26 cycles after they have
+    started, and after each product: 0.03 s of a processor per thread.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the fewest
 
 
 def own_environment() -> dict[str, str]:

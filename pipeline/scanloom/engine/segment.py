@@ -51,6 +51,7 @@ from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
+from scanloom.own_python import collect_no_garbage
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -283,7 +284,7 @@ class _Session:
         self._check_output()
         self._check_headers(case)
         source = source_from_series(case.series, case.id)
-        with self._networks() as predictors:
+        with self._networks(case.series.kind) as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
 
     def _check_output(self) -> None:
@@ -311,17 +312,18 @@ class _Session:
             check_memory(need, self.options.memory_limit)
 
     @contextmanager
-    def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
+    def _networks(self, kind: str) -> Iterator[Callable[[], Sequence[Predictor]]]:
         """Yield a callable that returns the networks; at first they load while the scan is read."""
         if self._predictors is not None:
             known = self._predictors
             yield lambda: known
             return
+        collect_no_garbage()
         # Reading and importing both change the process's warning filters for a while: what
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._load_networks)
-            pool.submit(import_heavy)  # while the network runs
+            pool.submit(import_heavy, kind)  # while the network runs
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:

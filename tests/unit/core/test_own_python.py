@@ -11,7 +11,13 @@ import pytest
 
 import scanloom
 from scanloom.io.system.scratch_folders import FOLDER_PREFIX, LOCK_NAME, private_temporary_folder
-from scanloom.own_python import is_closed, own_environment, own_python, safe_path
+from scanloom.own_python import (
+    is_closed,
+    let_idle_threads_sleep,
+    own_environment,
+    own_python,
+    safe_path,
+)
 
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
 NOBODY = 65534
@@ -149,13 +155,29 @@ def test_no_module_of_the_working_folder_is_imported(module: str, tmp_path: Path
 def test_garbage_is_collected_rarely_only_while_libraries_are_imported() -> None:
     script = """
 import gc
-from scanloom.own_python import collect_garbage_as_usual, collect_garbage_rarely
+from scanloom.own_python import (
+    collect_garbage_as_usual, collect_garbage_rarely, collect_no_garbage
+)
 usual = gc.get_threshold()
+collect_no_garbage()
 collect_garbage_as_usual()
-assert gc.get_freeze_count() == 0  # a user's process is left alone
+assert gc.isenabled() and gc.get_freeze_count() == 0  # a user's process is left alone
 collect_garbage_rarely()
-assert gc.get_threshold() > usual
+assert gc.isenabled() and gc.get_threshold() > usual
+collect_no_garbage()
+assert not gc.isenabled()
 collect_garbage_as_usual()
-assert gc.get_threshold() == usual and gc.get_freeze_count() > 0
+assert gc.isenabled() and gc.get_threshold() == usual and gc.get_freeze_count() > 0
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("own", ["", "20"])
+def test_idle_threads_sleep_at_once_unless_the_user_chose_a_time(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", own)
+    if not own:
+        monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT")
+    let_idle_threads_sleep()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == (own or "4")

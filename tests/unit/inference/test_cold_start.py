@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from scanloom.cards.store import shipped
 
 ESTIMATE = """
 import sys
@@ -22,6 +25,37 @@ with without_optional_imports():
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
+SEGMENT = """
+import gc, sys
+from scanloom.cli.main import main
+usual = gc.get_threshold()
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+assert gc.isenabled() and gc.get_threshold() == usual
+names = "matplotlib nrrd pandas requests scipy.signal skimage sympy tifffile torch._dynamo"
+modules = "apps.detection engines inferers losses metrics"
+named = [*names.split(), *(f"monai.{name}" for name in modules.split()), "pyarrow.compute"]
+print([name for name in named if sys.modules.get(name) is not None])
+"""
+
+LIBRARY = """
+import gc, os, sys
+timeout = os.environ.get("OPENBLAS_THREAD_TIMEOUT")
+usual = gc.get_threshold()
+import scanloom
+scanloom.segment(sys.argv[1], model="ct_tissue", out=sys.argv[2])
+assert gc.isenabled() and gc.get_threshold() == usual and gc.get_freeze_count() == 0
+assert os.environ.get("OPENBLAS_THREAD_TIMEOUT") == timeout
+assert None not in sys.modules.values()
+import monai
+import pyarrow, scipy.optimize, scipy.signal, scipy.sparse.linalg, skimage.measure, ssl
+assert monai.losses.DiceLoss and monai.metrics.DiceMetric and monai.inferers.SimpleInferer
+assert pyarrow.table({"a": [1]}).to_pandas()["a"].sum() == 1
+assert len(scanloom.measurements(sys.argv[2])) > 0
+"""
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neither_loading_nor_the_estimate_imports_torchs_compiler(dtype: str) -> None:
@@ -30,3 +64,20 @@ def test_neither_loading_nor_the_estimate_imports_torchs_compiler(dtype: str) ->
     done = subprocess.run(program, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_scan_is_segmented_without_importing_what_only_other_programs_need(
+    tmp_path: Path,
+) -> None:
+    asked = ["segment", str(shipped("data") / "torso_ct"), "--model", "ct_tissue", "--quiet"]
+    program = [sys.executable, "-c", SEGMENT, *asked, "--out", str(tmp_path / "out")]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_program_that_imports_scanloom_keeps_its_libraries_and_its_settings(
+    tmp_path: Path,
+) -> None:
+    scan = str(shipped("data") / "torso_ct")
+    subprocess.run([sys.executable, "-c", LIBRARY, scan, str(tmp_path / "out")], check=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import networks
 from scanloom.cards.store import find_model
-from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
+from scanloom.core import DICOM, ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.relations import check_relations, structures_of_results
@@ -87,6 +87,7 @@ DEFERRED_MODULES = (
     "scipy.sparse.csgraph",
     "highdicom",
     "nibabel",
+    "SimpleITK",
     "PIL.Image",
     "scanloom.io.volumes.nifti",
     "scanloom.inference.memory_estimate",
@@ -94,11 +95,23 @@ DEFERRED_MODULES = (
 """Modules that the steps of a case import on first use."""
 
 
-def import_heavy() -> None:
-    """Import the modules that reading and writing need, outside the timed steps of a case."""
-    for name in DEFERRED_MODULES:
-        importlib.import_module(name)
-    collect_garbage_as_usual()
+def import_heavy(kind: str = "") -> None:
+    """Import the modules that reading and writing need, outside the timed steps of a case.
+
+    Parameters
+    ----------
+    kind : str
+        Of the series, if known: the tables that a DICOM SEG needs are read too.
+    """
+    try:
+        for name in DEFERRED_MODULES:
+            importlib.import_module(name)
+        if kind == DICOM:
+            from scanloom.io.write.dicom_seg import read_standard
+
+            read_standard()
+    finally:
+        collect_garbage_as_usual()
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:

@@ -27,11 +27,11 @@ from scanloom.core import ScanError, StepTimer, blame, keep_memory_private, sett
 from scanloom.engine.case.models import import_heavy
 from scanloom.engine.case.run_case import failed_record, run_case
 from scanloom.engine.case.types import Predictor
-from scanloom.engine.machine.lean_imports import without_optional_imports
+from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
 from scanloom.engine.worker.memory_admission import MemoryAdmission
 from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
 from scanloom.io.system.messages import Message, receive
-from scanloom.own_python import collect_garbage_rarely, safe_path
+from scanloom.own_python import collect_garbage_rarely, collect_no_garbage, safe_path
 
 
 class WorkerLoop:
@@ -153,6 +153,8 @@ def limit_memory(limit: int | None) -> None:
 def main() -> None:
     """Run the child: receive the setup, then process cases."""
     collect_garbage_rarely()
+    collect_no_garbage()
+    leave_out_unused_modules()
     die_with_parent()
     keep_memory_private()
     faulthandler.enable()

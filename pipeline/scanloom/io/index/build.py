@@ -20,7 +20,7 @@ from pathlib import Path
 from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process.cpu_count import core_count
 from scanloom.io.identity import case_id, key_fingerprint, study_id
-from scanloom.io.index.inspection import FileInfo, SeriesInfo, gc_paused
+from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
 from scanloom.io.index.series import FAILED_REASONS, SeriesFiles, group_files, known_infos
 from scanloom.io.index.storage import (
@@ -38,7 +38,7 @@ from scanloom.io.output.private import PRIVATE, check_key, private_folder, write
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.unpacking import UnpackedFiles
-from scanloom.own_python import make_private_folder
+from scanloom.own_python import gc_paused, make_private_folder
 
 logger = logging.getLogger(__name__)
 

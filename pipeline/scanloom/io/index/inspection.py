@@ -7,12 +7,10 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
 from scanloom.io.formats import FORMATS, format_by_suffix
 from scanloom.io.index.body_parts import body_part
+from scanloom.own_python import gc_paused
 
 logger = logging.getLogger(__name__)
 
@@ -165,18 +164,6 @@ def inspect_chunk(files: Sequence[tuple[str, int]]) -> ChunkInfo:
             for members in groups.values()
         ]
     return ChunkInfo(infos, series)
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector: thousands of headers are allocated, none in a cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _inspect(path: str) -> tuple[FileInfo, Header | None]:

@@ -112,9 +112,7 @@ def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
     OSError
         If the crosswalk can't be written.
     """
-    table = _read(private / CROSSWALK)
-    affected = _with_ids(table, [row.id for row in sources])
-    before = _rows(table.filter(affected))
+    before, others = _split(private / CROSSWALK, [row.id for row in sources])
     folders = {row.id: row.folder for row in before if row.folder}
     added = [_in_folder(row, folders.get(row.id, "")) for row in sources]
     after = {(row.id, row.path): row for row in before}
@@ -123,10 +121,9 @@ def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
         after[row.id, row.path] = row
     if tuple(after.values()) != before:
         import pyarrow as pa
-        from pyarrow import compute, parquet
+        from pyarrow import parquet
 
-        unaffected = table.filter(compute.invert(affected))
-        updated = pa.concat_tables([unaffected, _table(list(after.values()))])
+        updated = pa.concat_tables([*others, _table(list(after.values()))])
         write_private(private / CROSSWALK, lambda path: parquet.write_table(updated, path))
 
 
@@ -214,6 +211,17 @@ def _read(path: Path) -> pa.Table:
             "move it aside, and the next run makes a new one from the scans that it finds"
         )
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+
+
+def _split(path: Path, ids: Sequence[str]) -> tuple[tuple[SourceRecord, ...], list[pa.Table]]:
+    """Return the rows of a crosswalk that have one of the ids, and a table of the others."""
+    if not path.exists():  # the first case of OUT: importing pyarrow.compute takes 0.03 s
+        return (), []
+    from pyarrow import compute
+
+    table = _read(path)
+    affected = _with_ids(table, ids)
+    return _rows(table.filter(affected)), [table.filter(compute.invert(affected))]
 
 
 def _with_ids(table: pa.Table, ids: Sequence[str]) -> pa.ChunkedArray:

@@ -79,6 +79,15 @@ class _Series:
         return self.stem == "segmentation_rect"
 
 
+def read_standard() -> None:
+    """Let highdicom read its tables of the standard, 23 MB of JSON, as it does once per process."""
+    import highdicom as hd
+    from pydicom.uid import SegmentationStorage
+
+    uid = _uid("standard")
+    hd.SOPClass(uid, uid, 1, uid, SegmentationStorage, 1, "SEG", manufacturer="scanloom")
+
+
 def write_segs(
     folder: Path,
     segmentation: Segmentation,

@@ -18,7 +18,7 @@ from pydicom.uid import UID
 from scanloom.core import Case, Segmentation
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.write.dicom_seg import write_segs
+from scanloom.io.write.dicom_seg import read_standard, write_segs
 from scanloom.io.write.dicom_seg_references import content_datetime, reference_headers
 from support import case_folders
 
@@ -504,3 +504,13 @@ def test_frames_stand_as_highdicom_puts_them(overlap: bool, tmp_path: Path) -> N
         assert ours[name].to_json_dict(None, 0) == theirs[name].to_json_dict(None, 0)
     assert ours.NumberOfFrames == theirs.NumberOfFrames
     np.testing.assert_array_equal(ours.pixel_array, theirs.pixel_array)
+
+
+def test_highdicom_reads_its_tables_once_and_before_a_segmentation() -> None:
+    tables = pytest.importorskip("highdicom._standard_utils").get_module_attribute_map
+
+    read_standard()
+    before = tables.cache_info()
+    read_standard()
+
+    assert (before.currsize, tables.cache_info().misses) == (1, before.misses)
