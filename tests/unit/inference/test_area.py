@@ -64,7 +64,7 @@ def test_orientation_after_resampling_is_monais(
 ) -> None:
     """VISTA3D resamples along the scan's own axes; ties at ratios of 2 are decided there too.
 
-    If all voxels are ties on turned axes, rounding differs in 0.5 % of them.
+    On turned axes MONAI decides ties by rounding errors, which differ between processors.
     """
     transforms: Any = pytest.importorskip("monai.transforms")
     data: Any = pytest.importorskip("monai.data")
@@ -93,5 +93,10 @@ def test_orientation_after_resampling_is_monais(
     restorer.add(ScorePlanes(0, in_planes(scores, plan.network_axis(plan.lead))))
     (labels,) = restorer.finish(lambda decided: decided)
 
-    equal = np.mean(labels == back["pred"].numpy()[0])
-    assert equal == 1.0 if not turn or spacing[0] == 0.7 else equal >= 0.995
+    voxels = np.argwhere(labels != back["pred"].numpy()[0])
+    if turn:
+        inverse = np.linalg.inv(plan.network.affine) @ grid.affine
+        position = voxels @ inverse[:3, :3].T + inverse[:3, 3]
+        between = np.abs(position - np.floor(position) - 0.5) < 1e-3
+        voxels = voxels[~between.any(axis=1)]  # others lie in the middle of two network voxels
+    assert len(voxels) == 0
