@@ -4,7 +4,7 @@
 
 Needs scanloom installed and the data that `scanloom.training.tissue_data` names: in SCANLOOM_TRAIN,
 or in ../shared/data beside the checkout. Also draws torsos with other seeds than that of the sample
-study, which is in no training set. With WEIGHTS of an earlier version, only the last phases run.
+study, which is in no training set. With WEIGHTS of version 0.4.0, only the phases since then run.
 `evaluate_ct_tissue.py` judges the result.
 """
 
@@ -49,6 +49,9 @@ from torso_anatomy import M, torso
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (101, 102, 103, 104)
+AVERAGED = (2, 3, 7, 8)
+"""Of ORGAN_PHASES and MARROW_PHASES, from 1, those after which weights are averaged: the first find
+more marrow, the last fewer kidneys."""
 ENHANCED_HU = {
     M.KIDNEY: 215.0,
     M.BLOOD: 170.0,
@@ -146,7 +149,8 @@ def main(start: Path | None) -> None:
     states = [state]
     for phase in (*ORGAN_PHASES, *MARROW_PHASES):
         states.append(train(examples, [phase], told, states[-1]))
-    state = calibrate(round_to_bfloat16(average_weights(states[-2:])), torsos)
+    averaged = [states[n] for n in AVERAGED]
+    state = calibrate(round_to_bfloat16(average_weights(averaged)), torsos)
     write(state, ROOT / "models" / "ct_tissue")
 
 
