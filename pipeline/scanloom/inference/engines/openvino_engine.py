@@ -37,7 +37,7 @@ from scanloom.inference.network.exact_layers import find_exact_layers
 from scanloom.inference.network.free_memory import drop_file_pages, return_free_memory
 from scanloom.inference.network.planes import PlaneNetwork
 
-_FORM = 4
+_FORM = 5
 """Version of this module's exports: to be raised when they change."""
 _GRAPH, _WEIGHTS = "network.xml", "network.bin"
 _TRACED_SIZE = 48

@@ -7,6 +7,7 @@ of means, along an axis each, keep them, and take no more time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ def pool_norms(model: Any) -> None:
     model : openvino.Model
         A network for inputs of a fixed size. It is changed.
     """
+    before = {node.get_friendly_name() for node in model.get_ops()}
     for node in model.get_ordered_ops():
         if not _is_norm(node) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
             continue
         grouped = node.get_type_name() == "GroupNormalization"
         pooled = _group_norm(node) if grouped else _instance_norm(node)
+        _name_steps(pooled, node, before)
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(pooled.output(0))
     model.validate_nodes_and_infer_types()
@@ -47,7 +50,7 @@ def _instance_norm(node: Any) -> Any:
     centred = ops.subtract(values, _pooled_mean(values))
     variance = _pooled_mean(ops.multiply(centred, centred))
     scale = _inverse_root(variance, node.get_attributes()["eps"])
-    return _named(ops.multiply(centred, scale), node)
+    return ops.multiply(centred, scale)
 
 
 def _group_norm(node: Any) -> Any:
@@ -71,7 +74,7 @@ def _group_norm(node: Any) -> Any:
     scale = _inverse_root(variance, node.get_attributes()["epsilon"])
     factors = ops.multiply(scale, ops.reshape(weight, [1, channels, *ones], False))
     shifts = ops.reshape(bias, [1, channels, *ones], False)
-    return _named(ops.add(ops.multiply(centred, factors), shifts), node)
+    return ops.add(ops.multiply(centred, factors), shifts)
 
 
 def _pooled_mean(values: Any) -> Any:
@@ -95,7 +98,18 @@ def _inverse_root(variance: Any, epsilon: float) -> Any:
     return ops.power(ops.add(variance, np.float32(epsilon)), np.float32(-0.5))
 
 
-def _named(found: Any, node: Any) -> Any:
-    """Return an operation under the name of the operation that it replaces."""
-    found.set_friendly_name(node.get_friendly_name())
-    return found
+def _name_steps(found: Any, node: Any, before: Collection[str]) -> None:
+    """Name an operation, and those that lead to it, after the operation that they replace.
+
+    A layer's precision follows from its name: means of a float32 layer are taken in float32.
+    `before` are the names of the operations that were there.
+    """
+    name = node.get_friendly_name()
+    found.set_friendly_name(name)
+    steps = [found]
+    while steps:
+        for source in (value.get_node() for value in steps.pop().input_values()):
+            own = source.get_friendly_name()
+            if own not in before and not own.startswith(name):
+                source.set_friendly_name(f"{name}/{own}")
+                steps.append(source)

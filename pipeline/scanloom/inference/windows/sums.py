@@ -9,6 +9,8 @@ from scanloom.inference.windows.layout import WindowLayout, window_slices
 
 _CHANNELS_AT_ONCE = 16
 """Channels of a window's scores that are weighted at a time."""
+_CACHED_VALUES = 1 << 18
+"""Values that a processor's cache holds in two types."""
 
 
 class ScoreAccumulator:
@@ -119,10 +121,27 @@ def accumulate(
     weight : (x, y, z) tensor
         Weights of the window, of the type of the sums.
     """
-    chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
-    for total, chunk in zip(*chunks, strict=True):
-        if total.dtype is torch.float32:
+    if sums.dtype is torch.float32:
+        chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
+        for total, chunk in zip(*chunks, strict=True):
             total.addcmul_(chunk.to(torch.float32), weight)
-        else:
-            total.add_(chunk.mul_(weight))
+    else:
+        _add_half(sums, scores, weight)
     counts.add_(weight)
+
+
+def _add_half(sums: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor) -> None:
+    """Add weighted scores to half sums, in place; scores of a wider type are not rounded first.
+
+    On a CPU, torch adds types that differ one value at a time. A part that its cache holds is
+    converted, added to and converted back in a twentieth of the time, with the same bits.
+    """
+    if scores.dtype is sums.dtype or not sums.is_cpu:
+        sums.add_(scores.mul_(weight))
+        return
+    wide = torch.promote_types(scores.dtype, sums.dtype)
+    step = max(1, _CACHED_VALUES // max(1, weight[0].numel()))
+    for total, own in zip(sums, scores, strict=True):
+        parts = (torch.split(values, step) for values in (total, own, weight))
+        for part, score, factor in zip(*parts, strict=True):
+            part.copy_(part.to(wide).add_(score.mul_(factor).to(wide)))
