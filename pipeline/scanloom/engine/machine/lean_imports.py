@@ -48,7 +48,7 @@ UNUSED_MODULES = (
 networks need none of these."""
 
 UNUSED_TABLES = "pandas"
-"""MONAI and pyarrow import pandas if it is installed. The program makes no data frames."""
+"""MONAI and pyarrow import pandas if it is installed. Only `join` needs it: `bring_back_pandas`."""
 
 
 @contextmanager
@@ -70,6 +70,11 @@ def leave_out_unused_modules() -> None:
     _hide(UNUSED_MODULES)
     if UNUSED_TABLES not in sys.modules and not any(isinstance(f, _Absent) for f in sys.meta_path):
         sys.meta_path.insert(0, _Absent())
+
+
+def bring_back_pandas() -> None:
+    """Let pandas be imported again: pyarrow needs it for times in nanoseconds of others' tables."""
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Absent)]
 
 
 def _hide(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.world import LPS_TO_RAS
 from scanloom.io.output import file_names
-from scanloom.io.readback.dicom_seg_pixels import Bits, Pixels, iter_frames
+from scanloom.io.readback.dicom_seg_pixels import (
+    Bits,
+    Pixels,
+    check_pixels_follow,
+    iter_frames,
+)
 from scanloom.io.readback.elements import (
     Elements,
     only_item,
@@ -128,7 +133,10 @@ def check_segs(
 def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     import pydicom
 
-    dataset = pydicom.dcmread(path, stop_before_pixels=not labelmap)
+    with path.open("rb") as file:
+        dataset = pydicom.dcmread(file, stop_before_pixels=not labelmap)
+        if not labelmap:
+            check_pixels_follow(file, dataset)
     if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
         raise mismatch_error("the DICOM SEG has a different SegmentationType")
     for name in ("StudyInstanceUID", "FrameOfReferenceUID"):

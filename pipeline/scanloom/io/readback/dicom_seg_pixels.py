@@ -66,7 +66,12 @@ def iter_frames(dataset: Dataset, order: Sequence[int]) -> Iterator[Pixels]:
     from pydicom.pixels import iter_pixels
 
     if dataset.BitsAllocated != 1:
-        yield from iter_pixels(dataset, indices=order)
+        decoded = iter_pixels(dataset)  # without numbers of frames, all fragments are parsed
+        if list(order) == sorted(order):
+            yield from decoded
+        else:
+            frames = list(decoded)
+            yield from (frames[n] for n in order)
         return
     rows, columns = dataset.Rows, dataset.Columns
     size = rows * columns
@@ -77,6 +82,14 @@ def iter_frames(dataset: Dataset, order: Sequence[int]) -> Iterator[Pixels]:
             file.seek(start + begin // 8)
             packed = np.frombuffer(file.read(-(-end // 8) - begin // 8), np.uint8)
             yield Bits(packed, begin % 8, (rows, columns))
+
+
+def check_pixels_follow(file: BinaryIO, dataset: Dataset) -> None:
+    """Check that PixelData begins where a file was read up to, and ends with the file."""
+    begin = file.tell()
+    start = _start_of_pixels(file, dataset.Rows * dataset.Columns * dataset.NumberOfFrames)
+    if start != begin + _PIXELS_HEADER.size:
+        raise mismatch_error("PixelData does not follow the header of the DICOM SEG")
 
 
 def _start_of_pixels(file: BinaryIO, bits: int) -> int:

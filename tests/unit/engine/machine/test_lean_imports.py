@@ -43,6 +43,16 @@ assert pandas.DataFrame({"a": [1]})["a"].sum() == 1
 """
 
 
+NANOSECONDS = """
+from scanloom.engine.machine.lean_imports import bring_back_pandas, leave_out_unused_modules
+leave_out_unused_modules()
+bring_back_pandas()
+import pyarrow
+times = pyarrow.array([1_704_067_200_123_456_789], pyarrow.timestamp("ns"))
+assert times.to_pylist()[0].nanosecond == 789
+"""
+
+
 def run(script: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -57,3 +67,7 @@ def test_every_network_can_be_imported_without_the_modules_that_are_left_out() -
 
 def test_what_was_imported_before_stays_usable() -> None:
     run(EARLIER)
+
+
+def test_a_table_with_nanoseconds_can_be_read_once_pandas_is_back() -> None:
+    run(NANOSECONDS)

@@ -234,6 +234,35 @@ def test_files_that_do_not_end_with_their_frames_are_caught(
         assert written.is_caught()
 
 
+def test_bytes_between_header_and_pixels_are_caught(tmp_path: Path) -> None:
+    """pydicom would find no PixelData in such a file."""
+    scan = wc.dicom_scan("PSL", 20.0)
+    written = Written(tmp_path, scan, wc.segmentation_of(scan))
+    path = tmp_path / "dicom" / "segmentation.dcm"
+    header, pixels = path.read_bytes().rsplit(b"\xe0\x7f\x10\x00OB", 1)
+    path.write_bytes(header + b"junk" * 3 + b"\xe0\x7f\x10\x00OB" + pixels)
+    assert written.is_caught()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_labelmap_whose_fragments_cannot_be_parsed_is_caught(tmp_path: Path) -> None:
+    """Each bit of the last fragment's tag and length, and of the delimiter behind it."""
+    scan = wc.dicom_scan("PSL", 20.0)
+    written = Written(tmp_path, scan, wc.segmentation_of(scan), seg="labelmap")
+    path = tmp_path / "dicom" / "segmentation.dcm"
+    data = path.read_bytes()
+    item = data.rindex(b"\xfe\xff\x00\xe0")
+    for place in (*range(item, item + 8), len(data) - 8, len(data) - 6):
+        for bit in range(0, 8, 3):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                pydicom.dcmread(path).pixel_array  # noqa: B018
+            except Exception:  # noqa: BLE001 -- of any kind: pydicom cannot read it
+                assert written.is_caught(), (place - len(data), bit)
+
+
 def move(dataset: pydicom.Dataset, along: int, by: float) -> None:
     """Move all frames by pixels along rows (0) or columns (1)."""
     shared = dataset.SharedFunctionalGroupsSequence[0]
