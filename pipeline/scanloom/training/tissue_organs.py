@@ -21,11 +21,11 @@ _EXCRETED_HU = (250.0, 1200.0)
 """HU of urine with contrast agent in the pelvis of a kidney."""
 _MARROW_HU = 320.0
 """HU below which bone is marrow."""
-_ADDED_TO_MARROW = (-60.0, 130.0)
-_BLUR = 0.45
-"""Blur of drawn borders in voxels: as sharp as CT resampled to 3 mm."""
-_DEPTH = 6
-"""Least distance of an organ's centre from the skin, in voxels."""
+_ADDED_TO_MARROW_HU = (-60.0, 130.0)
+_BLUR_VOXELS = 0.45
+"""Standard deviation of the blur of drawn borders: as sharp as CT resampled to 3 mm."""
+_DEPTH_VOXELS = 6
+"""Least distance of an organ's centre from the skin."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Drawing:
     labels : (I, J, K) uint8 array
         Tissues, as in `tissue_rules.NAMES`.
     free : (I, J, K) bool array
-        Where may be drawn: soft tissue and fat, not beside bone, lung or skin.
+        Voxels that a shape may fill: soft tissue and fat, not beside bone, lung or skin.
     """
 
     hu: Image
@@ -48,7 +48,7 @@ class Drawing:
 
     def filled(self, shape: Mask, hu: Image | float, tissue: int) -> Drawing:
         """Return the drawing with a shape in it, of the given HU and tissue."""
-        share = ndimage.gaussian_filter(np.asarray(shape & self.free, np.float32), _BLUR)
+        share = ndimage.gaussian_filter(np.asarray(shape & self.free, np.float32), _BLUR_VOXELS)
         share[~self.free] = 0
         labels = np.where(share > 0.5, np.uint8(tissue), self.labels)
         return Drawing(np.asarray(self.hu + share * (hu - self.hu), np.float32), labels, self.free)
@@ -68,7 +68,7 @@ def add_organs(hu: Image, labels: Labels, rng: Generator) -> tuple[Image, Labels
     """
     kept = np.isin(labels, (OUTSIDE, LUNG, BONE))
     drawing = Drawing(hu, labels, ~ndimage.binary_dilation(kept, iterations=2))
-    deep = drawing.free & ~ndimage.binary_dilation(labels == OUTSIDE, iterations=_DEPTH)
+    deep = drawing.free & ~ndimage.binary_dilation(labels == OUTSIDE, iterations=_DEPTH_VOXELS)
     candidates = np.flatnonzero(deep)
     for _ in range(int(rng.integers(1, 4)) if candidates.size else 0):
         centre = np.array(np.unravel_index(int(rng.choice(candidates)), hu.shape), float)
@@ -79,8 +79,8 @@ def add_organs(hu: Image, labels: Labels, rng: Generator) -> tuple[Image, Labels
 def vary_marrow(hu: Image, labels: Labels, rng: Generator) -> Image:
     """Return HU with darker or brighter marrow, as people of other ages have."""
     marrow = (labels == BONE) & (hu < _MARROW_HU)
-    share = ndimage.gaussian_filter(marrow.astype(np.float32), _BLUR)
-    return np.asarray(hu + share * rng.uniform(*_ADDED_TO_MARROW), np.float32)
+    share = ndimage.gaussian_filter(marrow.astype(np.float32), _BLUR_VOXELS)
+    return np.asarray(hu + share * rng.uniform(*_ADDED_TO_MARROW_HU), np.float32)
 
 
 def draw_kidney(drawing: Drawing, centre: NDArray[np.float64], rng: Generator) -> Drawing:

@@ -100,4 +100,4 @@ class _Absent(MetaPathFinder, Loader):
         raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
 
     def exec_module(self, module: ModuleType) -> NoReturn:
-        raise NotImplementedError
+        raise NotImplementedError  # not reached: there is no module to execute

@@ -87,7 +87,7 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Where frames are.
+    """Position and source images of frames.
 
     Parameters
     ----------
