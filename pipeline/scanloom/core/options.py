@@ -28,6 +28,10 @@ Mirror = Literal["auto", "no"]
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 
+MAX_OVERLAP = 0.9
+"""Largest overlap of windows, as a fraction of a window: each voxel is then in up to 1,000 windows.
+Beyond it their number grows without bound, and a scan never ends. Models use 0.25 to 0.75."""
+
 T = TypeVar("T")
 
 
@@ -104,7 +108,7 @@ class ComputeOptions:
             "description": "Fraction of a window that the next window overlaps, instead of the "
             "model's: fewer windows are faster, labels differ slightly",
             "ge": 0.0,
-            "le": 0.9,
+            "le": MAX_OVERLAP,
             "examples": [0.25],
         },
     )

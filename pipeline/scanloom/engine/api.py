@@ -15,8 +15,6 @@ from scanloom.core import (
     Nan,
     Outputs,
     ReadOptions,
-    Reason,
-    ScanError,
     settle_in,
 )
 from scanloom.core.errors import in_python
@@ -26,6 +24,7 @@ from scanloom.engine.default_model import default_model
 from scanloom.engine.results.case_registry import FolderNaming
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import SegmentOptions, iter_segment
+from scanloom.io.output.layout import no_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,7 +219,7 @@ def measurements(out: str | Path) -> pd.DataFrame:
     Raises
     ------
     ScanError
-        NOT_FOUND if there are no results.
+        NOT_FOUND or NO_RESULTS if there are no results.
     ImportError
         If pandas is not installed.
     """
@@ -232,7 +231,7 @@ def measurements(out: str | Path) -> pd.DataFrame:
 
     folder = Path(out)
     if not (folder / "cases").is_dir():
-        raise ScanError(Reason.NOT_FOUND, "the folder has no results")
+        raise no_results(folder)
     damaged = set[str]()
     table = read_measurements_table(folder, damaged)
     if damaged:
