@@ -24,7 +24,7 @@ from pydicom.uid import (
 )
 
 from scanloom.io.identity import load_key
-from support.commands import scanloom
+from support.commands import scanloom, write_tiny_bundle
 from support.write_dicom import Words, noise, write_series
 
 USAGE, UNUSABLE, OUTPUT = 2, 65, 74
@@ -250,9 +250,104 @@ MISTAKES = {
         ("k: the key file holds 3",),
         make=both(ct, text("k", "abc")),
     ),
-    "report of a folder without results": Mistake(("report", "ct"), ("ct: there are no",), make=ct),
-    "status of a folder without run": Mistake(("status", "ct"), ("ct: no run status",), make=ct),
+    "index, OUT is a file": Mistake(
+        ("index", "ct", "-o", "out"), ("out: ", "a file is where"), OUTPUT, both(ct, text("out"))
+    ),
+    "plan, OUT is a file": Mistake(
+        ("plan", "ct_tissue", "ct", "-o", "out"),
+        ("out: ", "a file is where"),
+        OUTPUT,
+        both(ct, text("out")),
+    ),
+    **{
+        f"{command} of {name}": Mistake((command, *more, name), words, make=make)
+        for command, *more in (
+            ("report",),
+            ("verify",),
+            ("review",),
+            ("status",),
+            ("where", "ID", "-o"),
+        )
+        for name, words, make in (
+            ("ct", ("ct: there are no", "no output folder of scanloom", "NO_RESULTS"), ct),
+            ("e", ("e: there are no", "this folder is empty"), lambda f: (f / "e").mkdir()),
+            ("f", ("f: this is a file, not an output folder", "NO_RESULTS"), text("f")),
+            ("tc", ("tc: this path does not exist", "NOT_FOUND"), ct),
+        )
+    },
+    "join with a typo in the table": Mistake(
+        ("join", "t.csv", "-o", "ct"), ("ct: there are no sources of results",), make=ct
+    ),
+    # --- models that are not there -------------------------------------------------------------
+    "folder of models add": Mistake(
+        ("models", "add", "Dataset042"),
+        ("there is no folder or zip file 'Dataset042', and no model of that name is known",),
+    ),
+    "typo of models add": Mistake(
+        ("models", "add", "spleen_ct_segmentatoin"), ("did you mean spleen_ct_segmentation?",)
+    ),
+    "path of models add": Mistake(
+        ("models", "add", "nnUNet/Dataset042"), ("no folder or zip file 'nnUNet/Dataset042'",)
+    ),
+    "scan for models add": Mistake(
+        ("models", "add", "ct"), ("holds no model", "or give its folder"), make=ct
+    ),
+    "file as model": Mistake(
+        ("segment", "ct", "--model", "f"),
+        ("f: a file is not a model's folder",),
+        make=both(ct, text("f")),
+    ),
+    "model that can be got": Mistake(
+        ("segment", "ct", "--model", "mindgrab"),
+        ("`scanloom models add brainchop/mindgrab` gets it",),
+        make=ct,
+    ),
+    "workflow that is none": Mistake(
+        ("run", "f", "ct", "-o", "out"),
+        ("f: a workflow is a mapping",),
+        make=both(ct, text("f", "x")),
+    ),
+    # --- work without end ----------------------------------------------------------------------
+    "overlap of the command": Mistake(
+        (*SEGMENT, "ct", "--overlap", "0.9999"), ("a number from 0 to 0.9",), USAGE, ct
+    ),
+    "overlap of a workflow": Mistake(
+        ("run", "w.yaml", "ct"),
+        ("overlap", "0.9"),
+        make=both(ct, text("w.yaml", "name: w\nmodels: [ct_tissue]\nexecution: {overlap: 0.95}\n")),
+    ),
 }
+
+
+@pytest.fixture
+def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Put a second model for CT into the store, so that a scan does not decide between them."""
+    models = tmp_path_factory.mktemp("shared") / "models"
+    write_tiny_bundle(models)
+    monkeypatch.setenv("SCANLOOM_MODELS", str(models))
+
+
+@pytest.mark.usefixtures("two_models")
+@pytest.mark.parametrize(
+    ("path", "words", "make"),
+    [
+        ("tc", ("tc: this path does not exist", "NOT_FOUND"), ct),
+        ("e", ("e: there is no file at this path",), lambda f: (f / "e").mkdir()),
+        ("a.pdf", ("a.pdf: neither a DICOM file",), text("a.pdf", "%PDF")),
+        ("ct", ("2 models fit CT: ct_tissue, tiny; name one with --model",), ct),
+    ],
+)
+def test_a_path_is_wrong_before_a_model_is_missing(
+    path: str, words: tuple[str, ...], make: Callable[[Path], Any], workplace: Path
+) -> None:
+    make(workplace)
+
+    code, message = said("segment", path, "--out", "out")
+
+    assert code == UNUSABLE
+    for part in words:
+        assert part in message
+    assert not (workplace / "out").exists()
 
 
 @pytest.fixture(autouse=True)
@@ -310,13 +405,46 @@ def test_archive_of_nifti_is_told_how_to_be_selected(workplace: Path) -> None:
     assert not (workplace / "out" / "cases").exists()
 
 
-def test_plan_tells_the_same(workplace: Path) -> None:
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_archive_of_nifti_is_selected_as_advised(command: str, workplace: Path) -> None:
+    """The workflow selects MR by its description, which a NIfTI file does not have either."""
     folder_of_nifti(workplace)
+    bundle = mr_bundle(workplace)
+    page = workplace / "w.yaml"
+    select = "select: {modality: MR, description: [t1]}\n"
+    page.write_text(f"name: w\nmodels: [{bundle}]\n{select}")
+    where = ("w.yaml", "archive", "--out", "out", *(("--cluster", "none") * (command == "run")))
 
-    code, message = said("plan", "ct_tissue", "archive", "--out", "out")
+    code, message = said(command, *where)
 
     assert code == UNUSABLE
-    assert "policy: {modality: CT}" in message
+    advice = "If they are MR, add `policy: {modality: MR}` to the workflow and remove `description`"
+    assert f"{advice} from its `select`, or use `scanloom segment --modality MR" in message
+    assert "modality: CT" not in message
+    page.write_text(
+        f"name: w\nmodels: [{bundle}]\nselect: {{modality: MR}}\npolicy: {{modality: MR}}\n"
+    )
+    ended = scanloom("plan", "w.yaml", "archive", "--out", "other", "--json")
+    assert ended.document["plan"]["selected"] == 1  # their content is equal
+
+
+def mr_bundle(folder: Path) -> Path:
+    """Write a bundle for MR."""
+    bundle = write_tiny_bundle(folder / "bundles")
+    file = bundle / "configs" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    metadata["network_data_format"]["inputs"]["image"]["modality"] = "MR"
+    file.write_text(json.dumps(metadata))
+    return bundle
+
+
+def test_plan_of_files_that_are_no_scans_says_so(workplace: Path) -> None:
+    text("notes.txt", "hello")(workplace)
+
+    code, message = said("plan", "ct_tissue", "notes.txt", "--out", "out")
+
+    assert code == UNUSABLE
+    assert "files were found, but no case (none of them belongs to a scan)" in message
 
 
 def test_home_that_is_no_folder_is_named_with_the_option(
@@ -393,6 +521,28 @@ def test_models_of_two_modalities_are_not_both_assumed(workplace: Path, model: P
     assert "of_mr is for MR" in message
     assert "segment --modality" in message
     assert content(workplace) == before
+
+
+def test_status_of_results_without_a_run(
+    workplace: Path, result: tuple[Path, tuple[str, ...]]
+) -> None:
+    """`segment` keeps no status: that is no error, and no disk is missing."""
+    code, message = said("status", "out")
+
+    assert code == 0
+    assert "1 result of `scanloom segment`, and no run." in message
+    assert "scanloom report out" in message
+    assert scanloom("status", "out", "--json").document["cases"] == 1
+
+
+def test_index_alone_is_told_from_results(workplace: Path) -> None:
+    ct(workplace)
+    said("index", "ct", "--out", "out")
+
+    for command in ("status", "report", "verify", "review"):
+        code, message = said(command, "out")
+        assert code == UNUSABLE
+        assert "only an index of scans (NO_RESULTS)" in message
 
 
 @pytest.fixture

@@ -160,14 +160,14 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if no reader accepts the folder; MODEL_UNKNOWN for options of a format that
-        has none; or as the reader.
+        MODEL_UNKNOWN if no reader accepts the folder, and for options of a format that has none;
+        or as the reader.
     """
     reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
         raise ScanError(
-            Reason.MODEL_DAMAGED, f"this folder is not a model ({formats})", str(folder)
+            Reason.MODEL_UNKNOWN, f"this folder is not a model ({formats})", str(folder)
         )
     if not options:
         return reader.read(folder)

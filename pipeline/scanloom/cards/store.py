@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard, Weights
+from scanloom.cards.download import addresses
 from scanloom.cards.provenance import Provenance, check_files, read_provenance
 from scanloom.cards.readers import (
     find_reader,
@@ -116,11 +117,24 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     if is_folder or is_task(name_or_folder):
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
+    if os.path.isfile(name_or_folder):  # noqa: PTH113 - False where Path.is_file() raises
+        raise ScanError(Reason.MODEL_UNKNOWN, "a file is not a model's folder", name_or_folder)
     hint = did_you_mean(name_or_folder, sorted(stored_models()))
     missing = [printable(str(root)) for root in shared_models() if not root.is_dir()]
     lost = f"; {SHARED_VARIABLE} names {missing[0]}, which is not a folder" if missing else ""
-    detail = f"there is no model {name_or_folder!r}; {hint}{lost}"
+    request = _source(name_or_folder)
+    source = f"; `scanloom models add {request}` gets it" if request else ""
+    detail = f"there is no model {name_or_folder!r}; {hint}{source}{lost}"
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
+
+
+def _source(name: str) -> str | None:
+    """Return the request by which `models add` gets a model of this name; None for other names."""
+    if name in addresses.BRAINCHOP_MODELS:
+        return f"brainchop/{name}"
+    if name in addresses.TOTALSEGMENTATOR_TASKS:
+        return f"totalsegmentator/{name}"
+    return name if name in addresses.ZOO_BUNDLES else None
 
 
 def describe_model(name_or_folder: str) -> ModelEntry:

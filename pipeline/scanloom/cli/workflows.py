@@ -47,7 +47,10 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
         detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
         raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
     if is_file:
-        return read_workflow(Path(name))
+        try:
+            return read_workflow(Path(name))
+        except ScanError as error:
+            raise error.about(name) from None
     if name in known:
         return read_workflow(known[name])
     if not is_folder and _names_workflow(Path(name), known):
@@ -74,7 +77,8 @@ def explain_nothing_selected(
     """
     counts = Counter({reason: count for reason, count in reasons.items() if reason})
     listed = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-    say(f"scanloom: files were found, but no case ({listed}).", err=True)
+    why = listed or "none of them belongs to a scan"
+    say(f"scanloom: files were found, but no case ({why}).", err=True)
     if unstated:
         explain_unstated(unstated, name, workflow)
     elif "NOT_SELECTED" in counts:

@@ -69,7 +69,7 @@ def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) 
         try:
             listed = find_series(path, archives=archives)
         except ScanError as error:
-            errors.append(error)
+            errors.append(error.about(str(path)))
             continue
         original = [series for series in listed if not series.derived] or listed
         modalities.update(series.modality or modality for series in original)

@@ -203,7 +203,7 @@ def _find_root(folder: Path) -> Path:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if there is none.
+        MODEL_UNKNOWN if there is none.
     """
     root = folder
     for _ in range(_MAX_NESTING):
@@ -216,7 +216,7 @@ def _find_root(folder: Path) -> Path:
             break
         root = folders[0]
     formats = ", ".join(reader.name for reader in READERS)
-    raise ScanError(Reason.MODEL_DAMAGED, f"the source holds no model ({formats})")
+    raise ScanError(Reason.MODEL_UNKNOWN, f"the source holds no model ({formats})")
 
 
 def _record(

@@ -88,7 +88,8 @@ def table(planned: Plan) -> RenderableType:
     if totals.written is not None:
         low, high = (format_bytes(end) for end in totals.written)
         rows.add_row("results", low if low == high else f"{low} to {high}")
-    rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
+    if planned.todo:
+        rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
     if totals.device:
         rows.add_row("", f"{format_bytes(totals.device)} on the device")
     for note in planned.notes:

@@ -29,6 +29,8 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.io.system.liveness import DIED
 
         out = results.path
+        if not out.is_dir():
+            raise no_results(out)
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         damaged = []
         for folder in reversed(folders):

@@ -188,7 +188,11 @@ class Reason(Enum):
     )
     TOO_LARGE = ("failed", False, "Crop it, or raise the limit")
     # --- models --------------------------------------------------------------------------------
-    MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
+    MODEL_UNKNOWN = (
+        "failed",
+        False,
+        "See `scanloom models list`, get it by `scanloom models add`, or give its folder",
+    )
     MODEL_DAMAGED = ("failed", False, "Copy the bundle again, or add the model again")
     MODEL_UNSUPPORTED = (
         "failed",

@@ -120,8 +120,9 @@ class Costs:
         """Seconds until the first case begins."""
         if not self.starts:
             return 0.0, _CLUSTER_START_S
+        spread = _LEAST_SPREAD if len(self.starts) >= _FEW else _SPREAD_OF_FEW
         late = _CLUSTER_START_S if self.alone else 0.0
-        return min(self.starts) / _LEAST_SPREAD, max(self.starts) * _LEAST_SPREAD + late
+        return min(self.starts) / spread, max(self.starts) * spread + late
 
     def network(self, values: Sequence[float]) -> list[Range]:
         """Return the seconds of the networks of scans, by the voxels of their windows.

@@ -7,7 +7,6 @@ is not opened again. It contains paths, UIDs and patient IDs: in an output folde
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -37,6 +36,7 @@ from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR
+from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import gc_paused, make_private_folder
 
@@ -390,9 +390,8 @@ def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
                 draft.unlink(missing_ok=True)
             write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
-        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
-        detail = f"the index can't be written ({type(exc).__name__})"
-        raise ScanError(reason, detail, str(out)) from exc
+        error = output_error(exc, "the index")
+        raise ScanError(error.reason, error.detail, str(out)) from exc
 
 
 def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:

@@ -175,7 +175,7 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
 
 def _is_parquet(path: Path) -> bool:
     if not path.exists():
-        raise ScanError(Reason.NOT_FOUND, "the table does not exist")
+        raise ScanError(Reason.NOT_FOUND, "this table does not exist", str(path))
     try:
         with open_regular_file(path) as file:
             return file.read(4) == b"PAR1"
