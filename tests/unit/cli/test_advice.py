@@ -37,7 +37,7 @@ SHOWN_BY_FILE = {
     "cli/checks/storage.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
     "engine/default_model.py": ("segment",),
-    "engine/planning/notes.py": ("plan", "run"),
+    "engine/planning/plan.py": ("plan", "run"),
     "engine/revisions/export.py": ("review",),
     "engine/revisions/take.py": ("review",),
     "engine/run.py": ("run",),

@@ -109,4 +109,4 @@ def test_no_results_are_not_an_empty_table(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     with pytest.raises(scanloom.ScanError) as caught:
         scanloom.measurements(tmp_path)
-    assert caught.value.reason is scanloom.Reason.NOT_FOUND
+    assert caught.value.reason is scanloom.Reason.NO_RESULTS

@@ -13,6 +13,7 @@ from torch import nn
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
+from scanloom.inference.windows.layout import window_layout
 
 Shape = tuple[int, int, int]
 
@@ -101,6 +102,24 @@ def test_activation_follows_blending(activation: str, function: Any) -> None:
         plain = sweep(SlidingWindow(network, window), image, 2)
         active = sweep(SlidingWindow(network, window, activation=activation), image, 2)
     torch.testing.assert_close(active, function(plain))
+
+
+@pytest.mark.parametrize("overlap", [0.91, 0.9999, 1.0, -0.1, float("nan")])
+@pytest.mark.parametrize("starts", ["fixed", "even"])
+def test_no_card_has_windows_without_end(overlap: float, starts: Any) -> None:
+    with pytest.raises(ValueError, match=r"overlap must be from 0 to 0\.9"):
+        Window((96, 96, 96), overlap=overlap, starts=starts)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.9])
+def test_a_scan_of_too_many_windows_is_refused_before_it_is_run(overlap: float) -> None:
+    """A step of one voxel is within every limit of the overlap, and has no end either."""
+    with pytest.raises(ScanError) as caught:
+        window_layout(Window((1, 1, 1), overlap=overlap), (512, 512, 300), 2)
+
+    assert caught.value.reason is Reason.TOO_LARGE
+    assert "78,643,200 windows of 1 x 1 x 1 voxels; 1,000,000 are the limit" in caught.value.detail
+    assert window_layout(Window((96, 96, 96), overlap=0.9), (512, 512, 300), 2).count < 1_000_000
 
 
 def test_whole_grid_at_once() -> None:

@@ -502,10 +502,12 @@ def summarize(
     if states_something((written[0], written[1])):
         totals = replace(totals, written=(written[0], written[1]))
     if not states_something(seconds):
-        largest_tried = max(case.voxels for case in costs.cases)
+        tried = f"the {counted(len(costs.cases), 'case')} that were tried"
+        known = max(case.voxels for case in costs.cases)
         detail = (
-            f"the {counted(len(costs.cases), 'case')} that were tried have up to "
-            f"{largest_tried:,.0f} voxels, the scans of this run up to {max(voxels):,.0f}"
+            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {max(voxels):,}"
+            if totals.known_share < _LEAST_KNOWN_SHARE
+            else f"{tried} took too different times: {format_range(seconds)} in all"
         )
         return replace(totals, unknown=f"{detail}; {why}" if why else detail)
     archive = costs.run_time(values, voxels, workers, site.in_flight, total / len(cases))

@@ -222,10 +222,29 @@ def test_offline_nothing_is_requested(
         monkeypatch.setenv("SCANLOOM_OFFLINE", "1")
     options = AddOptions(never, offline=not variable)
 
-    for request in (f"{server.address}/m.zip", "spleen_ct", "brainchop/mindgrab"):
+    for request in (
+        f"{server.address}/m.zip",
+        "Spleen_CT_Segmentation",
+        "monai/x",
+        "brainchop/mindgrab",
+    ):
         assert refusal(request, options).reason is Reason.OFFLINE
     assert server.log == []
     assert add_model(str(bundle), options).name == "spleen"
+
+
+@pytest.mark.parametrize("name", ["Dataset042", "spleen_ct_segmentatoin", "my_model@2", "a/b"])
+def test_a_name_of_no_known_source_goes_to_no_network(
+    name: str, own: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most likely a folder is meant, whose name is nobody's business."""
+    monkeypatch.setattr(addresses, "ZOO_LIST", f"{server.address}/list")
+
+    error = refusal(name)
+
+    assert error.reason is Reason.MODEL_UNKNOWN
+    assert f"there is no folder or zip file '{name}'" in error.detail
+    assert server.log == []
 
 
 def test_a_pinned_address_is_compared(own: Path, bundle: Path, server: Server) -> None:
@@ -343,14 +362,16 @@ class TestZoo:
             }
         )
 
-        added = add_model("Spleen_CT", OPTIONS)
+        added = add_model("monai/Spleen_CT", OPTIONS)
 
         record = read_provenance(added.folder)
         assert added.name == "spleen_ct"
         assert record is not None
         assert (record.published, record.address) == (True, f"{server.address}/new.zip")
-        assert refusal("spleen_ct@3", AddOptions(never, "b")).reason is Reason.MODEL_UNKNOWN
-        assert "did you mean spleen_ct?" in refusal("spleen_tc", AddOptions(never, "b")).detail
+        assert refusal("monai/spleen_ct@3", AddOptions(never, "b")).reason is Reason.MODEL_UNKNOWN
+        assert (
+            "did you mean spleen_ct?" in refusal("monai/spleen_tc", AddOptions(never, "b")).detail
+        )
 
     def test_wrong_checksum(
         self, own: Path, bundle: Path, server: Server, listing: Callable[..., None]
@@ -358,7 +379,7 @@ class TestZoo:
         server.pages["/new.zip"] = Page(zipped(bundle))
         listing(**{"spleen_ct_v1.0.0": ("/new.zip", b"other")})
 
-        assert refusal("spleen_ct").reason is Reason.MODEL_HASH
+        assert refusal("monai/spleen_ct").reason is Reason.MODEL_HASH
         assert (names(own), unfinished(own)) == ([], [])
 
     @pytest.mark.parametrize("source", ["/MONAI/spleen_ct/tree/1.10.0", "/gone.zip"])
@@ -372,7 +393,7 @@ class TestZoo:
         """Named by the list, or instead of a zip file that is gone."""
         listing(**{"spleen_ct_v1.10.0": (source, b"")})
 
-        add_model("spleen_ct", OPTIONS)
+        add_model("monai/spleen_ct", OPTIONS)
 
         record = read_provenance(own / "spleen_ct")
         assert find_model("spleen_ct").weights.file.read_bytes() == WEIGHTS
@@ -421,7 +442,7 @@ class TestZoo:
         server.pages["/list.json"] = Page(document)
         server.pages["/api/models/MONAI/m/tree/main?recursive=true"] = Page(document)
 
-        for request in ("spleen_ct", f"{server.address}/MONAI/m"):
+        for request in ("monai/spleen_ct", f"{server.address}/MONAI/m"):
             assert refusal(request).reason in (Reason.DOWNLOAD, Reason.MODEL_UNKNOWN)
 
     @pytest.mark.parametrize("algorithm", ["md5", "sha256"])
@@ -445,9 +466,9 @@ class TestZoo:
         server.pages["/w.pt"] = Page(b"wrong")
         listing(**{"spleen_ct_v1.0.0": ("/new.zip", content)})
 
-        assert refusal("spleen_ct").reason is Reason.MODEL_HASH
+        assert refusal("monai/spleen_ct").reason is Reason.MODEL_HASH
         server.pages["/w.pt"] = Page(WEIGHTS)
-        add_model("spleen_ct", OPTIONS)
+        add_model("monai/spleen_ct", OPTIONS)
 
         assert find_model("spleen_ct").weights.file.read_bytes() == WEIGHTS
 
@@ -644,5 +665,5 @@ def test_a_part_of_a_task_of_totalsegmentator_is_not_taken_for_it(
     dataset = "Dataset297_TotalSegmentator_total_3mm_1559subj"
     server.pages[f"/v2.0.0-weights/{dataset}.zip"] = Page(stream.getvalue())
 
-    assert refusal("totalsegmentator/total_fast").reason is Reason.MODEL_DAMAGED
+    assert refusal("totalsegmentator/total_fast").reason is Reason.MODEL_UNKNOWN
     assert server.log != []

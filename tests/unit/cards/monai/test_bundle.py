@@ -489,6 +489,7 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (set_inferer(roi_size=[96, 96, -1]), "roi_size"),
     (set_inferer(overlap=[0.5, 0.5, 0.25]), "overlap"),
     (set_inferer(overlap=1.0), "overlap"),
+    (set_inferer(overlap=0.9999), "overlap"),
     (set_inferer(mode="cosine"), "mode"),
     (set_inferer(padding_mode="circular"), "padding_mode"),
     (set_inferer(with_coord=True), "with_coord"),

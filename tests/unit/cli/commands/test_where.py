@@ -82,7 +82,7 @@ def test_a_folder_without_a_crosswalk_says_so(tmp_path: Path) -> None:
     for command in (["where", NOBODY], ["join", str(tmp_path / "t.csv")]):
         ended = scanloom(*command, "--out", tmp_path)
         assert ended.code == 65
-        assert "NOT_FOUND" in ended.err
+        assert "NO_RESULTS" in ended.err
 
 
 def test_join_adds_the_source(case: tuple[Path, str], tmp_path: Path) -> None:

@@ -63,5 +63,5 @@ def test_timing_may_change_but_not_go(out: Path) -> None:
 
 
 def test_a_folder_without_results(tmp_path: Path) -> None:
-    with pytest.raises(ScanError, match="NOT_FOUND"):
+    with pytest.raises(ScanError, match="NO_RESULTS"):
         list(verify(tmp_path))

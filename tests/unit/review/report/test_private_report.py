@@ -78,4 +78,4 @@ def test_a_folder_without_crosswalk_has_none(tmp_path: Path) -> None:
 
     refused = scanloom("report", tmp_path / "out", "--private", "--json")
 
-    assert refused.document["error"]["code"] == "NOT_FOUND"
+    assert refused.document["error"]["code"] == "NO_RESULTS"
