@@ -456,7 +456,7 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     totals = ended.document["plan"]["totals"]
     assert totals["tried"] >= 2
     assert totals["known_share"] == 1.0
-    assert totals["seconds"] is not None
+    assert totals["seconds"] is not None or "took too different times" in totals["unknown"]
     assert max(case.voxels for case in Costs.load(name).cases) == 64 * 60 * 40
     assert not list((tmp_path / "out" / "private").glob("trial-*"))
     assert not (tmp_path / "out" / "cases").exists()
