@@ -476,6 +476,8 @@ def test_home_that_is_no_folder_is_named_with_the_option(
             "ro/out: the results can't",
         ),
         ("ct", 0o000, (*SEGMENT, "ct"), "is not readable"),
+        ("ro", 0o000, ("index", "ct", "-o", "ro/out"), "ro/out: permission to read private/"),
+        ("ro", 0o000, ("models", "add", "ro"), "can't be read (UNREADABLE). Check the permissions"),
     ],
 )
 def test_missing_permission_is_told(
@@ -489,7 +491,7 @@ def test_missing_permission_is_told(
     finally:
         (workplace / locked).chmod(0o700)
 
-    assert code in (USAGE, OUTPUT)
+    assert code in (USAGE, UNUSABLE, OUTPUT)
     assert words in message
     assert not list((workplace / "ro").iterdir())
 

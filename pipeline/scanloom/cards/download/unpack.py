@@ -154,7 +154,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield the wanted files of a folder with their names relative to it."""
 
     def unreadable(exc: OSError) -> None:
-        raise ScanError(Reason.MODEL_DAMAGED, "a folder of the model can't be read") from exc
+        raise ScanError(Reason.UNREADABLE, "a folder of the model can't be read") from exc
 
     for root, folders, names in os.walk(folder, onerror=unreadable):
         for name in folders:

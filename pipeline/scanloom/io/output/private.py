@@ -60,7 +60,8 @@ def read_fingerprint(out: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as exc:
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, f"{PRIVATE}/ can't be read") from exc
+        detail = f"permission to read {PRIVATE}/ in the output folder is missing"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(out)) from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ScanError(Reason.OUTPUT_UNWRITABLE, _DAMAGED_FINGERPRINT) from exc
     if not text or not text.isalnum():
