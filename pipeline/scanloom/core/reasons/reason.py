@@ -122,6 +122,11 @@ class Reason(Enum):
         False,
         "Export the series again, with a single slice at each position",
     )
+    SEVERAL_PATIENTS = (
+        "failed",
+        False,
+        "Export the images of each patient again, with a series UID of their own",
+    )
     MIXED_SLICES = (
         "failed",
         False,

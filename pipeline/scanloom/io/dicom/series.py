@@ -167,14 +167,21 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
 
 
 def _check_faults(headers: Sequence[Header]) -> None:
-    """Refuse contradictory repeated elements, floating-point pixels and reversed rows.
+    """Refuse slices of several patients, repeated elements that contradict each other,
+    floating-point pixels and reversed rows.
 
     Raises
     ------
     ScanError
-        HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
+        SEVERAL_PATIENTS, HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
     """
-    if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
+    distinct = {h.shared: h for h in headers}.values()
+    # Before the series is split: volumes of several patients are not phases to choose from
+    patients = max(len(set(each) - {b""}) for each in zip(*(h.patient for h in distinct)))
+    if patients > 1:
+        detail = f"{len(headers)} files with one series UID belong to {patients} patients"
+        raise ScanError(Reason.SEVERAL_PATIENTS, detail)
+    if any(map(has_reversed_rows, distinct)):
         raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
     floats = sum(header.elements.faults & FLOAT_PIXELS > 0 for header in headers)
     if floats:
