@@ -169,6 +169,12 @@ def wider(ds: Dataset, amount: float) -> None:
     ds.ImagePositionPatient = [x, y, z + amount]
 
 
+def uneven(k: int) -> list[str]:
+    """Return a position whose distance from the next grows by 0.5 mm in the middle."""
+    x, y, z = AXIAL.position(k)
+    return [f"{x:.6g}", f"{y:.6g}", f"{z + 0.5 * max(0, k - MIDDLE):.6g}"]
+
+
 def wider_above(k: int, ds: Dataset) -> None:
     """Increase the spacing of the slices above the middle by 0.1 mm."""
     wider(ds, 0.1 * max(0, k - MIDDLE))
@@ -231,6 +237,10 @@ ROUNDED: dict[str, Kind] = {
     ),
     "steps of 2.55 and 2.5 mm, a slice is missing": Kind(
         lacking(4, lambda k, ds: wider(ds, 0.05 * min(k, 10))), "SPACING_CHANGES"
+    ),
+    "two echoes, each with steps of 2.5 and 3 mm": Kind(
+        phases(*({"EchoTime": echo, "ImagePositionPatient": uneven} for echo in ("4.6", "30"))),
+        "SPACING_CHANGES",
     ),
     "rounded to 0.1 mm, the table wobbles": Kind(
         changed(after(wobble(0.3), rounded(1)), ROUND), "SPACING_CHANGES"

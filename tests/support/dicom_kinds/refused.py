@@ -91,6 +91,9 @@ def cut(share: float) -> Maker:
     return make
 
 
+VIDEO = "1.2.840.10008.1.2.4.102"  # MPEG-4
+
+
 def two_patients(k: int, ds: Dataset) -> None:
     """Assign the slices above the middle to another patient, with the same UIDs."""
     ds.PatientID = "above" if k >= MIDDLE else "below"
@@ -238,6 +241,9 @@ REFUSED: dict[str, Kind] = {
     "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
+    "video": Kind(
+        changed(lambda k, ds: setattr(ds.file_meta, "TransferSyntaxUID", VIDEO)), "DECODER"
+    ),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
     "a name that changes": Kind(one(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),

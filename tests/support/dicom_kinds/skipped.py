@@ -62,7 +62,6 @@ SKIPPED: dict[str, Kind] = {
 }
 
 
-
 def unplaced_eye(ds: Dataset) -> None:
     """Make it a tomography of an eye whose frames lie on a photograph of its fundus."""
     of_class("77.1.5.4", "OPT")(ds)

@@ -19,7 +19,7 @@ from scanloom.io.dicom.pixels.byte_source import MemorySource, open_pixels
 from scanloom.io.dicom.pixels.codestream import has_size_mismatch
 from scanloom.io.dicom.pixels.encapsulated import FrameTable, join_fragments, locate_frames
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES, FrameRef
-from scanloom.io.dicom.pixels.native import read_native
+from scanloom.io.dicom.pixels.native import check_excess, exceeds_header, read_native
 
 _END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""
@@ -54,6 +54,40 @@ _LOSSY = frozenset(
 )
 """Transfer syntaxes that may change values."""
 _DECODER_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+_OWN_DECODERS = frozenset(
+    (
+        *NATIVE_TRANSFER_SYNTAXES,
+        uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN,
+        uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN,
+        uids.DEFLATED_IMAGE_FRAME_COMPRESSION,
+        uids.RLE_LOSSLESS,
+    )
+)
+"""Transfer syntaxes that are decoded here."""
+
+
+def is_decodable(syntax: str) -> bool:
+    """Return whether there is a decoder for a transfer syntax."""
+    return syntax in _OWN_DECODERS or syntax in _CODECS
+
+
+def check_native_length(frame: FrameRef) -> None:
+    """Refuse native pixel data of another length than the header describes; none if encoded.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED; UNREADABLE if the bytes after the pixels can't be read.
+    """
+    if frame.is_plain and exceeds_header(frame):
+        try:
+            with open_pixels(frame) as (located, source):
+                check_excess(located, source)
+        except OSError as exc:
+            detail = f"a file can't be read ({type(exc).__name__})"
+            raise ScanError(Reason.UNREADABLE, detail) from exc
 
 
 def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
@@ -246,7 +280,9 @@ def _keep_stored_bits(out: NDArray[Any], frame: FrameRef) -> None:
     if stored == bits:
         return
     if high_bit + 1 == stored:  # as nearly always; most samples need no change
-        low, high = (-(1 << stored - 1), (1 << stored - 1) - 1) if signed else (0, (1 << stored) - 1)
+        low, high = (
+            (-(1 << stored - 1), (1 << stored - 1) - 1) if signed else (0, (1 << stored) - 1)
+        )
         if low <= out.min() and out.max() <= high:
             return
     raw = out.view(f"<u{out.itemsize}")
