@@ -49,17 +49,21 @@ def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Pa
 
     found = in_time("index", root, "--json")
 
-    assert found.code == 0, found.err
+    assert found.code == 65, found.err
     files = found.document["files"]
     assert files["found"] == 8 + 1 + len(endless)
     assert found.document["reasons"]["NOT_AN_IMAGE"] == len(endless) - 1
-    assert files["used"] == 8
+    assert found.document["reasons"]["SLICES_UNREADABLE"] == 8
     assert found.document["reasons"]["UNREADABLE"] == 2  # the pair
 
 
 def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
     write_endless(tmp_path / "scans")
-    assert Flag.FILES_LOST in load_volume(tmp_path / "scans" / "slices").flags
+    with pytest.raises(ScanError) as caught:
+        load_volume(tmp_path / "scans" / "slices")
+    assert caught.value.code == "SLICES_UNREADABLE"
+    volume = load_volume(tmp_path / "scans" / "slices", gaps="interpolate")
+    assert Flag.FILES_LOST in volume.flags
 
 
 def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,18 @@ class Words:
     name: str = "series"  # seed of the UIDs
     study: str = "study"
     more: dict[str, Any] = field(default_factory=dict)
+
+
+def add_overlays(ds: Dataset, bits: Iterable[int]) -> None:
+    """Describe overlays in unused bits of the samples (PS3.3 C.9.2 of 2001, retired since)."""
+    for n, bit in enumerate(bits):
+        block = 0x6000 + 2 * n << 16
+        ds.add_new(block | 0x0010, "US", ds.Rows)
+        ds.add_new(block | 0x0011, "US", ds.Columns)
+        ds.add_new(block | 0x0040, "CS", "G")
+        ds.add_new(block | 0x0050, "SS", [1, 1])
+        ds.add_new(block | 0x0100, "US", ds.BitsAllocated)
+        ds.add_new(block | 0x0102, "US", bit)
 
 
 def noise(shape: Sequence[int] = (24, 20, 6), seed: int = 0) -> NDArray[np.int16]:

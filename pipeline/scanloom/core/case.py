@@ -36,6 +36,10 @@ class Series:
         Whether it was computed from other slices (a reformat): used only if selected by name.
     unreadable : int
         Number of unreadable files next to its own, which may be slices of it.
+    damaged : int
+        Number of these that can be read, but are damaged.
+    beside : int
+        Number of these that lie in a folder with its slices, or between such folders.
     stamp : str
         Hash over size, time of change and inode of its files when they were listed; an equal stamp
         implies equal content without reading it. Empty if unknown.
@@ -50,6 +54,8 @@ class Series:
     description: str = ""
     derived: bool = False
     unreadable: int = 0
+    damaged: int = 0
+    beside: int = 0
     stamp: str = ""
 
 

@@ -271,8 +271,12 @@ class _Run:
         cases = self.cases.of_this_shard(all_cases)
         unique, ambiguous = unique_cases(cases, self.key)
         self.selected = len(unique) + len(ambiguous)
+        # What may be readable later was not refused for what its headers say: the run is incomplete
         self.refused = sum(
-            entry.reason.outcome == "failed" and scope.holds(entry.series.id) for entry in left_out
+            entry.reason.outcome == "failed"
+            and not entry.reason.retry
+            and scope.holds(entry.series.id)
+            for entry in left_out
         )
         self.unstated = sum(entry.detail == NO_MODALITY for entry in left_out)
         left_out += id_conflicts(ambiguous, index.series)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Gaps, Grid, ReadOptions, Reason, ScanError, Series
+from scanloom.core import Gaps, Grid, ReadOptions, Reason, ScanError, Series, counted
 from scanloom.io.formats import FORMATS
 
 MAX_VOLUMES = 10_000
@@ -96,7 +96,29 @@ def probe(
     Raises
     ------
     ScanError
-        As reading the scan would raise for its headers.
+        As reading the scan would raise for its headers, and as `check_neighbours`.
     """
     probe = FORMATS[series.kind].probe
-    return probe(series.files, phase=phase, orientation=orientation, gaps=gaps, limit=limit)
+    outline = probe(series.files, phase=phase, orientation=orientation, gaps=gaps, limit=limit)
+    check_neighbours(series, gaps)
+    return outline
+
+
+def check_neighbours(series: Series, gaps: Gaps) -> None:
+    """Refuse a series beside which files can't be read, unless missing slices are accepted.
+
+    What is left looks complete, also where its first or last slices are lost.
+
+    Raises
+    ------
+    ScanError
+        SLICES_UNREADABLE.
+    """
+    if series.beside and gaps == "refuse":
+        raise neighbours_error(series.beside)
+
+
+def neighbours_error(count: int) -> ScanError:
+    """Return the error for a series beside which so many files can't be read."""
+    detail = f"slices may be missing: {counted(count, 'file')} beside its slices can't be used"
+    return ScanError(Reason.SLICES_UNREADABLE, detail)

@@ -30,7 +30,7 @@ from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_se
 from scanloom.io.index.series import find_series
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import common_parent
-from scanloom.io.probe import probe, unused_options
+from scanloom.io.probe import check_neighbours, probe, unused_options
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
@@ -146,6 +146,7 @@ def read_scan(
             nan=options.nan,
             limit=_limit(options),
         )
+        check_neighbours(series, options.gaps)  # faults of its own slices come first
     if series.unreadable:
         scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
@@ -175,10 +176,26 @@ def _unreadable_neighbours(series: Series) -> Iterator[None]:
     except ScanError as error:
         detail = error.detail
         if series.unreadable:
-            lost = counted(series.unreadable, "file")
-            they = "its" if series.unreadable == 1 else "their"
-            detail = f"{detail}. {lost} next to its slices can't be read: check {they} permissions"
+            detail = f"{detail}. {_advice_on_neighbours(series)}"
         raise ScanError(error.reason, detail, _subject(series, error.private)) from error
+
+
+def _advice_on_neighbours(series: Series) -> str:
+    """Return what to do about the unreadable files next to the slices of a series."""
+    closed = series.unreadable - series.damaged
+    sentences = []
+    if closed:
+        sentences.append(
+            f"{counted(closed, 'file')} next to its slices can't be read: check permissions and "
+            "disk"
+        )
+    if series.damaged:
+        are = "is" if series.damaged == 1 else "are"
+        sentences.append(
+            f"{counted(series.damaged, 'file')} next to its slices {are} damaged: copy or export "
+            "the folder again"
+        )
+    return ". ".join(sentences)
 
 
 def _subject(series: Series, file: str) -> str:

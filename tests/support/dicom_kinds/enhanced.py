@@ -257,6 +257,7 @@ READ |= {
     ),
     "concatenation": Kind(in_parts(True)),
     "legacy converted": Kind(enhanced(edit=legacy)),
+    "tomography of an eye": Kind(enhanced(edit=of_class("77.1.5.4", "OPT"))),
     "nuclear": Kind(nuclear(1)),
     "nuclear, against the normal": Kind(nuclear(-1)),
     "mosaic": Kind(mosaic(AXIAL)),

@@ -154,10 +154,30 @@ def wobble(amount: float) -> Edit:
     return edit
 
 
+def off_by(amount: float) -> Edit:
+    """Return an edit that adds a constant to every coordinate, as six significant digits."""
+
+    def edit(k: int, ds: Dataset) -> None:
+        ds.ImagePositionPatient = [f"{float(v) + amount:.6g}" for v in ds.ImagePositionPatient]
+
+    return edit
+
+
+def wider(ds: Dataset, amount: float) -> None:
+    """Shift a slice along z, in mm."""
+    x, y, z = map(float, ds.ImagePositionPatient)
+    ds.ImagePositionPatient = [x, y, z + amount]
+
+
+def uneven(k: int) -> list[str]:
+    """Return a position whose distance from the next grows by 0.5 mm in the middle."""
+    x, y, z = AXIAL.position(k)
+    return [f"{x:.6g}", f"{y:.6g}", f"{z + 0.5 * max(0, k - MIDDLE):.6g}"]
+
+
 def wider_above(k: int, ds: Dataset) -> None:
     """Increase the spacing of the slices above the middle by 0.1 mm."""
-    x, y, z = map(float, ds.ImagePositionPatient)
-    ds.ImagePositionPatient = [x, y, z + 0.1 * max(0, k - MIDDLE)]
+    wider(ds, 0.1 * max(0, k - MIDDLE))
 
 
 def in_turn(*each: dict[str, Any], balls: tuple[Ball, ...] = (BALL, LATE)) -> Maker:
@@ -191,6 +211,13 @@ ROUNDED: dict[str, Kind] = {
     "tilted, rounded to 0.1 mm": Kind(
         changed(rounded(1), moved(around(step=2.53, tilt=tilt(15)))), flags=(*TENTHS, "SHEARED")[:1]
     ),
+    **{
+        f"{name}, {step:g} mm, rounded to 0.1 mm plus a constant": Kind(
+            changed(after(rounded(1), off_by(0.0425)), moved(around(name, step=step))), flags=TENTHS
+        )
+        for name in ("oblique", "doubly oblique")
+        for step in (2.53, 6.936)
+    },
     "rounded to 0.01 mm": Kind(changed(rounded(2), ROUND)),
     "doubly oblique, rounded to 0.01 mm": Kind(
         changed(rounded(2), moved(around("doubly oblique", step=2.53)))
@@ -203,6 +230,17 @@ ROUNDED: dict[str, Kind] = {
     ),
     "rounded to 0.1 mm, the spacing changes by 0.1": Kind(
         changed(after(wider_above, rounded(1)), ROUND), "SPACING_CHANGES"
+    ),
+    "steps of 1.0 and 1.05 mm": Kind(
+        changed(lambda k, ds: wider(ds, 0.05 * max(0, k - MIDDLE)), around(step=1.0)),
+        "SPACING_CHANGES",
+    ),
+    "steps of 2.55 and 2.5 mm, a slice is missing": Kind(
+        lacking(4, lambda k, ds: wider(ds, 0.05 * min(k, 10))), "SPACING_CHANGES"
+    ),
+    "two echoes, each with steps of 2.5 and 3 mm": Kind(
+        phases(*({"EchoTime": echo, "ImagePositionPatient": uneven} for echo in ("4.6", "30"))),
+        "SPACING_CHANGES",
     ),
     "rounded to 0.1 mm, the table wobbles": Kind(
         changed(after(wobble(0.3), rounded(1)), ROUND), "SPACING_CHANGES"
@@ -232,7 +270,7 @@ PATIENTS: dict[str, Kind] = {
     "a name that some slices lack": Kind(changed(names("Doe^John", ""))),
     "a name of only delimiters, and none": Kind(changed(names("", "^^^^"))),
     **{
-        f"two patients, {one} and {other}": Kind(changed(names(one, other)), "DUPLICATE_SLICES")
+        f"two patients, {one} and {other}": Kind(changed(names(one, other)), "SEVERAL_PATIENTS")
         for one, other in (
             ("Doe^John", "Doe^^John"),
             ("^Doe", "Doe"),
@@ -427,6 +465,18 @@ def plan_of(geometry: Geometry, count: int = COUNT, upwards: bool = True) -> str
     return f"<XProtocol>\n### ASCCONV BEGIN ###\n{text}\n### ASCCONV END ###\n"
 
 
+def without_creator(make: Maker) -> Maker:
+    """Return a writer of mosaics whose CSA header's block no element reserves any more."""
+
+    def again(folder: Path) -> None:
+        make(folder)
+        ds = dcmread(folder / "m.dcm")
+        del ds[0x00290010]
+        ds.save_as(folder / "m.dcm")
+
+    return again
+
+
 def planned(
     geometry: Geometry, plan: str, *, downwards: bool = False, count: int | None = None
 ) -> Maker:
@@ -525,6 +575,16 @@ TILES: dict[str, Kind] = {
         for upwards in (True, False)
         for downwards in (True, False)
     },
+    "mosaic, its header without a creator": Kind(without_creator(mosaic(AXIAL, downwards=True))),
+    "mosaic by its plan without a creator": Kind(
+        without_creator(planned(AXIAL, plan_of(AXIAL), downwards=True))
+    ),
+    "mosaic by its plan, implicit, without a creator": Kind(
+        rewritten(
+            without_creator(planned(around("oblique"), plan_of(around("oblique")))),
+            ImplicitVRLittleEndian,
+        )
+    ),
     "mosaic, a plan of other slices": Kind(planned(AXIAL, plan_of(around(step=3.1))), "MOSAIC"),
     "mosaic, a plan of slices elsewhere": Kind(
         planned(AXIAL, plan_of(replace(AXIAL, origin=tuple(AXIAL.position(5))))), "MOSAIC"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from pydicom import Dataset, dcmread, dcmwrite
+from pydicom.encaps import encapsulate
 
 from support.balls import LATE, SHAPE, STEP
 from support.dicom_kinds.base import (
@@ -89,6 +90,15 @@ def cut(share: float) -> Maker:
         path.write_bytes(data[: int(len(data) * share)])
 
     return make
+
+
+VIDEO = "1.2.840.10008.1.2.4.102"  # MPEG-4
+
+
+def video(k: int, ds: Dataset) -> None:
+    ds.PixelData = encapsulate([ds.PixelData])
+    ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
+    ds.file_meta.TransferSyntaxUID = VIDEO
 
 
 def two_patients(k: int, ds: Dataset) -> None:
@@ -238,8 +248,9 @@ REFUSED: dict[str, Kind] = {
     "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
-    "two patients": Kind(changed(two_patients), "DUPLICATE_SLICES"),
-    "a name that changes": Kind(one(PatientName="Other^One"), "DUPLICATE_SLICES"),
+    "video": Kind(changed(video), "DECODER"),
+    "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
+    "a name that changes": Kind(one(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
     "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),
     "no slope in one": Kind(one(RescaleSlope=None), "RESCALE"),

@@ -61,7 +61,18 @@ SKIPPED: dict[str, Kind] = {
     ),
 }
 
+
+def unplaced_eye(ds: Dataset) -> None:
+    """Make it a tomography of an eye whose frames lie on a photograph of its fundus."""
+    of_class("77.1.5.4", "OPT")(ds)
+    for group in ds.PerFrameFunctionalGroupsSequence:
+        del group.PlanePositionSequence
+
+
 SKIPPED |= {
+    "tomography of an eye, not placed in the patient": Kind(
+        enhanced(edit=unplaced_eye), "NOT_AN_IMAGE"
+    ),
     "enhanced, projections": Kind(
         enhanced(edit=every_frame(VolumeBasedCalculationTechnique="MAX_IP")), "PROJECTION"
     ),

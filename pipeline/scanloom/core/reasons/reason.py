@@ -55,6 +55,12 @@ class Reason(Enum):
     COLUMN_UNKNOWN = ("failed", False, "Select the column of the ids with --column")
     ID_TAKEN = ("failed", False, "Use a separate output folder for each of them")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
+    SLICES_UNREADABLE = (
+        "failed",
+        True,
+        "Copy these files again or make them readable, or accept their loss with `segment --gaps "
+        "interpolate` or a workflow's `gaps`",
+    )
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
     SERIES_AMBIGUOUS = (
         "ambiguous",
@@ -122,6 +128,11 @@ class Reason(Enum):
         "failed",
         False,
         "Export the series again, with a single slice at each position",
+    )
+    SEVERAL_PATIENTS = (
+        "failed",
+        False,
+        "Export the images of each patient again, with a series UID of their own",
     )
     MIXED_SLICES = (
         "failed",

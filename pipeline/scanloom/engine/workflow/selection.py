@@ -148,7 +148,7 @@ def mismatch(info: SeriesInfo, selection: Selection, policy: Policy) -> str | No
 
 def _allowed(reason: Reason, policy: Policy) -> bool:
     """Return whether the policy allows a series in spite of this reason."""
-    if reason is Reason.SLICE_GAP:
+    if reason in (Reason.SLICE_GAP, Reason.SLICES_UNREADABLE):
         return policy.gaps == "interpolate"
     if reason in (Reason.PHASES, Reason.FOUR_D):
         return policy.phases != "refuse"

@@ -107,7 +107,7 @@ def dicom_outline(
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
-    Pixels are read only if slices that look like several volumes may be one volume sent twice.
+    Pixels are read only where slices share a position: whether they were sent twice, or differ.
     Without `limit`, the size of the voxels is not checked.
     """
     headers = _usable_headers(files)
@@ -124,13 +124,14 @@ def probe_headers(
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that headers describe; errors as for `read_dicom`.
 
-    Pixels are read only if slices that look like several volumes may be one volume sent twice.
+    Pixels are read only where slices share a position: whether they were sent twice, or differ.
     """
     return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     check_decodable(stack.real)
+    _count_duplicates(stack)
     rescales = {(s.slope, s.intercept) for s in stack.real}
     are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
@@ -167,14 +168,21 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
 
 
 def _check_faults(headers: Sequence[Header]) -> None:
-    """Refuse contradictory repeated elements, floating-point pixels and reversed rows.
+    """Refuse several patients, contradictory repeated elements, float pixels and reversed rows.
 
     Raises
     ------
     ScanError
-        HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
+        SEVERAL_PATIENTS, HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
     """
-    if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
+    distinct = {h.shared: h for h in headers}.values()
+    # Before the series is split: volumes of several patients are not phases to choose from
+    fields = zip(*(header.patient for header in distinct), strict=True)
+    patients = max(len(set(values) - {b""}) for values in fields)
+    if patients > 1:
+        detail = f"{len(headers)} files with one series UID belong to {patients} patients"
+        raise ScanError(Reason.SEVERAL_PATIENTS, detail)
+    if any(map(has_reversed_rows, distinct)):
         raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
     floats = sum(header.elements.faults & FLOAT_PIXELS > 0 for header in headers)
     if floats:
@@ -217,7 +225,12 @@ def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
         PHASES if none was chosen; SLICE_GAP if slices at its ends are missing and gaps are
         refused; as for `stack_slices`.
     """
-    slices, missing = volumes.choose(phase)
+    try:
+        slices, missing = volumes.choose(phase)
+    except ScanError as error:
+        if phase is None:
+            _check_any_readable(volumes, error)
+        raise
     if missing and gaps == "refuse":
         detail = (
             f"{counted(missing, 'slice')} missing at the ends that other volumes of the series have"
@@ -227,6 +240,26 @@ def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
     if missing:
         stack = stack.with_flag(Flag.FILES_LOST)
     return stack.with_flag(Flag.SLICES_SET_ASIDE) if volumes.crossing else stack
+
+
+def _check_any_readable(volumes: Volumes, choice: ScanError) -> None:
+    """Refuse several volumes of which no choice would be read.
+
+    Raises
+    ------
+    ScanError
+        With the reason of the first; `choice` says how many there are.
+    """
+    first: ScanError | None = None
+    for group in volumes.groups:
+        try:
+            check_decodable(stack_slices(group, "interpolate").real)
+        except ScanError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise ScanError(first.reason, f"{first.detail}, in the first of: {choice.detail}")
 
 
 def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:

@@ -24,6 +24,7 @@ _VOLUMES = (
     uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,
     uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
     uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
+    uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,
 )
 _ENHANCED = (
     uids.ENHANCED_CT_IMAGE_STORAGE,
@@ -35,6 +36,7 @@ _ENHANCED = (
     uids.ENHANCED_PET_IMAGE_STORAGE,
     uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
     uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
+    uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,
 )
 _PROJECTIONS = (
     uids.COMPUTED_RADIOGRAPHY_IMAGE_STORAGE,  # with digital radiography and mammography below it
@@ -138,6 +140,14 @@ def is_truncated_header(header: Header) -> bool:
 def is_multiframe(header: Header) -> bool:
     """Return whether a file holds several frames, or is of a class that may."""
     return header.frames != 1 or header.sop_class in _ENHANCED
+
+
+def may_lack_geometry(header: Header) -> bool:
+    """Return whether a multi-frame class leaves positions in the patient out of some objects.
+
+    Only the frames show it: most tomographies of the eye are located on a photograph of its fundus.
+    """
+    return _is_class(header, (uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,))
 
 
 def has_reversed_rows(header: Header) -> bool:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache
 from scanloom.core.process.cpu_count import core_count
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
-from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
+from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
 from scanloom.io.index.series import FAILED_REASONS, SeriesFiles, group_files, known_infos
 from scanloom.io.index.storage import (
     IndexedSeries,
@@ -34,6 +34,7 @@ from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.index.workers import DescribeTask, HeaderWorkers
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.probe import neighbours_error
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.disk_errors import output_error
@@ -59,15 +60,28 @@ class Index:
     ----------
     table : IndexTable
         One row for each file, in a fixed order.
-    series : tuple of IndexedSeries
-        In the order of `scanloom.io.index.series.find_series`; skipped series come last.
     opened : int
         Number of files that had to be opened this time.
     """
 
     table: IndexTable
-    series: tuple[IndexedSeries, ...]
     opened: int
+
+    @cached_property
+    def series(self) -> tuple[IndexedSeries, ...]:
+        """The series, in the order in which `find_series` numbers them; skipped ones come last."""
+
+        def order(series: IndexedSeries) -> tuple[object, ...]:
+            first = self.table.entries[series.files[0]].path
+            return (
+                not series.slices,
+                -len(series.files),
+                series.study_uid,
+                series.series_uid,
+                first,
+            )
+
+        return tuple(sorted(self.table.series, key=order))
 
     def counts(self) -> dict[str, int]:
         """Return the number of files found, used, and of each outcome; "found" is the sum."""
@@ -97,9 +111,15 @@ class Index:
             for n, series in dicom.items()
             if not series.series_uid and series.reason in _UNREADABLE
         }
+
+        def fault_of(n: int) -> str:
+            if table.series_numbers[n] in damaged:
+                return table.series[table.series_numbers[n]].info.reason
+            return table.reasons[n] if table.reasons[n] in FAILED_REASONS else ""
+
         return UnreadableFiles(
             table.entries,
-            lambda n: table.reasons[n] in FAILED_REASONS or table.series_numbers[n] in damaged,
+            fault_of,
             (
                 DicomFiles(series.study_uid or series.series_uid, series.files, series.slices)
                 for n, series in dicom.items()
@@ -107,10 +127,10 @@ class Index:
             ),
         )
 
-    def _count_unreadable(self, series: IndexedSeries) -> int:
+    def _lost(self, series: IndexedSeries) -> LostFiles:
         """Return how many unreadable files may be slices of a series."""
         if series.kind != DICOM:
-            return 0
+            return LostFiles()
         paths = (self.table.entries[n].path for n in series.files)
         return self._unreadable.of(series.study_uid or series.series_uid, paths)
 
@@ -137,9 +157,24 @@ class Index:
             series_uid=series.series_uid,
             modality=series.info.modality or None,
             description=series.info.description,
-            unreadable=self._count_unreadable(series),
+            **self._lost(series)._asdict(),
             stamp=self.stamp(series),
         )
+
+    def with_neighbours(self) -> Index:
+        """Return the index in which a series beside unreadable files is SLICES_UNREADABLE.
+
+        The stored index does not say so: a later one may find these files readable.
+        """
+        series = []
+        for known in self.table.series:
+            beside = 0 if known.info.reason else self._lost(known).beside
+            if beside:
+                error = neighbours_error(beside)
+                info = known.info._replace(reason=error.code, detail=error.detail)
+                known = known._replace(info=info)
+            series.append(known)
+        return Index(replace(self.table, series=series), self.opened)
 
 
 def build_index(
@@ -182,7 +217,7 @@ def build_index(
         entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
         unchanged = None if stored is None else stored.rows_of(entries)
         if unchanged is not None:
-            return Index(unchanged, _in_order(unchanged), 0)
+            return Index(unchanged, 0).with_neighbours()
         if stored is not None and not stored.is_whole():
             stored = None
         table, opened = _build(entries, key, stored, workers)
@@ -190,7 +225,7 @@ def build_index(
         _store_in_cache(table, path, fingerprint)
     else:
         _store_in_output(table, out, fingerprint)
-    return Index(table, _in_order(table), opened)
+    return Index(table, opened).with_neighbours()
 
 
 def stored_index(out: Path, fingerprint: str) -> Index | None:
@@ -202,7 +237,7 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
     if stored is None or not stored.is_whole():
         return None
     table = stored.to_table()
-    return Index(table, _in_order(table), 0)
+    return Index(table, 0).with_neighbours()
 
 
 def cached_index_path(paths: Sequence[Path | str]) -> Path:
@@ -363,22 +398,6 @@ def _series(
     study = study_id(group.study, key) if group.study else ""
     slices = bool(group.members)
     return IndexedSeries(case, study, group.kind, group.study, group.series, files, slices, info)
-
-
-def _in_order(table: IndexTable) -> tuple[IndexedSeries, ...]:
-    """Return the series in the order in which `find_series` numbers them, skipped ones last."""
-
-    def order(series: IndexedSeries) -> tuple[object, ...]:
-        first = table.entries[series.files[0]].path
-        return (
-            not series.slices,
-            -len(series.files),
-            series.study_uid,
-            series.series_uid,
-            first,
-        )
-
-    return tuple(sorted(table.series, key=order))
 
 
 def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:

@@ -10,10 +10,15 @@ unreadable file is therefore assigned by its path alone, in this order:
    that very folder, and in the readable folders or archives before and after the file's own.
 
 The last rule keeps one damaged study from casting doubt on all the others of an archive.
+
+A file beside the slices of a series is more than a doubt, and the series is refused: it lies in the
+folder of some of them, or in a folder without slices between those of a series in several; and it
+is DICOM by its content, or is named like the slices.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from bisect import bisect_left
@@ -52,12 +57,44 @@ class DicomFiles(NamedTuple):
     slices: bool
 
 
+class LostFiles(NamedTuple):
+    """Numbers of unreadable files that may be slices of a series.
+
+    Parameters
+    ----------
+    unreadable : int
+        All of them.
+    damaged : int
+        Those that can be read, but whose content is damaged.
+    beside : int
+        Those that lie beside its slices, see the module.
+    """
+
+    unreadable: int = 0
+    damaged: int = 0
+    beside: int = 0
+
+
 class _Location(NamedTuple):
-    """Folder, container (the archive, or else the folder) and suffix of a file."""
+    """Folder, container (the archive, or else the folder) and suffix of a file, and its fault."""
 
     folder: str
     container: str
     suffix: str
+    damaged: bool = False
+
+
+class _Neighbour(NamedTuple):
+    """An unreadable file as far as its name and content tell that it was a slice."""
+
+    folder: str
+    pattern: str
+    suffix: str
+    is_dicom: bool
+
+    def is_like(self, patterns: Set[str], suffixes: Set[str]) -> bool:
+        """Return whether slices with names of these patterns and suffixes may include it."""
+        return self.is_dicom or self.pattern in patterns or self.suffix in suffixes - {""}
 
 
 class UnreadableFiles:
@@ -66,8 +103,8 @@ class UnreadableFiles:
     Parameters
     ----------
     entries : sequence of Entry
-    is_unreadable : function of int
-        Whether the file with this index can't be read.
+    fault_of : function of int
+        Code of the reason for which the file with this index can't be read; empty if it can.
     series : iterable of DicomFiles
         All readable series. A file too short for DICOM counts as unreadable if its suffix is that
         of DICOM files in its folder, or if no file of its folder can be read.
@@ -76,21 +113,28 @@ class UnreadableFiles:
     def __init__(
         self,
         entries: Sequence[FileEntry],
-        is_unreadable: Callable[[int], bool],
+        fault_of: Callable[[int], str],
         series: Iterable[DicomFiles],
     ) -> None:
-        self._counts: Counter[tuple[_Rule, str]] = Counter()
-        unreadable = [n for n in range(len(entries)) if is_unreadable(n)]
-        excluded = set(unreadable)
+        self._counts: Counter[tuple[_Rule, str, bool]] = Counter()
+        self._neighbours_in: defaultdict[str, list[_Neighbour]] = defaultdict(list)
+        self._neighbours_below: defaultdict[str, list[_Neighbour]] = defaultdict(list)
+        faults = {n: fault for n in range(len(entries)) if (fault := fault_of(n))}
+        excluded = set(faults)
         short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in excluded]
-        if not unreadable and not short:
+        if not faults and not short:
             return
         located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
         self._slices = _studies((group.study, at) for group, at in located if group.slices)
         self._other_objects = _studies(
             (group.study, at) for group, at in located if not group.slices
         )
-        counts = Counter(_locate_unreadable(entries[n]) for n in unreadable)
+        for n in (*faults, *short):
+            self._add_neighbour(entries[n].path, faults.get(n, ""))
+        counts = Counter(
+            _locate_unreadable(entries[n])._replace(damaged=fault != Reason.UNREADABLE.code)
+            for n, fault in faults.items()
+        )
         if short:
             excluded.update(short)
             dicom = {(file.folder, file.suffix) for _, at in located for file in at}
@@ -99,12 +143,13 @@ class UnreadableFiles:
             self._siblings = _siblings(at for group, at in located if group.slices)
         for location, count in counts.items():
             for rule in self._rules(location):
-                self._counts[rule, location.suffix] += count
+                self._counts[rule, location.suffix, location.damaged] += count
 
-    def of(self, study: str, paths: Iterable[str]) -> int:
+    def of(self, study: str, paths: Iterable[str]) -> LostFiles:
         """Return how many unreadable files may belong to a series of `study` at these paths."""
-        if not self._counts:
-            return 0
+        if not (self._counts or self._neighbours_in):
+            return LostFiles()
+        paths = tuple(paths)
         locations = {_locate(path) for path in paths}
         folders = {location.folder for location in locations}
         suffixes = {_ANY, *(location.suffix for location in locations)}
@@ -117,7 +162,38 @@ class UnreadableFiles:
         for folder in {common, *(location.container for location in locations)}:
             if common == folder or common.startswith(folder + "/"):
                 rules.add(("beside", folder, ""))
-        return sum(self._counts[rule, suffix] for rule in rules for suffix in suffixes)
+
+        def count(*damaged: bool) -> int:
+            return sum(self._counts[key] for key in itertools.product(rules, suffixes, damaged))
+
+        return LostFiles(count(False, True), count(True), self._count_beside(folders, paths))
+
+    def _count_beside(self, folders: Set[str], paths: Sequence[str]) -> int:
+        """Return how many unreadable files lie beside the slices at these paths, in `folders`."""
+        near = [file for folder in folders for file in self._neighbours_in.get(folder, ())]
+        parents = {_parent(folder) for folder in folders}
+        if len(folders) > 1 and len(parents) == 1:
+            near += self._neighbours_below[parents.pop()]
+        if not near:
+            return 0
+        patterns = {_pattern(path) for path in paths}
+        suffixes = {_locate(path).suffix for path in paths}
+        return sum(file.is_like(patterns, suffixes) for file in near)
+
+    def _add_neighbour(self, path: str, fault: str) -> None:
+        """Add an unreadable file; one without a fault is too short for DICOM.
+
+        A short file often is a note or a mark: its name has to be that of a slice. An archive that
+        can't be unpacked is no slice, but holds a folder of its own.
+        """
+        if archive_kind(path) is None or MEMBER_SEPARATOR in path:
+            location = _locate(path)
+            suffix = location.suffix if fault == Reason.UNREADABLE.code else ""
+            is_dicom = fault not in ("", Reason.UNREADABLE.code)
+            file = _Neighbour(location.folder, _pattern(path), suffix, is_dicom)
+            self._neighbours_in[location.folder].append(file)
+            if location.folder not in self._slices:
+                self._neighbours_below[_parent(location.folder)].append(file)
 
     def _possible_slices(
         self,
@@ -146,7 +222,7 @@ class UnreadableFiles:
             unread.difference_update(_folder(entry.path) for entry in readable)
         for location in locations:
             if location.folder in unread or (location.folder, location.suffix) in dicom:
-                yield location
+                yield location._replace(damaged=True)
 
     def _rules(self, unreadable: _Location) -> Iterator[_Rule]:
         """Yield the rules of which a series must match one to own an unreadable file."""
@@ -240,6 +316,11 @@ def _locate(path: str) -> _Location:
     if suffix[1:].isdigit():  # the last component of a UID
         suffix = ""
     return _Location(folder, archive if separator else folder, suffix)
+
+
+def _pattern(path: str) -> str:
+    """Return the name of a file with its numbers replaced: slices are numbered."""
+    return _DIGITS.sub("#", path[len(_folder(path)) :].lower())
 
 
 def _parent(folder: str) -> str:

@@ -21,7 +21,7 @@ from scanloom.io.index.inspection import (
     series_description,
     series_number,
 )
-from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
+from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR, archive_kind, is_archive
@@ -101,7 +101,9 @@ def find_series(
     groups = group_files(entries, infos)
     unreadable = UnreadableFiles(
         entries,
-        lambda n: (info := infos[n]).reason in FAILED_REASONS and not info.packed,
+        lambda n: (
+            info.reason if (info := infos[n]).reason in FAILED_REASONS and not info.packed else ""
+        ),
         (
             DicomFiles(
                 group.study or group.series, group.members or group.skipped, bool(group.members)
@@ -111,10 +113,7 @@ def find_series(
         ),
     )
     scans = [
-        replace(
-            make_series(group, entries, infos),
-            unreadable=_count_unreadable(group, entries, unreadable),
-        )
+        replace(make_series(group, entries, infos), **_lost(group, entries, unreadable)._asdict())
         for group in groups
         if group.members and (not requested or _contains(group, entries, requested))
     ]
@@ -271,12 +270,12 @@ def _with_folder(path: str) -> list[str]:
     return [path, *(f for f in files if f != path and not is_archive(f) and f[-8:] != "DICOMDIR")]
 
 
-def _count_unreadable(
+def _lost(
     group: SeriesFiles, entries: Sequence[FileEntry], unreadable: UnreadableFiles
-) -> int:
+) -> LostFiles:
     """Return how many unreadable files may be slices of a series."""
     if group.kind != DICOM:
-        return 0
+        return LostFiles()
     return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
 
 

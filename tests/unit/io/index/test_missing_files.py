@@ -1,4 +1,7 @@
-"""A part of a scan is never told as the whole: what can't be read, wherever it lies, is a flag."""
+"""A part of a scan is never told as the whole.
+
+Beside its slices, what can't be read is a failure; elsewhere, a flag.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import scanloom
-from scanloom.core import Flag
+from scanloom.core import Flag, ScanError
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.series import find_series
 from support.archives import write_dicomdir
@@ -87,6 +90,17 @@ def is_told(root: Path, slices: int) -> bool:
     volume = scanloom.load_volume(root, series="best", archives=True)
     assert volume.array.shape[2] == slices
     return Flag.FILES_LOST in volume.flags
+
+
+def is_refused(root: Path, slices: int) -> bool:
+    """Whether a scan is refused, unless the loss of slices is accepted: then it has the flag."""
+    with pytest.raises(ScanError) as caught:
+        scanloom.load_volume(root, series=uid("scan"))
+    [index] = [one for one in build_index([root], KEY).series if one.series_uid == uid("scan")]
+    volume = scanloom.load_volume(root, series=uid("scan"), gaps="interpolate")
+    assert volume.array.shape[2] == slices
+    assert Flag.FILES_LOST in volume.flags
+    return caught.value.code == index.info.reason == "SLICES_UNREADABLE"
 
 
 def two_zips(root: Path, files: Sequence[Path]) -> None:
@@ -175,8 +189,81 @@ def test_a_folder_for_each_file(tmp_path: Path, size: int) -> None:
     files = spread(series(tmp_path / "whole"), [root / f"{n}" for n in range(SLICES)])
     cut(files[9:], size)
 
-    assert is_told(root, 9)
+    assert is_refused(root, 9)
     assert lost(root) == {"scan": 3}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "IM0012",
+        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("12", "slice.dcm", "1.2.3.12")),
+    ],
+)
+@pytest.mark.parametrize("k", [0, 5, 11])
+@pytest.mark.parametrize("how", ["away", "cut", "empty", "damaged"])
+def test_a_slice_that_can_not_be_read_beside_the_others(
+    tmp_path: Path, name: str, k: int, how: str
+) -> None:
+    """First, in the middle or last: what is left is a regular stack, or has a gap."""
+    root = tmp_path / "in"
+    files = series(root)
+    named = [
+        file.rename(file.with_name(name.replace("12", f"{n:02d}").replace("slice", f"slice{n}")))
+        for n, file in enumerate(files)
+    ]
+    cut([named[k]], {"cut": 400, "empty": 0}.get(how, 10**9))
+    if how == "away":  # as unreadable for all users as a file without permission
+        named[k].unlink()
+        named[k].symlink_to("nowhere")
+    elif how == "damaged":
+        named[k].write_bytes(named[k].read_bytes()[:132] + b"\x02\0\0\0ZZ")
+    if k == 5:
+        with pytest.raises(ScanError, match="next to its slices") as caught:
+            scanloom.load_volume(root, series=uid("scan"))
+        assert caught.value.code == "SLICE_GAP"
+        assert ("permissions" in str(caught.value)) == (how == "away")
+        assert ("copy or export" in str(caught.value)) == (how != "away")
+    else:
+        assert is_refused(root, SLICES - 1)
+
+
+def test_notes_that_can_not_be_read_beside_the_slices_refuse_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for n, file in enumerate(series(root)):
+        file.rename(file.with_name(f"IM{n}"))
+    for name in ("notes.txt", "README", "thumbs.db"):
+        (root / name).symlink_to("nowhere")
+
+    assert is_told(root, SLICES)
+
+
+def test_several_series_beside_a_file_that_can_not_be_read_are_refused(tmp_path: Path) -> None:
+    """A series of the same study in another folder is not."""
+    root = tmp_path / "in"
+    for name in "abc":
+        files = series(tmp_path / name, name)
+        for file in spread(files, [root / ("1" if name < "c" else "2")]):
+            file.rename(file.with_name(f"{name}{file.name}"))
+    (root / "1" / "a9999.dcm").symlink_to("nowhere")
+
+    reasons = {one.series_uid: one.info.reason for one in build_index([root], KEY).series}
+    expected = {"a": "SLICES_UNREADABLE", "b": "SLICES_UNREADABLE", "c": ""}
+    assert reasons == {uid(name): code for name, code in expected.items()}
+
+
+def test_a_series_is_read_again_when_its_neighbour_is_readable(tmp_path: Path) -> None:
+    """The stored index does not keep what the neighbours said."""
+    root, out = tmp_path / "in", tmp_path / "out"
+    *_, last = series(root)
+    last.rename(tmp_path / "away")
+    last.symlink_to(tmp_path / "nowhere")
+    [before] = build_index([root], KEY, out).series
+    [again] = build_index([root], KEY, out).series
+    last.unlink()
+    (tmp_path / "away").rename(last)
+    [after] = build_index([root], KEY, out).series
+    assert [one.info.reason for one in (before, again, after)] == ["SLICES_UNREADABLE"] * 2 + [""]
 
 
 def test_files_that_a_dicomdir_names_and_that_are_not_there(tmp_path: Path) -> None:

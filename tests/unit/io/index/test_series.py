@@ -223,7 +223,7 @@ def test_errors_say_nothing_of_the_patient(tmp_path):
 @pytest.mark.parametrize("packed", ["", "zip", "gzip"])
 @pytest.mark.parametrize("size", [0, 100, 140, 400, 700])
 def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, packed, monkeypatch):
-    """The scan may be longer: a flag says so where it is read, in an index too."""
+    """The scan may be longer: it is refused, in an index too, unless the loss is accepted."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scan = tmp_path / "scan"
     *whole, last = write_series(scan, noise())
@@ -234,12 +234,16 @@ def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, packed, monke
         for path in whole:
             path.write_bytes(gzip.compress(path.read_bytes()))
 
-    volume = scanloom.load_volume(scan, series="best")
+    with pytest.raises(ScanError, match="beside its slices") as caught:
+        scanloom.load_volume(scan, series="best")
+    assert caught.value.code == "SLICES_UNREADABLE"
+    volume = scanloom.load_volume(scan, series="best", gaps="interpolate")
 
     assert volume.array.shape[2] == 5
     assert Flag.FILES_LOST in volume.flags
     index = build_index([scan], bytes(32))
-    [whole] = (one for one in index.series if not one.info.reason)
+    [whole] = (one for one in index.series if one.info.shape)
+    assert whole.info.reason == "SLICES_UNREADABLE"
     assert index.as_series(whole).unreadable == 1
 
 

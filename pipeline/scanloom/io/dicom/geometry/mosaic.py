@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ _MAX_TILES = 4096
 """Largest number of tiles in one mosaic; scanners write a few dozen."""
 _BETWEEN, _COUNT = tags.SPACING_BETWEEN_SLICES, tags.SIEMENS_NUMBER_OF_IMAGES_IN_MOSAIC
 _PROTOCOL_NAMES = ("MrPhoenixProtocol", "MrProtocol")
+_CSA_GROUP, _CSA = 0x0029, {"image": 0x10, "series": 0x20}
+_CSA_SIGNATURE = b"SV10"
 _DIRECTION_TOLERANCE = 1e-3
 """Largest difference between SliceNormalVector and the image normal, both of few digits."""
 
@@ -90,7 +92,7 @@ def _tile_count_and_normal(header: Header, row: _Floats, column: _Floats) -> tup
     dataset = header.read_dataset()
     try:
         with pydicom_muted():
-            csa_header = csareader.get_csa_header(dataset, "image")
+            csa_header = _csa_header(dataset, "image")
             if csa_header is None:
                 count, normal = _from_protocol(header, dataset, row, column)
             else:
@@ -112,9 +114,10 @@ def _from_protocol(
     header: Header, dataset: Dataset, row: _Floats, column: _Floats
 ) -> tuple[int, _Floats]:
     """Return the tile count and the normal from the slices planned in the series' protocol."""
-    from nibabel.nicom import csareader
-
-    csa_tags = csareader.get_csa_header(dataset, "series")["tags"]
+    csa_header = _csa_header(dataset, "series")
+    if csa_header is None:
+        raise ScanError(Reason.MOSAIC, "Siemens' private header of a mosaic is missing")
+    csa_tags = csa_header["tags"]
     protocol = next(csa_tags[name] for name in _PROTOCOL_NAMES if name in csa_tags)
     centres = planned_slice_centres(str(protocol["items"][0]), _MAX_TILES)
     if _COUNT in dataset and dataset[_COUNT].value not in (len(centres), _raw_us(len(centres))):
@@ -125,6 +128,25 @@ def _from_protocol(
     normal = np.cross(row, column)
     direction = tile_direction(centres, centre, _slice_spacing(header))
     return len(centres), normal if direction @ normal > 0 else -normal
+
+
+def _csa_header(dataset: Dataset, kind: Literal["image", "series"]) -> Any:
+    """Return Siemens' CSA header as nibabel parses it; None if it is missing.
+
+    Anonymisers keep the header itself and drop the element that reserves its block: then it is
+    recognised by its signature at the element that Siemens uses in any block.
+    """
+    from nibabel.nicom import csareader
+
+    header = csareader.get_csa_header(dataset, kind)
+    if header is not None:
+        return header
+    for tag in dataset.keys():  # noqa: SIM118 iterating a Dataset converts each element
+        if tag.group == _CSA_GROUP and tag.element > 0xFF and tag.element & 0xFF == _CSA[kind]:
+            value = dataset[tag].value
+            if isinstance(value, bytes) and value.startswith(_CSA_SIGNATURE):
+                return csareader.read(value)
+    return None
 
 
 def _raw_us(count: int) -> bytes:

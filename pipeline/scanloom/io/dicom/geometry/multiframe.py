@@ -26,6 +26,7 @@ from scanloom.io.dicom.geometry.slices import (
 )
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.sop_classes import may_lack_geometry
 from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
 
 def frame_rejection_reason(frame: Slice) -> Reason | None:
     """Return why a frame is not a slice of a volume; None if it may be one."""
+    if frame.position is None and may_lack_geometry(frame.header):
+        return Reason.NOT_AN_IMAGE
     if "LOCALIZER" in frame.phase.get("ImageType", "").split("\\")[2:]:
         return Reason.LOCALIZER
     technique = frame.phase.get("VolumeBasedCalculationTechnique", "")

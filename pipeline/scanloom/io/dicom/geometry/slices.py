@@ -146,8 +146,12 @@ def normalized_rescale_type(has_rescale: bool, rescale_type: str) -> str | None:
 
 
 def is_hounsfield(header: Header, has_rescale: bool, rescale_type: str) -> bool:
-    """Whether a rescale with this RescaleType gives HU (DICOM PS3.3 C.8.2.1.1.2)."""
-    return has_rescale and rescale_type in ("", "HU") and not header.multi_energy
+    """Whether a rescale with this RescaleType gives HU (DICOM PS3.3 C.8.2.1, C.11.1.1.2).
+
+    A CT may leave RescaleType out if it is HU, except a multi-energy one, which has to name its
+    type: HU also for monoenergetic images, HU_MOD, EDW, Z_EFF, MGML and others for derived ones.
+    """
+    return has_rescale and (rescale_type or ("" if header.multi_energy else "HU")) == "HU"
 
 
 def header_volume_attributes(header: Header) -> Mapping[str, str]:

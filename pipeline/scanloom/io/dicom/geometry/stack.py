@@ -159,10 +159,6 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
     if truncated:
         raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
     _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    field_values = zip(*(s.header.patient for s in distinct), strict=True)
-    patients = max(len({value for value in values if value}) for values in field_values)
-    if patients > 1:
-        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices belong to {patients} patients")
     attribute = first_disagreement(slices)
     if attribute is not None:
         raise _mixed(slices, attribute)
@@ -282,16 +278,22 @@ def _slice_indices(
     step_range = f"distances between slices range from {steps.min():.3f} to {steps.max():.3f} mm"
     multiples = _multiples(steps, tolerance, (float(np.median(steps)), float(steps.min())))
     if multiples is None:
-        multiples = _rounded_multiples(steps, rounding_shift(positions.positions, normal))
+        multiples = _rounded_multiples(steps, rounding_shift(normal))
     if multiples is None:
         raise ScanError(Reason.SPACING_CHANGES, step_range)
     index = np.concatenate([[0], np.cumsum(multiples)]).astype(np.intp)
     missing = int(index[-1]) + 1 - len(depth)
     even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
     on_line = np.abs(depth - even).max() <= tolerance or fit_line(positions.positions, index)
+    # Only a gap in a regular stack may be interpolated: the advice of SLICE_GAP says so
+    if not (missing and on_line):
+        raise ScanError(Reason.SPACING_CHANGES, step_range)
+    gap = f"{counted(missing, 'slice')} missing: {step_range}"
     # With more slices missing than present, most of the volume would be invented
-    if gaps == "refuse" or missing >= len(depth) or not on_line:
-        raise ScanError(Reason.SLICE_GAP, f"{counted(missing, 'slice')} missing: {step_range}")
+    if missing >= len(depth):
+        raise ScanError(Reason.SPACING_CHANGES, f"{gap}; too many to interpolate them")
+    if gaps == "refuse":
+        raise ScanError(Reason.SLICE_GAP, gap)
     return index
 
 
@@ -352,7 +354,9 @@ def _slice_line(
         return ends, None
     if on_line and sideways * count <= MAX_JITTER_MM:
         return Line(ends.origin, along), Flag.AFFINE_ROUNDED
-    line = fit_line_along(positions, index, normal)
+    # Slices exactly on a slanted line were not rounded: their slant is real, however small
+    scatter = np.abs(positions - ends.origin - np.outer(index, ends.step)).max()
+    line = None if scatter <= SAME_POSITION_MM else fit_line_along(positions, index, normal)
     if line is None and on_line:
         return ends, None
     line = line or fit_line(positions, index)

@@ -86,8 +86,13 @@ def read_first_bytes(path: Path | str, size: int = 0) -> bytes:
         If it can't be read. A pipe gives no bytes, rather than waiting for a writer.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    wanted = size or _read_size[0]
     try:
-        return os.read(descriptor, size or _read_size[0])
+        data = part = os.read(descriptor, wanted)
+        while part and len(data) < wanted:  # a share may return less than it has
+            part = os.read(descriptor, wanted - len(data))
+            data += part
+        return data
     finally:
         os.close(descriptor)
 

@@ -19,7 +19,7 @@ from scanloom.io.dicom.pixels.byte_source import MemorySource, open_pixels
 from scanloom.io.dicom.pixels.codestream import has_size_mismatch
 from scanloom.io.dicom.pixels.encapsulated import FrameTable, join_fragments, locate_frames
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES, FrameRef
-from scanloom.io.dicom.pixels.native import read_native
+from scanloom.io.dicom.pixels.native import check_excess, exceeds_header, read_native
 
 _END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""
@@ -56,6 +56,40 @@ _LOSSY = frozenset(
 _DECODER_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
+_OWN_DECODERS = frozenset(
+    (
+        *NATIVE_TRANSFER_SYNTAXES,
+        uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN,
+        uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN,
+        uids.DEFLATED_IMAGE_FRAME_COMPRESSION,
+        uids.RLE_LOSSLESS,
+    )
+)
+"""Transfer syntaxes that are decoded here."""
+
+
+def is_decodable(syntax: str) -> bool:
+    """Return whether there is a decoder for a transfer syntax."""
+    return syntax in _OWN_DECODERS or syntax in _CODECS
+
+
+def check_native_length(frame: FrameRef) -> None:
+    """Refuse native pixel data of another length than the header describes; none if encoded.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED; UNREADABLE if the bytes after the pixels can't be read.
+    """
+    if frame.is_plain and exceeds_header(frame):
+        try:
+            with open_pixels(frame) as (located, source):
+                check_excess(located, source)
+        except OSError as exc:
+            detail = f"a file can't be read ({type(exc).__name__})"
+            raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
 def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
     """Return the frame table of each file with several encapsulated frames, by path."""
     tables: dict[Path, FrameTable] = {}
@@ -70,7 +104,7 @@ def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
 def read_stored_samples(
     frame: FrameRef, out: NDArray[Any], tables: Mapping[Path, FrameTable]
 ) -> None:
-    """Read the stored samples of a frame into `out`, unused high bits cleared.
+    """Read the stored samples of a frame into `out`, each at the low end of its element.
 
     Decoders run in the calling process.
 
@@ -96,10 +130,10 @@ def read_stored_samples(
                 table = tables.get(frame.path) or locate_frames(located, source)
                 fragments = table[frame.frame]
                 _decode_into(located, join_fragments(located, source, fragments), out)
+        _keep_stored_bits(out, frame)
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
-    _clear_unused_bits(out, frame.format)
 
 
 def _decode_into(frame: FrameRef, encoded: bytes, out: NDArray[Any]) -> None:
@@ -228,14 +262,66 @@ def _inflate(frame: FrameRef, encoded: bytes) -> bytes:
         raise ScanError(Reason.DAMAGED, "a frame can't be inflated") from exc
 
 
-def _clear_unused_bits(out: NDArray[Any], pixel_format: PixelFormat) -> None:
-    """Keep only the stored bits, sign-extended; the others may hold overlays (PS3.5 8.1.1)."""
-    bits = 8 * out.itemsize
-    left_shift, right_shift = bits - 1 - pixel_format.high_bit, bits - pixel_format.stored
-    if right_shift == 0:
+def _keep_stored_bits(out: NDArray[Any], frame: FrameRef) -> None:
+    """Move the stored bits of each sample to the low end, sign-extended.
+
+    BitsStored and HighBit may be wrong, and then a shift or a mask changes values: samples of 12
+    bits at the low end lose 4 of them where HighBit is 15. So the bits that the header calls unused
+    have to be empty, copies of the sign, or overlays that the header describes (PS3.5 8.1.1,
+    retired PS3.3 C.9.2).
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if unused bits hold anything else.
+    """
+    stored, high_bit = frame.format.stored, frame.format.high_bit
+    signed, bits = frame.format.signed, 8 * out.itemsize
+    if stored == bits:
         return
-    if left_shift == right_shift and not pixel_format.signed:
-        np.bitwise_and(out, out.dtype.type((1 << pixel_format.stored) - 1), out=out)
-        return
-    np.left_shift(out, left_shift, out=out)
-    np.right_shift(out, right_shift, out=out)  # arithmetic where signed
+    if high_bit + 1 == stored:  # as nearly always; most samples need no change
+        low, high = (
+            (-(1 << stored - 1), (1 << stored - 1) - 1) if signed else (0, (1 << stored) - 1)
+        )
+        if low <= out.min() and out.max() <= high:
+            return
+    raw = out.view(f"<u{out.itemsize}")
+    sample = ((1 << stored) - 1) << (high_bit + 1 - stored)
+    unused = ((1 << bits) - 1) & ~sample
+    if not _are_empty(raw, unused, frame.format):
+        unused &= ~_overlay_bits(frame.path)
+        if not _are_empty(raw, unused, frame.format):
+            detail = "samples occupy bits that BitsStored and HighBit call unused"
+            raise ScanError(Reason.DAMAGED, detail)
+    np.left_shift(out, bits - 1 - high_bit, out=out)
+    np.right_shift(out, bits - stored, out=out)  # arithmetic where signed
+
+
+def _are_empty(raw: NDArray[Any], unused: int, pixel_format: PixelFormat) -> bool:
+    """Return whether the bits of `unused` are 0 in all samples, or copies of the sign in all."""
+    bits = raw & raw.dtype.type(unused)
+    if not bits.any():
+        return True
+    if not pixel_format.signed:
+        return False
+    above = raw.dtype.type(unused >> pixel_format.high_bit << pixel_format.high_bit)
+    negative = raw >> raw.dtype.type(pixel_format.high_bit) & raw.dtype.type(1)
+    return bool((bits == negative * above).all())
+
+
+def _overlay_bits(path: Path) -> int:
+    """Return the bits of the pixel data in which a file's header places overlays (60xx,0102)."""
+    from scanloom.io.dicom.header.fallback import PARSE_ERRORS, read_dataset
+    from scanloom.io.dicom.header.header import pydicom_muted
+
+    try:
+        with pydicom_muted():
+            dataset = read_dataset(path)
+            positions = (
+                int(dataset[group << 16 | 0x0102].value)
+                for group in range(0x6000, 0x6020, 2)
+                if group << 16 | 0x0102 in dataset and group << 16 | 0x3000 not in dataset
+            )
+            return sum({1 << position for position in positions if 0 <= position < 32})
+    except PARSE_ERRORS as exc:
+        raise ScanError(Reason.DAMAGED, "the overlays of a header can't be parsed") from exc

@@ -33,15 +33,10 @@ def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
     ScanError
         TRUNCATED or DAMAGED.
     """
-    if frame.length is None:
-        raise ScanError(Reason.DAMAGED, "uncompressed pixels have no length")
     bits = frame.format.allocated
-    total_bytes = -(-frame.frames * frame.count * bits // 8)
-    if frame.length >= 2 * max(total_bytes, 1):
-        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
-    if frame.frame == 0:
-        _check_excess(frame, source, total_bytes)
-    if -(-(frame.frame + 1) * frame.count * bits // 8) > frame.length:
+    if exceeds_header(frame) and frame.frame == 0:
+        check_excess(frame, source)
+    if -(-(frame.frame + 1) * frame.count * bits // 8) > (frame.length or 0):
         raise _truncated_error()
     if bits == 8 * out.itemsize and not _has_swapped_bytes(frame, source):
         position = frame.offset + frame.frame * out.nbytes
@@ -53,15 +48,33 @@ def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
     _read_packed(frame, source, out.reshape(-1))
 
 
-def _check_excess(frame: FrameRef, source: ByteSource, total_bytes: int) -> None:
-    """Refuse non-zero data of at least a row or column after the pixels: the size is wrong."""
-    excess = (frame.length or 0) - total_bytes
-    if 8 * excess < min(frame.rows, frame.columns) * frame.format.allocated:
-        return
-    end = total_bytes + excess
-    for start in range(total_bytes, end, _BLOCK):
+def exceeds_header(frame: FrameRef) -> bool:
+    """Return whether at least a row or column follows the pixels that the header describes.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if the length is unknown, or twice that of the pixels: the size is wrong.
+    """
+    if frame.length is None:
+        raise ScanError(Reason.DAMAGED, "uncompressed pixels have no length")
+    total_bytes = _total_bytes(frame)
+    if frame.length >= 2 * max(total_bytes, 1):
+        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+    excess_bits = 8 * (frame.length - total_bytes)
+    return excess_bits >= min(frame.rows, frame.columns) * frame.format.allocated
+
+
+def check_excess(frame: FrameRef, source: ByteSource) -> None:
+    """Refuse data other than 0 after the pixels: the size is wrong."""
+    end = frame.length or 0
+    for start in range(_total_bytes(frame), end, _BLOCK):
         if source.read(frame.offset + start, min(_BLOCK, end - start)).strip(b"\0"):
             raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+
+
+def _total_bytes(frame: FrameRef) -> int:
+    return -(-frame.frames * frame.count * frame.format.allocated // 8)
 
 
 def _read_packed(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:

@@ -17,7 +17,12 @@ from scanloom.core.process.cpu_count import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header
 from scanloom.io.dicom.pixels.byte_source import inflation_bytes
-from scanloom.io.dicom.pixels.decode import find_frame_tables, read_stored_samples
+from scanloom.io.dicom.pixels.decode import (
+    check_native_length,
+    find_frame_tables,
+    is_decodable,
+    read_stored_samples,
+)
 from scanloom.io.dicom.pixels.encapsulated import MAX_OVERHEAD_BYTES, FrameTable
 from scanloom.io.dicom.pixels.frame import (
     FrameRef,
@@ -90,12 +95,15 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) 
 
 
 def check_decodable(slices: Sequence[Slice]) -> None:
-    """Refuse invalid or unsupported rescales, pixel formats and sizes, from the headers alone.
+    """Refuse rescales, pixel formats, sizes and encodings that are invalid or unsupported.
+
+    Headers alone decide, except where more bytes follow the pixels than they need.
 
     Raises
     ------
     ScanError
-        RESCALE, PIXEL_TYPE or DAMAGED.
+        RESCALE, PIXEL_TYPE, DECODER or DAMAGED; TRUNCATED or UNREADABLE if such bytes can't be
+        read.
     """
     if any(s.header.lookup_table for s in slices):
         raise ScanError(Reason.RESCALE, "the values need a modality lookup table")
@@ -111,6 +119,10 @@ def check_decodable(slices: Sequence[Slice]) -> None:
         stored_dtype(pixel_format)
     if any(s.rows * s.columns < 1 for s in slices):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
+    if not all(is_decodable(syntax) for syntax in {s.header.syntax for s in slices}):
+        raise ScanError(Reason.DECODER, "the transfer syntax is not supported")
+    for header in {id(s.header): s.header for s in slices}.values():
+        check_native_length(frame_ref(header))
 
 
 def check_size(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) -> None:

@@ -19,7 +19,18 @@ from pydicom.uid import (
 
 import scanloom
 from scanloom.core import Flag, Reason, ScanError, Volume
-from support.write_dicom import MR, PLANES, Coding, Geometry, Words, noise, plane, uid, write_series
+from support.write_dicom import (
+    MR,
+    PLANES,
+    Coding,
+    Geometry,
+    Words,
+    add_overlays,
+    noise,
+    plane,
+    uid,
+    write_series,
+)
 
 CORNERS = [(0, 0, 0), (23, 0, 0), (0, 19, 0), (0, 0, 5), (23, 19, 5), (7, 3, 2)]
 
@@ -146,18 +157,48 @@ def test_one_slice_beyond_16_bits_makes_the_volume_32_bit(tmp_path):
     np.testing.assert_array_equal(array, stored.astype(int) + 800)
 
 
+@pytest.mark.parametrize("described", [True, False])
 @pytest.mark.parametrize("signed", [False, True])
-def test_unused_high_bits_are_ignored(tmp_path, signed):
+def test_unused_bits_may_hold_overlays_that_the_header_describes(tmp_path, signed, described):
     stored = noise() - (1000 if signed else 0)
 
     def edit(k: int, ds: Dataset) -> None:
-        dirty = np.frombuffer(ds.PixelData, "<u2") & 0x0FFF
-        overlay = np.random.default_rng(k).integers(0, 16, dirty.size).astype("<u2") << 12
-        ds.PixelData = (dirty | overlay).astype("<u2").tobytes()
+        samples = np.frombuffer(ds.PixelData, "<u2") & 0x0FFF
+        overlay = np.random.default_rng(k).integers(0, 16, samples.size).astype("<u2") << 12
+        ds.PixelData = (samples | overlay).astype("<u2").tobytes()
         ds["PixelData"].VR = "OW"
+        if described:
+            add_overlays(ds, range(12, 16))
 
     write_series(tmp_path, stored, coding=Coding(16, 12, signed, intercept="0"), edit=edit)
-    np.testing.assert_array_equal(scanloom.load_volume(tmp_path).array, stored)
+    if described:
+        np.testing.assert_array_equal(scanloom.load_volume(tmp_path).array, stored)
+    else:
+        with pytest.raises(ScanError, match="samples occupy bits") as caught:
+            scanloom.load_volume(tmp_path)
+        assert caught.value.code == "DAMAGED"
+
+
+@pytest.mark.parametrize("high_bit", [11, 13, 15])
+@pytest.mark.parametrize("shift", [0, 2, 4])
+@pytest.mark.parametrize("extended", [True, False])
+@pytest.mark.parametrize("signed", [False, True])
+def test_samples_are_where_the_header_says_or_refused(tmp_path, signed, extended, shift, high_bit):
+    """12 stored bits, by `shift` above the low end; HighBit may be wrong."""
+    stored = noise() - (1000 if signed else 0)
+
+    def edit(k: int, ds: Dataset) -> None:
+        samples = np.frombuffer(ds.PixelData, "<i2")
+        samples = (samples if extended else samples & 0x0FFF) << shift
+        ds.PixelData, ds.HighBit = samples.astype("<i2").tobytes(), high_bit
+
+    write_series(tmp_path, stored, coding=Coding(16, 12, signed, intercept="-1024"), edit=edit)
+    if high_bit == 11 + shift:
+        np.testing.assert_array_equal(scanloom.load_volume(tmp_path).array, stored - 1024)
+    else:
+        with pytest.raises(ScanError, match="BitsStored and HighBit") as caught:
+            scanloom.load_volume(tmp_path)
+        assert caught.value.code == "DAMAGED"
 
 
 def test_monochrome1_changes_no_value(tmp_path):
@@ -169,11 +210,19 @@ UNITS: dict[str, tuple[Words, str, tuple[Flag, ...]]] = {
     "CT": (Words(), "HU", ()),
     "CT without type": (Words(more={"RescaleType": ""}), "HU", ()),
     "CT of another type": (Words(more={"RescaleType": "US"}), "a.u.", (Flag.NOT_HOUNSFIELD,)),
-    "multi-energy": (
-        Words(more={"MultienergyCTAcquisition": "YES"}),
-        "a.u.",
-        (Flag.NOT_HOUNSFIELD,),
+    "multi-energy, in HU": (
+        Words(more={"MultienergyCTAcquisition": "YES", "RescaleType": "HU"}),
+        "HU",
+        (),
     ),
+    **{
+        f"multi-energy, of type {kind!r}": (
+            Words(more={"MultienergyCTAcquisition": "YES", "RescaleType": kind}),
+            "a.u.",
+            (Flag.NOT_HOUNSFIELD,),
+        )
+        for kind in ("", "HU_MOD", "EDW", "Z_EFF")
+    },
     "MR": (Words(modality="MR"), "a.u.", ()),
     "other": (Words(more={"Modality": "OT"}), "unknown", ()),
     "burned in": (Words(more={"BurnedInAnnotation": "YES"}), "HU", (Flag.BURNED_IN,)),

@@ -21,7 +21,7 @@ from scanloom.io.dicom.geometry.slices import Tile, single_slice
 from scanloom.io.dicom.header.header import Header, read_headers
 from scanloom.io.dicom.pixels.frame import stored_dtype
 from scanloom.io.dicom.pixels.voxels import read_stored_frame, read_values, same_pixels
-from support.write_dicom import Coding, noise, write_series
+from support.write_dicom import Coding, add_overlays, noise, write_series
 
 JPEG = "1.2.840.10008.1.2.4."
 EXPLICIT = "1.2.840.10008.1.2.1"
@@ -240,14 +240,15 @@ def test_an_offset_table_that_lists_fragments_is_not_read_as_a_fragment(tmp_path
 @pytest.mark.parametrize("bits", range(1, 33))
 @pytest.mark.parametrize("signed", [False, True])
 def test_stored_bits_keep_their_sign_and_unused_bits_are_cleared(bits, signed, big, tmp_path):
-    """With overlays or garbage in the unused bits, and without sign extension."""
+    """With overlays in up to 16 unused bits, and without sign extension."""
     if bits == 1 and signed:
         pytest.skip("samples of one bit cannot be signed")
     allocated = next(n for n in (8, 16, 32) if bits <= n)
     rng = np.random.default_rng(bits)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
     values = rng.integers(low, high, (2, 5, 7))  # an odd number of samples
-    dirt = rng.integers(0, 2 ** (allocated - bits), values.shape) << bits
+    overlays = range(bits, min(allocated, bits + 16))
+    dirt = rng.integers(0, 2 ** len(overlays), values.shape) << bits
     stored = ((values & (2**bits - 1)) | dirt).astype(f"<u{allocated // 8}")
     dataset = dataset_of(
         tmp_path / "a",
@@ -256,6 +257,7 @@ def test_stored_bits_keep_their_sign_and_unused_bits_are_cleared(bits, signed, b
         HighBit=bits - 1,
         PixelRepresentation=int(signed),
     )
+    add_overlays(dataset, overlays)
     data = stored.tobytes()
     if big and allocated == 8:
         data = np.frombuffer(data + bytes(len(data) % 2), "<u2").astype(">u2").tobytes()
@@ -478,6 +480,19 @@ def test_the_sign_may_extend_into_unused_bits(syntax, filled, tmp_path):
     data = encapsulate([encoded(frame[0] if filled else frame[0] & 0xFFF, syntax, 16)])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
     np.testing.assert_array_equal(frame_of(path), frame[0])
+
+
+@pytest.mark.parametrize("syntax", [RLE, JPEG + "70", JPEG + "80", JPEG + "90", JPEG + "201"])
+def test_a_high_bit_that_compressed_samples_contradict_is_refused(syntax, tmp_path):
+    frame = smooth(1, 12)
+    for shift, code in ((0, "DAMAGED"), (4, "")):
+        data = encapsulate([encoded(frame[0] << shift, syntax, 16)])
+        dataset = dataset_of(tmp_path / "a", frame, 12, HighBit=15)
+        path = save(tmp_path / "a.dcm", dataset, data, syntax)
+        if code:
+            assert code_of(frame_of, path) == code
+        else:
+            np.testing.assert_array_equal(frame_of(path), frame[0])
 
 
 def test_an_implausibly_large_frame_is_refused(tmp_path):
