@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from dataclasses import asdict
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Flag, Grid
+from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.recipe import card_digest, outputs_document
@@ -18,7 +18,6 @@ from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
 VERSIONED_PACKAGES = (
-    "scanloom",
     "torch",
     "monai",
     "numpy",
@@ -27,7 +26,7 @@ VERSIONED_PACKAGES = (
     "nibabel",
     "SimpleITK",
 )
-"""Packages whose versions can change a result."""
+"""Packages whose versions can change a result, beside scanloom."""
 
 
 def case_json(segmented: SegmentedCase) -> dict[str, Any]:
@@ -169,10 +168,4 @@ def _grid(grid: Grid) -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str]:
     """Return the installed versions; cached, since the lookup takes longer than a small case."""
-    versions = {}
-    for name in VERSIONED_PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return package_versions(VERSIONED_PACKAGES)

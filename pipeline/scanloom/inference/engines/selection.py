@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from torch import nn
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import StepTimer
+from scanloom.core.packages import package_versions
 from scanloom.inference.device import EngineChoice
 from scanloom.inference.engines.measurement import ScanWindows, TorchModel, measure
 from scanloom.inference.engines.protocol import (
@@ -191,5 +191,5 @@ class EngineSelector:
 def _identity(card: ModelCard) -> tuple[str, ...]:
     """Return everything but the weights from which a card's networks follow."""
     arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
-    versions = [importlib.metadata.version(name) for name in ("scanloom", "monai")]
+    versions = package_versions(["monai"]).values()
     return (card.network.name, arguments, str(card.window.plane), card.window.sums, *versions)
