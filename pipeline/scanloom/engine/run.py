@@ -339,7 +339,12 @@ class _Run:
         structures = self.workflow.computed_labels
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_models, self.workflow.models, digests, execution, structures, len(book)),
+            partial(
+                load_models,
+                *(self.workflow.models, digests, execution, structures),
+                planned_cases=len(book),
+                out=self.out,
+            ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,

@@ -15,6 +15,7 @@ import torch
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
+from scanloom.core.engines import EngineChoice
 from scanloom.core.process.cpu_count import core_count
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -50,15 +51,6 @@ class PrecisionChoice:
     def name(self) -> str:
         """The type's name as in model cards: "float32", "float16" or "bfloat16"."""
         return str(self.dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """The library that runs a network, its version, and the reason for its choice."""
-
-    name: str
-    version: str
-    why: str
 
 
 def set_thread_count(count: int | Literal["auto"]) -> None:

@@ -59,12 +59,12 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
-                "engine": asdict(predictor.engine),
+                "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
                 **_limitations(predictor.card),
                 **_reference_ranges(predictor.card),
             }
-            for predictor, (device, precision) in zip(
+            for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
             )
         ],
@@ -121,8 +121,9 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
             name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
             for name, s in clock.steps.items()
         },
-        "device": [predictor.device_name for predictor in segmented.predictors],
-        "precision": [predictor.precision_name for predictor in segmented.predictors],
+        "device": [device for device, _, _ in segmented.placements],
+        "precision": [precision for _, precision, _ in segmented.placements],
+        "engine": [engine.measured for _, _, engine in segmented.placements],
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "estimated_memory_bytes": _estimated(segmented),
         "window_values": _window_values(segmented),

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ from scanloom.engine.worker.pool import LocalPool
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.identity import key_fingerprint
+from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.private import private_folder
 
 _MAX_CASES, _MAX_SECONDS = 60, 30.0
@@ -66,6 +67,8 @@ def calibrate(
     fingerprint = key_fingerprint(key)
     digests = [card_digest(find_model(name)) for name in workflow.models]
     with _scratch_folder(out, fingerprint) as scratch:
+        with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
+            shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
         setup = WorkerSetup(
             OutputTarget(scratch, fingerprint, key=key),
             partial(
@@ -75,6 +78,7 @@ def calibrate(
                 execution,
                 workflow.computed_labels,
                 len(samples),
+                scratch,
             ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,

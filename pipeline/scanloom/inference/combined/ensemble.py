@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from scanloom.core import Reason, ScanError, Segmentation, StepTimer, Volume
-from scanloom.inference.device import EngineChoice, PrecisionChoice
+from scanloom.core.engines import EngineChoice, all_engines
+from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryPlan
@@ -46,8 +47,15 @@ class Ensemble(TorchPredictor):
 
     @property
     def engine(self) -> EngineChoice:
-        """The library that runs its first network, and the reason."""
-        return self.members[0].engine
+        """The libraries that run its networks, and the reasons."""
+        return all_engines([member.engine for member in self.members])
+
+    def departs(self, precision: str) -> bool:
+        """Return whether a member was run otherwise than OUT's record says, or requested.
+
+        The precision of the ensemble follows from that of its members.
+        """
+        return any(member.departs(member.precision_name) for member in self.members)
 
     @property
     def n_members(self) -> int:
