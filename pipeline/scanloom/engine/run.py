@@ -341,9 +341,7 @@ class _Run:
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(
                 load_models,
-                *(self.workflow.models, digests, execution, structures),
-                planned_cases=len(book),
-                out=self.out,
+                *(self.workflow.models, digests, execution, structures, len(book), self.out),
             ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,

@@ -48,7 +48,7 @@ from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels
-from scanloom.inference.restore.restorers import choose_backend, make_restorer
+from scanloom.inference.restore.restorers import Restorer, choose_backend, make_restorer
 from scanloom.inference.restore.uncertainty import uncertainty_restorer
 from scanloom.inference.sliding_window import (
     BatchSize,
@@ -303,7 +303,7 @@ class TorchPredictor(PlacedModel):
 
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
-        restorer = make_restorer(plan, self.card, fused=self.compute.compiled_restore)
+        restorer = self.restorer(plan)
         uncertain = None
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
@@ -318,6 +318,10 @@ class TorchPredictor(PlacedModel):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
             found = None if uncertain is None else uncertain.finish()
         return Prediction(maps, memory_plan, uncertainty=found)
+
+    def restorer(self, plan: NetworkPlan) -> Restorer:
+        """Return what decides the labels on the scan's grid."""
+        return make_restorer(plan, self.card, fused=self.compute.compiled_restore)
 
     def scores(
         self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan

@@ -51,6 +51,9 @@ class Flag(Enum):
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    CHECKPOINT_BEST = (
+        "The model has no final checkpoint; the best one of an unfinished training was used"
+    )
     LABELS_NEAREST = (
         "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
     )
