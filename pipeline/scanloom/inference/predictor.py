@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -43,6 +44,7 @@ from scanloom.inference.memory_estimate import (
 )
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.free_memory import return_free_memory
+from scanloom.inference.network.half_check import wrong_half
 from scanloom.inference.network.loading import TrainedNetworks, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
@@ -60,6 +62,8 @@ from scanloom.inference.sliding_window import (
 from scanloom.inference.task import Prediction, Task
 from scanloom.inference.windows.layout import window_size
 from scanloom.ops.uncertainty import change_maps
+
+logger = logging.getLogger(__name__)
 
 
 class TorchPredictor(PlacedModel):
@@ -129,6 +133,13 @@ class TorchPredictor(PlacedModel):
         if self.overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
+        elif loaded.dtype is not torch.float32 and (
+            wrong := wrong_half(card, loaded, self.device.device)
+        ):
+            loaded = load_network(card, torch.float32)
+            self.precision = PrecisionChoice(torch.float32, wrong, wrong=True)
+        if self.precision.wrong:
+            logger.warning("%s runs in float32: %s", card.name, self.precision.why)
         self.networks = TrainedNetworks(card, loaded)
         place_networks(loaded, self.device.device)
         self.engines = EngineSelector(
@@ -216,6 +227,8 @@ class TorchPredictor(PlacedModel):
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
             flags = [Flag.HALF_OVERFLOWED] if overflowed else []
+            if first.wrong:
+                flags.append(Flag.HALF_WRONG)
             # a scan that overflows does so on every machine: not a difference of this one
             used = first.name if overflowed else str(prediction.memory_plan.dtype)
             if self.departs(used.removeprefix("torch.")):
