@@ -54,7 +54,8 @@ def compare(root: Path, model: str) -> bool:
     agreed = True
     for name in ("plain", "mirror"):
         mirror: Mirror = "auto" if name == "mirror" else "no"
-        predictor = TorchPredictor(card, ComputeOptions(mirror=mirror), device="cpu")
+        compute = ComputeOptions(mirror=mirror, engine="torch")
+        predictor = TorchPredictor(card, compute, device="cpu")
         for file in sorted((folder / "labels" / name).glob("*.nii.gz")):
             scan = file.name.removesuffix(".nii.gz")
             theirs = np.asarray(nibabel.load(file).dataobj)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from scanloom.version import __version__ as __version__  # public, of no use here
+
 # before torch is used: see "No AMX for the time being" in docs/decisions.md
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     )
     from scanloom.engine.api import load_model, measurements, segment
     from scanloom.io.read import load_volume
-
-    __version__: str
 
 __all__ = [
     "CaseRecord",
@@ -53,10 +53,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name: `import scanloom` alone loads nothing heavy."""
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("scanloom")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

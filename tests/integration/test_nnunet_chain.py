@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,21 @@ from scipy import ndimage
 from scanloom.cards.card import ModelCard, Paint
 from scanloom.cards.intensity import Clip, Normalize
 from scanloom.cards.readers import read_model
-from scanloom.core import Grid, Volume
+from scanloom.core import ComputeOptions, Grid, Volume
+from scanloom.inference.combined.ensemble import Ensemble
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.network.planes import PlaneNetwork
 from scanloom.inference.predictor import TorchPredictor
-from support.nnunet_folders import CONFIGURATION, DATASET, PLANS, REGIONS, plans, write_model
+from support.nnunet_folders import (
+    CONFIGURATION,
+    DATASET,
+    PLANS,
+    REGIONS,
+    checkpoint,
+    plans,
+    state_dict,
+    write_model,
+)
 from support.nnunet_windows import mean_of, scores_of
 
 Array = NDArray[Any]
@@ -95,6 +106,31 @@ def expected(
     card: ModelCard, volumes: Sequence[Volume], transpose: Sequence[int], previous: Array | None
 ) -> Array:
     """Return the label map (I, J, K) by nnU-Net's steps."""
+    back, mask = restored(card, volumes, transpose, previous)
+    box = ndimage.find_objects(mask.astype(int))[0]
+    whole = np.zeros(mask.shape, np.uint8)
+    if isinstance(card.decision, Paint):
+        for (channel, number), chance in zip(card.decision.regions, sigmoids(back), strict=True):
+            assert card.decision.regions[channel] == (channel, number)
+            whole[box][chance > 0.5] = number
+    else:
+        whole[box] = np.argmax(back, axis=0)
+    return whole.transpose(np.argsort(transpose)).T
+
+
+def sigmoids(logits: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float32))))
+
+
+def softmax(logits: Array) -> Array:
+    powers = np.exp(logits.astype(np.float32) - logits.max(axis=0).astype(np.float32))
+    return np.asarray(powers / powers.sum(axis=0))
+
+
+def restored(
+    card: ModelCard, volumes: Sequence[Volume], transpose: Sequence[int], previous: Array | None
+) -> tuple[Array, Array]:
+    """Return the logits in the box of what is not 0, on the scan's grid; and the mask of that."""
     arrays = [np.asarray(v.array.T, np.float32).transpose(transpose) for v in volumes]
     stated = np.float32(volumes[0].grid.spacing)  # as the header of a NIfTI file has it
     own = np.array([float(stated[::-1][t]) for t in transpose])
@@ -123,14 +159,7 @@ def expected(
         ]
     logits = mean_of(folds).numpy()
     back = [resampled(x, mask[box].shape, (wanted, own), 1).astype(np.float16) for x in logits]
-    whole = np.zeros(mask.shape, np.uint8)
-    if isinstance(card.decision, Paint):
-        for channel, number in card.decision.regions:
-            probability = 1 / (1 + np.exp(-back[channel].astype(np.float32)))
-            whole[box][probability > 0.5] = number
-    else:
-        whole[box] = np.argmax(back, axis=0)
-    return whole.transpose(np.argsort(transpose)).T
+    return np.stack(back), mask
 
 
 def _inner(network: Any) -> Any:
@@ -215,3 +244,55 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
     previous = expected(first, [volume], (0, 1, 2), None)
     labels = expected(card, [volume], (0, 1, 2), previous)
     assert agreement(found.layers[0].labels, labels) >= 0.9995
+
+
+@pytest.mark.parametrize(
+    ("name", "spacing", "least"),
+    [
+        ("3d", (1.0, 1.0, 2.0), 0.998),  # that of the network: nothing is resampled
+        ("3d", (0.9, 0.8, 1.7), 0.998),
+        ("regions", (1.1, 0.9, 4.6), 0.998),
+    ],
+)
+def test_an_ensemble_averages_probabilities_as_nnunets_does(
+    name: str, spacing: tuple[float, float, float], least: float, tmp_path: Path
+) -> None:
+    """Members differ in how sure they are: the mean of their logits has other labels."""
+    changes, cards = dict(MODELS[name]), list[ModelCard]()
+    channels = 2 if name == "regions" else 1
+    volumes = [scan((19, 20, 14), spacing, "RAS", seed) for seed in range(channels)]
+    for n, scale in enumerate((1.0, 1.0, 6.0)):  # of two, the mean sigmoid is as of logits
+        place = write_model(tmp_path / str(n), **changes)
+        state = state_dict(place, "3d_fullres", seed=n + 7)
+        last = max(key for key in state if ".seg_layers." in key).rpartition(".")[0]
+        for shift in (False, True):  # first to see the scores, then with each class somewhere
+            if shift:
+                logits, _ = restored(read_model(place), volumes, (0, 1, 2), None)
+                state[f"{last}.bias"] -= torch.from_numpy(np.median(logits, axis=(1, 2, 3))).float()
+                state[f"{last}.bias"] *= scale
+                state[f"{last}.weight"] *= scale
+            torch.save(checkpoint(state), place / "fold_0" / "checkpoint_final.pth")
+        cards.append(replace(read_model(place), name=f"member-{n}"))
+
+    members = [TorchPredictor(card, ComputeOptions(engine="torch"), device="cpu") for card in cards]
+    found = Ensemble("mean", members).predict(volumes[0], further_channels=volumes[1:])
+
+    logits, masks = zip(*(restored(c, volumes, (0, 1, 2), None) for c in cards), strict=True)
+    box = ndimage.find_objects(masks[0].astype(int))[0]
+
+    def labels(scores: Array, threshold: float) -> Array:
+        whole = np.zeros(masks[0].shape, np.uint8)
+        decision = cards[0].decision
+        if isinstance(decision, Paint):
+            for channel, number in decision.regions:
+                whole[box][scores[channel] > threshold] = number
+        else:
+            whole[box] = scores.argmax(axis=0)
+        return whole.T
+
+    chance = softmax if name == "3d" else sigmoids
+    theirs = labels(np.mean([chance(each) for each in logits], axis=0), 0.5)
+    of_logits = labels(np.mean([each.astype(np.float32) for each in logits], axis=0), 0.0)
+    assert agreement(found.layers[0].labels, theirs) >= least
+    assert agreement(of_logits, theirs) < 0.995
+    assert len(np.unique(theirs)) > 1

@@ -54,7 +54,7 @@ def test_every_dependency_has_a_tested_version_within_its_bounds() -> None:
 def test_changelog_has_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
-    assert re.search(rf"^## \[{re.escape(PROJECT['version'])}\]", changelog, flags=re.MULTILINE)
+    assert re.search(rf"^## \[{re.escape(scanloom.__version__)}\]", changelog, flags=re.MULTILINE)
 
 
 def test_readme_says_what_it_is_not() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-import tomllib
+from importlib import metadata
 
 import pytest
 
 import scanloom
-from support.real_scans import ROOT
 
 HEAVY = ("torch", "monai", "highdicom", "SimpleITK", "distributed", "numpy")
 
@@ -28,8 +27,7 @@ def test_dir_lists_what_is_public_only() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert scanloom.__version__ == project["version"]
+    assert scanloom.__version__ == metadata.version("scanloom")
     assert "__version__" in dir(scanloom)
 
 

@@ -32,6 +32,7 @@ from scanloom.cli.ending import quick_end
 from scanloom.cli.streams import steady_streams
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules
 from scanloom.own_python import collect_garbage_rarely, let_idle_threads_sleep, safe_path
+from scanloom.version import __version__
 
 app = typer.Typer(
     name="scanloom",
@@ -85,9 +86,7 @@ app.add_typer(models.app, name="models")
 
 def _show_version(requested: bool) -> None:
     if requested:
-        from importlib.metadata import version
-
-        typer.echo(f"scanloom {version('scanloom')}")
+        typer.echo(f"scanloom {__version__}")
         raise typer.Exit
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.core.engines import EngineChoice
 from scanloom.core.grid import Grid
 from scanloom.core.reasons import Flag
 from scanloom.core.text import did_you_mean
@@ -149,6 +150,8 @@ class Segmentation:
         Version of the model; may be empty.
     device, precision : str
         Device and numeric precision of the network; empty if unknown.
+    engine : EngineChoice or None
+        Library that ran the network; None if unknown.
     changes : str
         How the network was run otherwise than its model says, such as "not mirrored"; else "".
     flags : tuple of Flag
@@ -167,6 +170,7 @@ class Segmentation:
     version: str = ""
     device: str = ""
     precision: str = ""
+    engine: EngineChoice | None = None
     changes: str = ""
     flags: tuple[Flag, ...] = ()
     sources: tuple[str, ...] = ()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +56,7 @@ from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.io.write.bids import check_bids, write_bids
 from scanloom.review.report.page import write_report
+from scanloom.version import __version__
 
 NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
@@ -197,7 +197,7 @@ def run(
             status = replace(board.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
             if options.bids:
-                write_bids(options.out, metadata.version("scanloom"), current.damaged)
+                write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged)
             board.state(state)
         damaged = tuple(sorted(current.damaged))
@@ -342,7 +342,10 @@ class _Run:
         structures = self.workflow.computed_labels
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_models, self.workflow.models, digests, execution, structures, len(book)),
+            partial(
+                load_models,
+                *(self.workflow.models, digests, execution, structures, len(book), self.out),
+            ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,

@@ -6,11 +6,11 @@ import platform
 import secrets
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.core.packages import package_versions
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.workflow.schema import Workflow
@@ -27,13 +27,11 @@ def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard])
     folder = out / RUNS / name
     folder.mkdir(parents=True)
     write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
-    versions: dict[str, Any] = {"python": platform.python_version()}
-    for library in (*VERSIONED_PACKAGES, "distributed"):
-        try:
-            versions[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    versions["models"] = {card.name: card_digest(card) for card in cards}
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        **package_versions((*VERSIONED_PACKAGES, "distributed")),
+        "models": {card.name: card_digest(card) for card in cards},
+    }
     write_json(folder / "versions.json", versions)
     return name
 

@@ -177,7 +177,7 @@ def iter_segment(
     mark: MarkStep = nullcontext,
 ) -> Iterator[tuple[Path, CaseRecord]]:
     """Yield each path with the record of its scan: see `segment_paths`."""
-    session = _Session(options)
+    session = _Session(options, len(paths) if isinstance(paths, Sequence) else 1)
     with closing(session.read_session):
         for path in paths:
             clock = StepTimer(
@@ -203,8 +203,8 @@ def _log(record: CaseRecord) -> None:
 class _Session:
     """Models, key and output folder, held over several scans; networks are loaded once."""
 
-    def __init__(self, options: SegmentOptions) -> None:
-        self.options, self.workflow = options, options.workflow()
+    def __init__(self, options: SegmentOptions, paths: int) -> None:
+        self.options, self.workflow, self._paths = options, options.workflow(), paths
         self.read_session = ReadSession()  # not active while `run` is suspended at a yield
         self.cards = unique_cards([find_model(name) for name in options.models])
         check_structures(self.cards, options.outputs)
@@ -331,7 +331,9 @@ class _Session:
         digests = [card_digest(card) for card in self.cards]
         try:
             self._predictors = load_models(
-                self.workflow.models, digests, execution, self.workflow.computed_labels
+                *(self.workflow.models, digests, execution, self.workflow.computed_labels),
+                planned_cases=self._paths,
+                out=self.options.out,
             )
         except Exception as error:
             self._fault = blame(error)

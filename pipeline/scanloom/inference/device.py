@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ import torch
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
+from scanloom.core.engines import EngineChoice
 from scanloom.core.process.cpu_count import core_count
+
+logger = logging.getLogger(__name__)
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Set before oneDNN is used. Its AMX kernels (oneDNN 3.12, in torch 2.13) use tiles that another
@@ -25,6 +30,7 @@ MOST_WINDOWS = 8
 """Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
 MOST_PLANES = 64
 """Maximum batch size of windows of one plane."""
+OLDEST_TORCH_FOR_CUDA = (2, 10)
 ASKED_FOR = "requested"
 """The reason for a requested device, for which no other device is substituted."""
 VALUES_PER_VOXEL = 256
@@ -41,24 +47,19 @@ class DeviceChoice:
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The type in which the network calculates, and the reason. Sums are always float32."""
+    """The type in which the network calculates, and the reason. Sums are always float32.
+
+    `wrong` tells that half precision would have been used, but is computed wrong on this machine.
+    """
 
     dtype: torch.dtype
     why: str
+    wrong: bool = False
 
     @property
     def name(self) -> str:
         """The type's name as in model cards: "float32", "float16" or "bfloat16"."""
         return str(self.dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """The library that runs a network, its version, and the reason for its choice."""
-
-    name: str
-    version: str
-    why: str
 
 
 def set_thread_count(count: int | Literal["auto"]) -> None:
@@ -87,7 +88,11 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
     """
     if requested == "cpu":
         return DeviceChoice(torch.device("cpu"), ASKED_FOR)
+    too_old = old_torch(torch.__version__)
     if requested == "auto":
+        if torch.cuda.is_available() and too_old:
+            logger.warning("the CPU is used: %s", too_old)
+            return DeviceChoice(torch.device("cpu"), too_old)
         if torch.cuda.is_available():
             return DeviceChoice(torch.device("cuda", 0), "the first CUDA device")
         no_device = "no CUDA device was found"
@@ -102,7 +107,45 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
     if int(number or 0) >= count:
         detail = f"{requested} was requested, but the number of CUDA devices is {count}"
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+    if too_old:
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, too_old)
     return DeviceChoice(torch.device("cuda", int(number or 0)), ASKED_FOR)
+
+
+def old_torch(version: str) -> str:
+    """Return why a version of torch is not used with CUDA; empty if it is.
+
+    Versions before 2.10 bring, or work round, a cuDNN that computes half precision wrong: see
+    `wrong_cudnn`. The work-around of 2.9 takes 17 times the memory.
+    """
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    if numbers >= [*OLDEST_TORCH_FOR_CUDA]:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TORCH_FOR_CUDA))
+    return f"CUDA needs torch {oldest} or later, this is {version.partition('+')[0]}"
+
+
+def cudnn_version() -> int | None:
+    """Return the version of cuDNN: 91002 for 9.10.2; None without it."""
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
+
+
+def wrong_cudnn(version: int | None) -> str:
+    """Return why half precision is not used with a version of cuDNN; empty if it may be.
+
+    cuDNN 9.8 to 9.14 compute `conv3d` in float16 and bfloat16 wrong without an error (PyTorch
+    #163539, #166480). A newer torch may be installed with an older cuDNN.
+
+    Parameters
+    ----------
+    version : int or None
+        As `cudnn_version` returns it.
+    """
+    if version is None or not 90800 <= version < 91500:
+        return ""
+    major, minor, patch = version // 10000, version // 100 % 100, version % 100
+    return f"cuDNN {major}.{minor}.{patch} computes convolutions in half precision wrong"
 
 
 def choose_precision(
@@ -114,7 +157,8 @@ def choose_precision(
     ----------
     requested : "auto", "float32" or "half"
         "auto" is half precision on CUDA; on a CPU, bfloat16 if it is faster there and validated,
-        else float32. "half" is float16 on CUDA and bfloat16 on a CPU.
+        else float32. "half" is float16 on CUDA and bfloat16 on a CPU. Both are float32 with a cuDNN
+        that is known to compute half precision wrong.
     device : torch.device
         Device of the network.
     validated : collection of str
@@ -131,6 +175,9 @@ def choose_precision(
         detail = 'the precision must be "auto", "float32" or "half"'
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
     if device.type == "cuda":
+        wrong = "" if torch.version.hip else wrong_cudnn(cudnn_version())  # ROCm has MIOpen's
+        if wrong:
+            return PrecisionChoice(torch.float32, wrong, wrong=True)
         why = ASKED_FOR if requested == "half" else "half the memory and time of float32 on CUDA"
         return PrecisionChoice(torch.float16, why)
     units = bfloat16_units()

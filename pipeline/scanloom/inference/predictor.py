@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,10 +22,10 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
 from scanloom.inference.checks import check_channels, check_supported
 from scanloom.inference.device import (
     ASKED_FOR,
-    EngineChoice,
     PlacedModel,
     PrecisionChoice,
     choose_batch,
@@ -43,12 +44,13 @@ from scanloom.inference.memory_estimate import (
 )
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.free_memory import return_free_memory
+from scanloom.inference.network.half_check import wrong_half
 from scanloom.inference.network.loading import TrainedNetworks, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels
-from scanloom.inference.restore.restorers import choose_backend, make_restorer
+from scanloom.inference.restore.restorers import Restorer, choose_backend, make_restorer
 from scanloom.inference.restore.uncertainty import uncertainty_restorer
 from scanloom.inference.sliding_window import (
     BatchSize,
@@ -60,6 +62,8 @@ from scanloom.inference.sliding_window import (
 from scanloom.inference.task import Prediction, Task
 from scanloom.inference.windows.layout import window_size
 from scanloom.ops.uncertainty import change_maps
+
+logger = logging.getLogger(__name__)
 
 
 class TorchPredictor(PlacedModel):
@@ -77,6 +81,8 @@ class TorchPredictor(PlacedModel):
         Bytes that the whole process may use; None for the machine's memory.
     planned_cases : int
         Scans that will be labelled: whether it pays to prepare an engine depends on it.
+    records : EngineRecords, optional
+        What was decided for the output folder of the results.
 
     Attributes
     ----------
@@ -102,6 +108,7 @@ class TorchPredictor(PlacedModel):
         device: str = "auto",
         memory_limit: int | None = None,
         planned_cases: int = 1,
+        records: EngineRecords | None = None,
     ) -> None:
         requested = requested_card(card, compute)
         self.changes, card = describe_changes(card, requested), requested
@@ -113,7 +120,11 @@ class TorchPredictor(PlacedModel):
         self._stage = None
         if card.stage is not None and card.stage.use == "channels":
             self._stage = TorchPredictor(
-                card.stage.card, compute, device=device, memory_limit=memory_limit
+                *(card.stage.card, compute),
+                device=device,
+                memory_limit=memory_limit,
+                planned_cases=planned_cases,
+                records=records,
             )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
@@ -122,10 +133,20 @@ class TorchPredictor(PlacedModel):
         if self.overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
+        elif loaded.dtype is not torch.float32 and (
+            wrong := wrong_half(card, loaded, self.device.device)
+        ):
+            loaded = load_network(card, torch.float32)
+            self.precision = PrecisionChoice(torch.float32, wrong, wrong=True)
+        if self.precision.wrong:
+            logger.warning("%s runs in float32: %s", card.name, self.precision.why)
         self.networks = TrainedNetworks(card, loaded)
         place_networks(loaded, self.device.device)
         self.engines = EngineSelector(
-            card, compute.engine, lambda: load_network(card, torch.float32), planned_cases
+            *(card, compute.engine, lambda: load_network(card, torch.float32)),
+            precision=(compute.precision, self.precision.name),
+            planned_cases=planned_cases,
+            records=records,
         )
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
@@ -172,7 +193,7 @@ class TorchPredictor(PlacedModel):
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
-        scan = ModelInput(volumes)
+        scan, first = ModelInput(volumes), None
         if self._stage is not None:
             first = self._stage.predict(volume, clock, further_channels=further_channels)
             scan = replace(scan, stage_labels=first.layers[0].labels)
@@ -190,7 +211,8 @@ class TorchPredictor(PlacedModel):
                 prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
             )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            return replace(prediction.segmentation(self.card, volume), changes=self.changes)
+            result = replace(prediction.segmentation(self.card, volume), changes=self.changes)
+        return result if first is None else made_after(first, result)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -204,7 +226,14 @@ class TorchPredictor(PlacedModel):
                 prediction = self._predict_with_fallback(task, dtype)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
-            return replace(prediction, flags=(Flag.HALF_OVERFLOWED,) if overflowed else ())
+            flags = [Flag.HALF_OVERFLOWED] if overflowed else []
+            if first.wrong:
+                flags.append(Flag.HALF_WRONG)
+            # a scan that overflows does so on every machine: not a difference of this one
+            used = first.name if overflowed else str(prediction.memory_plan.dtype)
+            if self.departs(used.removeprefix("torch.")):
+                flags.append(Flag.OTHER_ENGINE)
+            return replace(prediction, flags=tuple(flags), engine=self.engine)
         detail = "scores of the network are NaN or infinite"
         raise ScanError(Reason.NOT_FINITE, detail)
 
@@ -276,6 +305,10 @@ class TorchPredictor(PlacedModel):
         """The library that runs the network, and the reason for its choice."""
         return self.engines.choice
 
+    def departs(self, precision: str) -> bool:
+        """Return whether the last scan was run otherwise than OUT's record says, or requested."""
+        return self.engines.departs(precision)
+
     @property
     def n_members(self) -> int:
         """Number of networks whose scores are averaged."""
@@ -283,7 +316,7 @@ class TorchPredictor(PlacedModel):
 
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
-        restorer = make_restorer(plan, self.card, fused=self.compute.compiled_restore)
+        restorer = self.restorer(plan)
         uncertain = None
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
@@ -298,6 +331,10 @@ class TorchPredictor(PlacedModel):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
             found = None if uncertain is None else uncertain.finish()
         return Prediction(maps, memory_plan, uncertainty=found)
+
+    def restorer(self, plan: NetworkPlan) -> Restorer:
+        """Return what decides the labels on the scan's grid."""
+        return make_restorer(plan, self.card, fused=self.compute.compiled_restore)
 
     def scores(
         self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
@@ -320,6 +357,7 @@ class TorchPredictor(PlacedModel):
         """Return the card's networks, as run by the chosen engine; by torch if memory is scarce."""
         dtype, device = memory_plan.dtype, memory_plan.device
         if memory_plan.change:
+            self.engines.run_by_torch("memory was scarce")
             return place_networks(self.networks.load(dtype), device)
         windows = ScanWindows(image.image, self.card.window, plan, memory_plan.budget.windows)
         runs = self.engines.prepared_runs(windows, dtype, device)
@@ -398,3 +436,13 @@ class TorchPredictor(PlacedModel):
 
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
         return clean(labels, rules, grid.spacing, when)
+
+
+def made_after(first: Segmentation, result: Segmentation) -> Segmentation:
+    """Return a result with the flags and the engine of another model whose result it used."""
+    engines = [each.engine for each in (result, first) if each.engine is not None]
+    return replace(
+        result,
+        flags=tuple(dict.fromkeys((*result.flags, *first.flags))),
+        engine=all_engines(engines) if engines else None,
+    )

@@ -53,12 +53,15 @@ class ScorePlanes:
         Scores of each network, if `scores` are their mean and they were requested.
     known : (N, 1, ., .) bool tensor or None
         Voxels that a network saw; None for all.
+    logits : tuple of (N, C, ., .) float tensors
+        Scores of each member of an ensemble before they became probabilities, if they did.
     """
 
     first: int
     scores: torch.Tensor
     members: tuple[torch.Tensor, ...] = ()
     known: torch.Tensor | None = None
+    logits: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass

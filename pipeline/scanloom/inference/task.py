@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Flag, Layer, Segmentation, StepTimer, Volume
+from scanloom.core.engines import EngineChoice
 from scanloom.core.uncertainty import Uncertainty
 from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import as_nifti
@@ -33,6 +34,7 @@ class Prediction:
     memory_plan: MemoryPlan
     flags: tuple[Flag, ...] = ()
     uncertainty: Uncertainty | None = None
+    engine: EngineChoice | None = None
 
     def segmentation(self, card: ModelCard, volume: Volume) -> Segmentation:
         """Return the label maps as layers of a card's structures, on a scan's grid."""
@@ -51,5 +53,6 @@ class Prediction:
             uncertainty=self.uncertainty,
             device=str(self.memory_plan.device),
             precision=PrecisionChoice(self.memory_plan.dtype, "").name,
+            engine=self.engine,
             flags=(*card.flags, *self.flags, *presented),
         )

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from scanloom.cards.store import find_model
+from scanloom.core import ScanError
+from scanloom.inference.device import choose_precision, old_torch
+from scanloom.inference.network.half_check import wrong_half
+from scanloom.inference.network.loading import load_network
+
+SHIPPED_MODEL = "ct_tissue"
 _TOLERANCE = 1e-3
 """Relative difference between devices for a small float32 convolution without TF32."""
 
@@ -15,12 +22,14 @@ class CudaDevice:
     """A CUDA device as torch reports it.
 
     `memory` is in bytes. `fault` is the reason why the device can't be used; "" if it works.
+    `half_fault` is the reason why float32 is used where models would take half precision; else "".
     """
 
     name: str
     capability: str
     memory: int
     fault: str
+    half_fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ def _cuda_device(number: int) -> CudaDevice:
         name=properties.name,
         capability=f"{properties.major}.{properties.minor}",
         memory=int(properties.total_memory),
-        fault=_fault(torch.device("cuda", number)),
+        fault=(fault := _fault(torch.device("cuda", number))),
+        half_fault="" if fault else half_fault(torch.device("cuda", number)),
     )
 
 
@@ -75,6 +85,8 @@ def _fault(device: torch.device) -> str:
 
     It fails on a device for which this build has no code.
     """
+    if too_old := old_torch(torch.__version__):
+        return too_old
     source = torch.Generator().manual_seed(0)
     image = torch.randn(1, 2, 8, 8, 8, generator=source)
     kernel = torch.randn(2, 2, 3, 3, 3, generator=source)
@@ -86,3 +98,19 @@ def _fault(device: torch.device) -> str:
         return f"a test convolution fails ({type(exc).__name__})"
     error = float((result - expected).abs().max() / expected.abs().max())
     return "" if error < _TOLERANCE else f"a test convolution is wrong by {error:.1e}"
+
+
+def half_fault(device: torch.device) -> str:
+    """Return why half precision is not used on a device, though models choose it; else "".
+
+    By the version of cuDNN, and by a window of the model that ships in half precision and float32.
+    """
+    precision = choose_precision("auto", device)
+    if precision.dtype is torch.float32:
+        return precision.why if precision.wrong else ""
+    try:
+        card = find_model(SHIPPED_MODEL)
+        loaded = load_network(card, precision.dtype)
+        return wrong_half(card, loaded, device)
+    except (ScanError, RuntimeError) as exc:  # torch's errors for devices are subclasses
+        return f"a window in half precision fails ({type(exc).__name__})"

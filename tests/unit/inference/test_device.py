@@ -81,6 +81,59 @@ def test_precision_on_cuda_is_half_unless_asked_otherwise() -> None:
     assert choose_precision("float32", cuda).name == "float32"
 
 
+@pytest.mark.parametrize(
+    ("version", "wrong"),
+    [
+        (None, False),
+        (90701, False),
+        (90800, True),
+        (91002, True),  # of torch 2.8's wheels
+        (91400, True),
+        (91500, False),
+        (92000, False),
+    ],
+)
+def test_a_cudnn_that_computes_half_precision_wrong_is_not_used_for_it(
+    version: int | None, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch #163539 and #166480: conv3d in float16 and bfloat16, cuDNN 9.8 to 9.14."""
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for requested in ("auto", "half"):
+        choice = choose_precision(requested, torch.device("cuda", 0))
+        assert choice.name == ("float32" if wrong else "float16")
+        assert choice.wrong is wrong
+        assert ("computes convolutions in half precision wrong" in choice.why) is wrong
+    monkeypatch.setattr(torch.version, "hip", "6.4")  # the version is MIOpen's
+    assert choose_precision("auto", torch.device("cuda", 0)).name == "float16"
+
+
+@pytest.mark.parametrize(
+    ("version", "used"),
+    [
+        ("2.8.0+cu128", False),
+        ("2.9.1", False),
+        ("2.10.0", True),
+        ("2.11.0+cu130", True),
+        ("2.13.0a0+git1", True),
+        ("3.0.0", True),
+    ],
+)
+def test_cuda_needs_torch_2_10(version: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if used:
+        assert choose_device().device.type == choose_device("cuda").device.type == "cuda"
+        return
+    choice = choose_device()
+    assert choice.device == CPU
+    assert "CUDA needs torch 2.10 or later" in choice.why
+    with pytest.raises(ScanError, match="CUDA needs torch") as error:
+        choose_device("cuda:0")
+    assert error.value.reason is Reason.DEVICE_UNAVAILABLE
+
+
 def test_one_window_at_once_on_a_cpu() -> None:
     assert choose_batch((96, 96, 96), CPU, torch.float32) == 1
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import urlsplit
 
 from scanloom.core import Reason, ScanError, printable
+from scanloom.version import __version__
 
 TIMEOUT_S: Final = 30.0
 """Longest wait for a connection, and between two pieces of a body."""
@@ -97,7 +97,7 @@ def request(address: str, headers: Mapping[str, str] | None = None) -> Iterator[
         If the server can't be reached or answers that it is busy.
     """
     host = check_address(address)
-    fields = {"User-Agent": f"scanloom/{version('scanloom')}", **(headers or {})}
+    fields = {"User-Agent": f"scanloom/{__version__}", **(headers or {})}
     with _network_errors(host):
         outgoing = urllib.request.Request(address, headers=fields)  # noqa: S310 https only
         response = _opener().open(outgoing, timeout=TIMEOUT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from scanloom.cards.card import NetworkSpec
 from scanloom.cards.monai.config import truncate
@@ -22,16 +22,30 @@ Sizes = Count | tuple[Count, ...]
 PerStage = Annotated[tuple[Sizes, ...], Field(max_length=MAX_STAGES)]
 
 
-class _NormArguments(Fields):
+class _Known(Fields):
+    """Arguments of a network: others are refused, since they may change it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _NormArguments(_Known):
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    affine: bool = False
+    affine: bool | None = None
+    momentum: float | None = 0.1  # of training
+    track_running_stats: bool | None = None
 
 
-class _ActivationArguments(Fields):
+class _ActivationArguments(_Known):
     negative_slope: Finite | None = None
+    inplace: bool = False
 
 
-class _Arguments(Fields):
+class _DropoutArguments(_Known):
+    p: float = 0.5  # of training
+    inplace: bool = False
+
+
+class _Arguments(_Known):
     """Arguments of both networks, as in dynamic_network_architectures."""
 
     n_stages: Annotated[int, Field(ge=2, le=MAX_STAGES)]
@@ -46,12 +60,14 @@ class _Arguments(Fields):
     norm_op: str | None = None
     norm_op_kwargs: _NormArguments | None = None
     dropout_op: str | None = None
+    dropout_op_kwargs: _DropoutArguments | None = None
     nonlin: str | None = None
     nonlin_kwargs: _ActivationArguments | None = None
     nonlin_first: bool = False
     stem_channels: Count | None = None
     block: None = None
     bottleneck_channels: None = None
+    deep_supervision: bool = False  # further outputs, in training only
 
 
 def describe_network(configuration: Configuration, inputs: int, outputs: int) -> NetworkSpec:
@@ -82,7 +98,7 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
         raise ScanError(Reason.MODEL_NETWORK, detail)
     residual = name == "ResidualEncoderUNet"
     blocks = options.n_blocks_per_stage if residual else options.n_conv_per_stage
-    count = options.n_stages
+    count, norm = options.n_stages, _norm(options.norm_op, dimensions)
     args: dict[str, Any] = {
         "spatial_dims": dimensions,
         "in_channels": inputs,
@@ -96,8 +112,8 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
         },
         "layers": {
             "bias": options.conv_bias,
-            "norm": _norm(options.norm_op, dimensions),
-            "norm_args": (options.norm_op_kwargs or _NormArguments()).model_dump(),
+            "norm": norm,
+            "norm_args": _norm_arguments(norm, options.norm_op_kwargs or _NormArguments()),
             "slope": _slope(options),
             "dropout": options.dropout_op is not None,
             "activation_first": options.nonlin_first,
@@ -157,6 +173,15 @@ def _norm(name: str | None, dimensions: int) -> str | None:
         if last == f"{start}{dimensions}d":
             return norm
     raise ScanError(Reason.MODEL_NETWORK, f"normalisation by {truncate(name)!r} in the network")
+
+
+def _norm_arguments(norm: str | None, given: _NormArguments) -> dict[str, Any]:
+    """Return the arguments of a normalisation that matter after training, with torch's defaults."""
+    batch = norm == "batch"
+    if given.track_running_stats not in (None, batch):
+        detail = "track_running_stats of the normalisation in the network"
+        raise ScanError(Reason.MODEL_NETWORK, detail)
+    return {"eps": given.eps, "affine": batch if given.affine is None else given.affine}
 
 
 def _slope(options: _Arguments) -> float | None:

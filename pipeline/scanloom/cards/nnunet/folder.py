@@ -28,9 +28,10 @@ from scanloom.cards.nnunet.dataset import Dataset, modality_of, read_dataset
 from scanloom.cards.nnunet.plans import Configuration, Plans, read_configuration, read_plans
 from scanloom.cards.nnunet.postprocessing import read_cleaning
 from scanloom.cards.nnunet.trainers import check_trainer
-from scanloom.core import Reason, ScanError, counted, format_bytes, slug
+from scanloom.core import Flag, Reason, ScanError, counted, format_bytes, slug
 
-CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
+_BEST: Final = "checkpoint_best.pth"
+CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
 MAX_FOLDS: Final = 100
 """Most folds of a model; nnU-Net trains five."""
 MAX_WEIGHTS: Final = 4 << 30
@@ -154,6 +155,7 @@ def _read(
         decision=dataset.decision,
         folds=weights[1:],
         stage=stage,
+        flags=(Flag.CHECKPOINT_BEST,) if any(w.file.name == _BEST for w in weights) else (),
     )
 
 

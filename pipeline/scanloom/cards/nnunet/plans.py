@@ -205,13 +205,17 @@ def parse(kind: type[T], entries: Any, name: str) -> T:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED, naming the first entry that is missing or invalid.
+        MODEL_DAMAGED, naming the first entry that is missing or invalid; MODEL_NETWORK for an
+        argument that a network does not have here.
     """
     try:
         return kind.model_validate(entries)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         location = ".".join(str(key) for key in first["loc"])
+        if first["type"] == "extra_forbidden":
+            detail = f"{name}: the argument {truncate(location)} is not supported"
+            raise ScanError(Reason.MODEL_NETWORK, detail) from exc
         problem = "is missing" if first["type"] == "missing" else "is invalid"
         detail = f"{name}: {truncate(location)} {problem}"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc

@@ -52,6 +52,9 @@ def check_devices() -> Iterator[Finding]:
                 "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
             )
             yield Finding(TOPIC, name, "bad", f"{seen}: {device.fault}", advice)
+        elif device.half_fault:
+            advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
+            yield Finding(TOPIC, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
             yield Finding(TOPIC, name, "ok", f"{seen}: computes correctly")
 

@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from scanloom.cli.checks.finding import Finding
+from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -19,7 +20,11 @@ def check_software() -> Iterator[Finding]:
     """Check Python, the platform and every required library."""
     yield Finding(TOPIC, "Python", "ok", platform.python_version())
     yield _platform()
-    for requirement in sorted(requirements(), key=lambda r: r.name.lower()):
+    known = requirements()
+    if not known:
+        seen = f"{__version__}, not installed: which libraries it needs is not known here"
+        yield Finding(TOPIC, "scanloom", "warn", seen, "pip install scanloom")
+    for requirement in sorted(known, key=lambda r: r.name.lower()):
         yield _library(requirement)
 
 
@@ -27,7 +32,11 @@ def requirements() -> list[Requirement]:
     """Return the requirements in scanloom's metadata, without extras."""
     from packaging.requirements import Requirement
 
-    parsed = [Requirement(line) for line in metadata.requires("scanloom") or []]
+    try:
+        lines = metadata.requires("scanloom") or []
+    except metadata.PackageNotFoundError:  # on Python's path without being installed
+        return []
+    parsed = [Requirement(line) for line in lines]
     return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 

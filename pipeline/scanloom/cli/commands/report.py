@@ -12,6 +12,7 @@ from scanloom.cli.console import console, error_boundary, print_result, warn_of_
 from scanloom.cli.exit_codes import Exit
 from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
+from scanloom.version import __version__
 
 BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
 
@@ -42,8 +43,6 @@ def report(
     """
     out = results.path
     with error_boundary(general.mode):
-        from importlib import metadata
-
         from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
         from scanloom.engine.results.tables import merge_shard_tables
         from scanloom.io.output.layout import no_results
@@ -60,7 +59,7 @@ def report(
             if not merge_shard_tables(out, damaged) and behind:
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
             if has_bids(out):
-                write_bids(out, metadata.version("scanloom"), damaged)
+                write_bids(out, __version__, damaged)
             verdicts_damaged = not _write_review(out)
             pages = {"report": str(write_report(out, damaged))}
             if form.private:

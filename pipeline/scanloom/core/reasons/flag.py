@@ -51,6 +51,9 @@ class Flag(Enum):
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    CHECKPOINT_BEST = (
+        "The model has no final checkpoint; the best one of an unfinished training was used"
+    )
     LABELS_NEAREST = (
         "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
     )
@@ -61,6 +64,11 @@ class Flag(Enum):
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     CROP_EMPTY = "The structures that a model is cropped to were not found; it was not run"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
+    HALF_WRONG = "This machine's libraries compute half precision wrong; the network ran in float32"
+    OTHER_ENGINE = (
+        "The network was run by another library, or in another precision, than was requested or "
+        "recorded for this output folder; labels may differ slightly from those of other cases"
+    )
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"

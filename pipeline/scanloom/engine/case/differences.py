@@ -66,12 +66,14 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
     """
     try:
         document = read_json(folder / CASE)
+        used = dict.fromkeys(model["engine"]["name"] for model in document["models"])
         differences = [
             *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
             *_fields(document["outputs"], outputs_document(workflow.output_options)),
             *_fields(
                 document.get("options", {}),
                 options_document(workflow.read_options, workflow.compute_options),
+                {"engine": f"auto ({', '.join(used)})"},
             ),
         ]
     except (OSError, ValueError, KeyError, TypeError):
@@ -99,12 +101,18 @@ def _models(
             yield f"{name} was the same version with another card or other weights"
 
 
-def _fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each option of the older document that has another value now."""
+def _fields(
+    before: Mapping[str, Any], now: Mapping[str, Any], meaning: Mapping[str, str] = {}
+) -> Iterator[str]:
+    """Yield a sentence for each option of the older document that has another value now.
+
+    `meaning` tells what "auto" led to.
+    """
     for name, value in before.items():
         current = now.get(name)
         if _plain(value) != _plain(current):
-            yield f"{name} was {_text(value)}, and is {_text(current)} now"
+            was = meaning.get(name) if value == "auto" else None
+            yield f"{name} was {was or _text(value)}, and is {_text(current)} now"
 
 
 def _plain(value: Any) -> Any:

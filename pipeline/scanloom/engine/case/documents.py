@@ -5,12 +5,12 @@ from __future__ import annotations
 import resource
 from dataclasses import asdict
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Flag, Grid
+from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.recipe import card_digest, outputs_document
@@ -18,7 +18,6 @@ from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
 VERSIONED_PACKAGES = (
-    "scanloom",
     "torch",
     "monai",
     "numpy",
@@ -27,7 +26,7 @@ VERSIONED_PACKAGES = (
     "nibabel",
     "SimpleITK",
 )
-"""Packages whose versions can change a result."""
+"""Packages whose versions can change a result, beside scanloom."""
 
 
 def case_json(segmented: SegmentedCase) -> dict[str, Any]:
@@ -60,12 +59,12 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
-                "engine": asdict(predictor.engine),
+                "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
                 **_limitations(predictor.card),
                 **_reference_ranges(predictor.card),
             }
-            for predictor, (device, precision) in zip(
+            for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
             )
         ],
@@ -122,8 +121,9 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
             name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
             for name, s in clock.steps.items()
         },
-        "device": [predictor.device_name for predictor in segmented.predictors],
-        "precision": [predictor.precision_name for predictor in segmented.predictors],
+        "device": [device for device, _, _ in segmented.placements],
+        "precision": [precision for _, precision, _ in segmented.placements],
+        "engine": [engine.measured for _, _, engine in segmented.placements],
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "estimated_memory_bytes": _estimated(segmented),
         "window_values": _window_values(segmented),
@@ -169,10 +169,4 @@ def _grid(grid: Grid) -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str]:
     """Return the installed versions; cached, since the lookup takes longer than a small case."""
-    versions = {}
-    for name in VERSIONED_PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return package_versions(VERSIONED_PACKAGES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import networks
@@ -15,6 +16,7 @@ from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.relations import check_relations, structures_of_results
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
+from scanloom.io.output.engines import OutputEngines
 from scanloom.ops.shares import resolve_shares
 from scanloom.own_python import collect_garbage_as_usual
 
@@ -151,6 +153,7 @@ def load_models(
     execution: Execution,
     structures: Sequence[str] = (),
     planned_cases: int = 1,
+    out: Path | None = None,
 ) -> tuple[Predictor, ...]:
     """Load the networks of models, in the process that will run them.
 
@@ -166,6 +169,8 @@ def load_models(
         Labels that are requested; empty for all. Parts of models without one are not loaded.
     planned_cases : int
         Scans that will be segmented: whether it pays to prepare an engine depends on it.
+    out : Path or None
+        The output folder, all of whose cases are made by the same engine.
 
     Raises
     ------
@@ -186,6 +191,7 @@ def load_models(
                 memory_limit=execution.memory_limit,
                 structures=structures,
                 planned_cases=planned_cases,
+                records=None if out is None else OutputEngines(out),
             )
             for card in cards
         )

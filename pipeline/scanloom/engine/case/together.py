@@ -10,6 +10,7 @@ import numpy as np
 
 from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Flag, Layer, Segmentation, Volume
+from scanloom.core.engines import EngineChoice
 from scanloom.core.measurement import Box
 from scanloom.core.relations import StructuresOf, Unite
 from scanloom.engine.case.relations import (
@@ -89,11 +90,15 @@ class JointPrediction:
             return (*own, *(self._unite(unite) for unite in self._relations.unite))
 
     @property
-    def placements(self) -> tuple[tuple[str, str], ...]:
-        """Device and precision of each model, in their order."""
+    def placements(self) -> tuple[tuple[str, str, EngineChoice], ...]:
+        """Device, precision and engine of each model, in their order."""
         by_model = {n: self.predicted[p.name] for p in self._predictions for n in p.members}
         return tuple(
-            (by_model[n].device or p.device_name, by_model[n].precision or p.precision_name)
+            (
+                by_model[n].device or p.device_name,
+                by_model[n].precision or p.precision_name,
+                by_model[n].engine or p.engine,
+            )
             for n, p in enumerate(self._predictors)
         )
 

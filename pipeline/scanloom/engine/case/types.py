@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Segmentation, StepTimer, Volume
+from scanloom.core.engines import EngineChoice
 from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.scan import Scan
 
 if TYPE_CHECKING:
-    from scanloom.inference.device import EngineChoice
     from scanloom.inference.resampling.shared import SharedScan
 
 
@@ -64,10 +64,10 @@ class LoadedCase:
 
 @dataclass(frozen=True, eq=False)
 class SegmentedCase:
-    """A loaded case with its results, and the device and precision of each model."""
+    """A loaded case with its results, and device, precision and engine of each model."""
 
     loaded: LoadedCase
     predictors: tuple[Predictor, ...]
     segmentations: tuple[Segmentation, ...]
     flags: tuple[Flag, ...]
-    placements: tuple[tuple[str, str], ...]
+    placements: tuple[tuple[str, str, EngineChoice], ...]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.worker.case_file import CaseFile
 from scanloom.io.output.work_folder import handshake_file_name
 from scanloom.io.system.regular_files import open_regular_file
+from scanloom.version import __version__
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def answer(question: Question) -> Answer:
     files = _first_case(question.book)
     return Answer(
         token,
-        version("scanloom"),
+        __version__,
         sys.version_info[:2],
         tuple(_model_hash(name) for name in question.models),
         files is not None and all(file.exists() for file in files),

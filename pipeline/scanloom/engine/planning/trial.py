@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.identity import key_fingerprint
+from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.private import private_folder
 
 _BUDGET_S = 30.0
@@ -79,6 +80,8 @@ def try_cases(
     measured: list[MeasuredCase] = []
     start, end, why = 0.0, 0.0, "no case could be tried"
     with _scratch_folder(out, fingerprint) as scratch:
+        with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
+            shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
         setup = WorkerSetup(
             OutputTarget(scratch, fingerprint, key=key),
             partial(
@@ -88,6 +91,7 @@ def try_cases(
                 execution,
                 workflow.computed_labels,
                 len(candidates),
+                scratch,
             ),
             memory_limit=execution.memory_limit,
         )

@@ -21,17 +21,17 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
 from scanloom.core.measurement import Box
 from scanloom.core.uncertainty import Uncertainty
 from scanloom.inference.device import (
-    EngineChoice,
     PlacedModel,
     choose_device,
     deterministic,
     is_out_of_memory,
 )
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.predictor import TorchPredictor, made_after
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.alignment import nifti_spacing
 from scanloom.inference.resampling.image import ModelInput, network_image
@@ -58,6 +58,7 @@ def make_predictor(
     memory_limit: int | None = None,
     structures: Collection[str] = (),
     planned_cases: int = 1,
+    records: EngineRecords | None = None,
 ) -> TorchPredictor | CompositePredictor:
     """Return the predictor of a model; arguments and errors as `TorchPredictor`.
 
@@ -70,9 +71,14 @@ def make_predictor(
             device=device,
             memory_limit=memory_limit,
             planned_cases=planned_cases,
+            records=records,
         )
     return TorchPredictor(
-        card, compute, device=device, memory_limit=memory_limit, planned_cases=planned_cases
+        *(card, compute),
+        device=device,
+        memory_limit=memory_limit,
+        planned_cases=planned_cases,
+        records=records,
     )
 
 
@@ -93,6 +99,8 @@ class CompositePredictor(PlacedModel):
         Bytes that the whole process may use; None for the machine's memory.
     planned_cases : int
         Scans that will be labelled.
+    records : EngineRecords, optional
+        What was decided for the output folder of the results.
 
     Raises
     ------
@@ -109,6 +117,7 @@ class CompositePredictor(PlacedModel):
         device: str = "auto",
         memory_limit: int | None = None,
         planned_cases: int = 1,
+        records: EngineRecords | None = None,
     ) -> None:
         requested = requested_card(card, compute)
         self.changes, card = describe_changes(card, requested), requested
@@ -124,6 +133,7 @@ class CompositePredictor(PlacedModel):
                 memory_limit=memory_limit,
                 structures=self._needed.stage.labels,
                 planned_cases=planned_cases,
+                records=records,
             )
         self.parts = tuple(
             TorchPredictor(
@@ -131,6 +141,7 @@ class CompositePredictor(PlacedModel):
                 device=device,
                 memory_limit=memory_limit,
                 planned_cases=planned_cases,
+                records=records,
             )
             for part in self._needed.parts
         )
@@ -161,12 +172,12 @@ class CompositePredictor(PlacedModel):
             return self._result(self._background(volume), rough, volume)
         inside = [crop_volume(each, box) for each in volumes]
         cropped = self._unite(inside, clock, uncertainty=uncertainty)
-        return paste_segmentation(cropped, box, volume.grid)
+        return made_after(rough, paste_segmentation(cropped, box, volume.grid))
 
     @property
     def engine(self) -> EngineChoice:
-        """The library that runs its first network, and the reason."""
-        return self.parts[0].engine
+        """The libraries that run its networks, and the reasons."""
+        return all_engines([part.engine for part in self.parts])
 
     def _unite(
         self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool
@@ -195,7 +206,7 @@ class CompositePredictor(PlacedModel):
             )
         with clock.step("clean"):
             labels = clean(labels, self.card.cleaning, volumes[0].grid.spacing, "after")
-        result = replace(result, flags=tuple(flags), uncertainty=None)
+        result = replace(result, flags=tuple(flags), uncertainty=None, engine=self.engine)
         united = self._result(labels, result, volumes[0])
         return replace(united, uncertainty=restored)
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
+from scanloom.cards.card import Argmax, ModelCard
 from scanloom.core import Reason, ScanError, Segmentation, StepTimer, Volume
-from scanloom.inference.device import EngineChoice, PrecisionChoice
+from scanloom.core.engines import EngineChoice, all_engines
+from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryPlan
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate
 from scanloom.inference.sliding_window import ScorePlanes
 from scanloom.inference.task import Task
 
 
 class Ensemble(TorchPredictor):
-    """Models on one device whose scores, after activation, are averaged on the network grid.
+    """Models on one device whose probabilities are averaged: on the scan's grid if restored there.
+
+    Folds of one model are another matter: their scores are averaged as they are, as nnU-Net does.
 
     Networks, windows and intensity steps after resampling may differ. The mean is decided and
     brought back to the scan's grid in the way that the models have in common.
@@ -36,7 +42,13 @@ class Ensemble(TorchPredictor):
         first, self.members = members[0], members
         versions = ", ".join(f"{member.card.name} {member.card.version}" for member in members)
         flags = dict.fromkeys(flag for member in members for flag in member.card.flags)
-        self.card = replace(first.card, name=name, version=versions, flags=tuple(flags))
+        self._activation = activation_of_logits(first.card)
+        self.card = replace(
+            first.card if self._activation is None else with_probabilities(first.card),
+            name=name,
+            version=versions,
+            flags=tuple(flags),
+        )
         self.compute, self.device, self._stage = first.compute, first.device, None
         self.memory_limit, self.skip_air = first.memory_limit, first.skip_air
         self.precision, self.changes = first.precision, first.changes
@@ -46,8 +58,15 @@ class Ensemble(TorchPredictor):
 
     @property
     def engine(self) -> EngineChoice:
-        """The library that runs its first network, and the reason."""
-        return self.members[0].engine
+        """The libraries that run its networks, and the reasons."""
+        return all_engines([member.engine for member in self.members])
+
+    def departs(self, precision: str) -> bool:
+        """Return whether a member was run otherwise than OUT's record says, or requested.
+
+        The precision of the ensemble follows from that of its members.
+        """
+        return any(member.departs(member.precision_name) for member in self.members)
 
     @property
     def n_members(self) -> int:
@@ -90,12 +109,59 @@ class Ensemble(TorchPredictor):
             reserved += need.host_peak if device.type == "cpu" else need.device_peak
         return super().memory_plans(volume, plan, dtype, reserved)
 
+    def restorer(self, plan: NetworkPlan) -> Restorer:
+        """Return what brings the mean of probabilities to the scan's grid."""
+        if self._activation is None or plan.mode == "area" or self.card.restore != "scores":
+            return super().restorer(plan)  # linear, or decided before: means may be restored
+        rounded = self.members[0].card.window.sums == "float16"
+        decision, classes = self.card.decision, self.card.n_outputs
+        return MeanRestorer(plan, decision, classes, self._activation, rounded=rounded)
+
     def scores(
         self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
     ) -> Iterator[ScorePlanes]:
         """Return an iterator over the mean scores of all models."""
         streams = [member.scores(task, plan, memory_plan) for member in self.members]
+        if self._activation is not None:
+            activation = self._activation
+            streams = [probabilities(s, activation, self.card.n_outputs) for s in streams]
         return mean_of_planes(streams, self.card.n_outputs)
+
+
+def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | None:
+    """Return what makes probabilities of a model's scores; None if they are some already.
+
+    A model may decide by the largest of its logits, or by their sign, without an activation: its
+    own labels are the same, but the mean of several models' logits is that of no probabilities.
+    """
+    if card.activation is not None:
+        return None
+    if isinstance(card.decision, Argmax):
+        return "softmax"
+    return "sigmoid" if card.decision.value == 0.0 else None
+
+
+def with_probabilities(card: ModelCard) -> ModelCard:
+    """Return a card that decides by float32 probabilities what it decided by logits."""
+    decision = card.decision
+    if not isinstance(decision, Argmax):
+        decision = replace(decision, value=0.5)
+    return replace(
+        card,
+        activation=activation_of_logits(card),
+        decision=decision,
+        window=replace(card.window, sums="float32"),
+    )
+
+
+def probabilities(
+    planes: Iterator[ScorePlanes], activation: Literal["softmax", "sigmoid"], channels: int
+) -> Iterator[ScorePlanes]:
+    """Yield logits as float32 probabilities of the first classes."""
+    for block in planes:
+        logits = block.scores[:, :channels]
+        scores = activate(logits.to(torch.float32), activation)
+        yield replace(block, scores=scores, members=(), logits=(logits,))
 
 
 def mean_of_planes(
@@ -121,18 +187,19 @@ def mean_of_planes(
         ends = [block.first + len(block.scores) for block in present]
         stop = min(ends)
         parts = [slice(first - block.first, stop - block.first) for block in present]
-        members = []
+        members, logits = [], []
         for block, part in zip(present, parts, strict=True):
             if block.scores.shape[1] < channels:
                 detail = f"a network has {block.scores.shape[1]} output channels, not {channels}"
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             members.append(block.scores[part, :channels])
+            logits += [each[part] for each in block.logits]
         total = members[0].clone()
         for scores in members[1:]:
             total.add_(scores)
         known = [b.known[p] for b, p in zip(present, parts, strict=True) if b.known is not None]
         together = torch.cat(known, dim=1).all(dim=1, keepdim=True) if known else None
-        yield ScorePlanes(first, total.div_(len(present)), tuple(members), together)
+        yield ScorePlanes(first, total.div_(len(present)), tuple(members), together, tuple(logits))
         for n, end in enumerate(ends):
             if end == stop:
                 blocks[n] = next(streams[n], None)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
-import importlib.util
+import importlib
 import logging
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from scanloom.core.packages import UNKNOWN, package_version
 from scanloom.inference.engines.export_cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
@@ -28,6 +29,7 @@ _FORM = 2
 """Version of this module's exports: to be raised when they change."""
 _GRAPH = "network.onnx"
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-migraphx")
+_TENSORRT = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 _EXPORTERS = ("onnx", "onnxscript")
 """Libraries with which torch writes ONNX files."""
 
@@ -47,14 +49,9 @@ class OnnxRuntime:
 
     def version(self) -> str | None:
         """Return the version of ONNX Runtime; None if it or a library to export is missing."""
-        if not all(importlib.util.find_spec(name) for name in (*_EXPORTERS, "onnxruntime")):
+        if any(package_version(name) is None for name in _EXPORTERS):
             return None
-        for name in _DISTRIBUTIONS:
-            try:
-                return importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return None
+        return _first_version(_DISTRIBUTIONS, "onnxruntime")
 
     def provider(self, device: torch.device) -> str | None:
         """Return the name of the execution provider for a device; None if there is none."""
@@ -109,14 +106,19 @@ class TensorRt(OnnxRuntime):
 
     def version(self) -> str | None:
         """Return the versions of ONNX Runtime and TensorRT; None if a library is missing."""
-        runtime = super().version()
-        if runtime is None or importlib.util.find_spec("tensorrt") is None:
-            return None
-        return f"{importlib.metadata.version('tensorrt')} ({runtime})"
+        runtime, own = super().version(), _first_version(_TENSORRT, "tensorrt")
+        return None if runtime is None or own is None else f"{own} ({runtime})"
 
     def provider(self, device: torch.device) -> str | None:
         """Return the provider of TensorRT for CUDA devices."""
         return TENSORRT if device.type == "cuda" and not torch.version.hip else None
+
+
+def _first_version(distributions: Sequence[str], module: str) -> str | None:
+    """Return the version of a module that several distributions provide; None without it."""
+    versions = [package_version(name, module) for name in distributions]
+    known = [version for version in versions if version != UNKNOWN]
+    return known[0] if known else versions[0]
 
 
 def provider_options(provider: str, request: NetworkRequest, folder: Path) -> dict[str, str]:

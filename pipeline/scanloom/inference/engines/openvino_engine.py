@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import importlib.metadata
 import time
 import warnings
 import xml.etree.ElementTree as ET
@@ -24,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from scanloom.core.packages import package_version
 from scanloom.inference.engines.export_cache import cached_export, export_key
 from scanloom.inference.engines.openvino_head import multiply_final_layer
 from scanloom.inference.engines.openvino_norms import pool_norms
@@ -53,10 +53,7 @@ class OpenVino:
 
     def version(self) -> str | None:
         """Return the version of OpenVINO; None if it is not installed."""
-        try:
-            return importlib.metadata.version(self.package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        return package_version(self.package)
 
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether the device is a CPU and the type float32 or bfloat16."""
@@ -78,7 +75,10 @@ class OpenVino:
                     gc.collect()
                     return_free_memory()
                 run = _compile(folder, request)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError) as exc:
+        except (
+            *(RuntimeError, TypeError, ValueError, NotImplementedError, OSError),
+            *(ImportError, AttributeError),  # a part of the library is missing
+        ) as exc:
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
         return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 

@@ -1,20 +1,26 @@
-"""Chooses the engine of a model: by request, or by measurements on this machine."""
+"""Chooses the engine of a model: by request, by OUT's record, or by measurements here.
+
+"auto" depends on a stopwatch, so it is asked once: for the first scan of an output folder, whose
+record all later cases keep on all machines.
+"""
 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import StepTimer
-from scanloom.inference.device import EngineChoice
+from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
+from scanloom.core.packages import package_versions
+from scanloom.inference.engines.export_cache import export_key
 from scanloom.inference.engines.measurement import ScanWindows, TorchModel, measure
 from scanloom.inference.engines.protocol import (
     Engine,
@@ -39,14 +45,14 @@ LEAST_WINDOWS = 20
 """Windows that are to be run, at least, before an engine is measured: it costs about 5 of them."""
 
 
-def torch_choice(why: str) -> EngineChoice:
+def torch_choice(why: str, measured: str = "") -> EngineChoice:
     """Return torch as the engine, and the reason."""
-    return EngineChoice(TORCH, torch.__version__, why)
+    return EngineChoice(TORCH, torch.__version__, why, measured)
 
 
 @dataclass(eq=False)
 class EngineSelector:
-    """Chooses and prepares the engine of a model's networks, once for each shape and type.
+    """Chooses the engine of a model's networks, once for all scans, and prepares it.
 
     Parameters
     ----------
@@ -56,8 +62,17 @@ class EngineSelector:
         "auto", "torch", or a name of `ENGINES`.
     load : callable
         Returns the model's networks in float32 on the CPU.
+    precision : tuple of str
+        Precision as requested ("auto"), and as chosen for this model on this machine ("float32").
     planned_cases : int
         Scans that this process is to segment, among which a preparation is spread.
+    records : EngineRecords or None
+        What was decided for the output folder; None if results go to no folder.
+
+    Attributes
+    ----------
+    choice : EngineChoice
+        What ran the network for the last scan.
 
     Raises
     ------
@@ -68,22 +83,43 @@ class EngineSelector:
     card: ModelCard
     requested: str
     load: Callable[[], LoadedNetwork]
+    precision: tuple[str, str]
     planned_cases: int = 1
+    records: EngineRecords | None = None
     choice: EngineChoice = field(init=False)
-    _decided: dict[object, tuple[EngineChoice, list[Run] | None]] = field(
+    _decision: EngineRecord | None = field(default=None, init=False)
+    _measured: str = field(default="", init=False)
+    _verdicts: dict[Path, Verdict] = field(default_factory=dict, init=False)
+    _prepared: dict[object, tuple[EngineChoice, list[Run] | None]] = field(
         default_factory=dict, init=False
     )
 
     def __post_init__(self) -> None:
-        self.choice = torch_choice("requested" if self.requested == TORCH else "not measured")
+        self.choice = torch_choice("requested" if self.requested == TORCH else "not used yet")
         if self.requested not in ("auto", TORCH):
             find_engine(self.requested)
+
+    def departs(self, precision: str) -> bool:
+        """Return whether the last scan was run otherwise than requested, or than OUT's other cases.
+
+        Parameters
+        ----------
+        precision : str
+            Numeric type in which the network calculated.
+        """
+        decision = self._decision
+        return decision is not None and decision != EngineRecord(self.choice.name, precision)
+
+    def run_by_torch(self, why: str) -> None:
+        """Note that torch runs the network for this scan, whatever was decided."""
+        self._decide(lambda: TORCH)
+        self.choice = torch_choice(why)
 
     def prepared_runs(
         self, scan: ScanWindows, dtype: torch.dtype, device: torch.device
     ) -> list[Run] | None:
         """Return the networks that an engine has prepared before for such windows; else None."""
-        choice, runs = self._decided.get((scan.shape, dtype, device), (self.choice, None))
+        choice, runs = self._prepared.get((scan.shape, dtype, device), (self.choice, None))
         if runs is not None:
             self.choice = choice
         return runs
@@ -100,47 +136,93 @@ class EngineSelector:
         clock : StepTimer
             Times the step "engine".
         """
-        if self.requested == TORCH:
-            return None
-        if self.card.window.size is None:
-            self.choice = torch_choice("the model's window is the whole scan")
-            return None
         key = (scan.shape, model.loaded.dtype, model.device)
-        if key not in self._decided:
-            decision = self._decide(model, scan, clock)
-            if decision is None:  # asked again for the next scan
-                self.choice = torch_choice("too few windows to measure another engine")
-                return None
-            self._decided[key] = decision
-        self.choice, runs = self._decided[key]
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(model, scan, clock)
+        self.choice, runs = self._prepared[key]
         return runs
 
-    def _decide(
+    def _decide(self, choose: Callable[[], str]) -> str:
+        """Return the engine for all scans: as requested, as recorded in OUT, or chosen now."""
+        if self._decision is None:
+            asked, chosen = self.precision
+            weights = self.card.weights
+            subject = {"weights": [weights.sha256, weights.key], "asked": [self.requested, asked]}
+            network = f"{self.card.name}-{export_key(subject)[:16]}"
+            decision = self.records.recorded(network) if self.records else None
+            if decision is None:
+                engine = choose() if self.requested == "auto" else self.requested
+                decision = EngineRecord(engine, chosen)
+                if self.records:  # of another process, if it was faster
+                    decision = self.records.record(network, decision)
+            self._decision = decision
+        return self._decision.engine
+
+    def _prepare(
         self, model: TorchModel, scan: ScanWindows, clock: StepTimer
-    ) -> tuple[EngineChoice, list[Run] | None] | None:
-        """Return an engine with the networks that it prepared; None if it is not measured yet."""
-        names = AUTOMATIC if self.requested == "auto" else (self.requested,)
-        installed = [ENGINES[name] for name in names if ENGINES[name].version() is not None]
-        why = "no other engine is installed" if not installed else "no other engine fits"
-        for engine in installed:
-            if not engine.supports(model.device, model.loaded.dtype):
-                continue
+    ) -> tuple[EngineChoice, list[Run] | None]:
+        """Return the engine for such windows with the networks that it prepared; None for torch.
+
+        An engine that was decided for all scans is followed although it may be slower here, but not
+        if its labels differ: speed is of this machine, labels are of the whole folder.
+        """
+        if self.card.window.size is None:
+            self._decide(lambda: TORCH)
+            return torch_choice("the model's window is the whole scan"), None
+        name = self._decide(lambda: self._fastest(model, scan, clock))
+        why = "requested"
+        if self.requested == "auto":
+            why = "chosen for all cases of the output folder" if self.records else "measured here"
+        if name == TORCH:
+            return torch_choice(why, self._measured), None
+        engine = ENGINES.get(name)
+        if engine is None or engine.version() is None:
+            fault = "it is not installed here"
+        elif not engine.supports(model.device, model.loaded.dtype):
+            precision = str(model.loaded.dtype).removeprefix("torch.")
+            fault = f"it does not run on {model.device.type} in {precision}"
+        else:
             requests = self._requests(model, scan)
             try:
                 verdict = self._verdict(engine, requests[0], model, scan, clock)
-                if verdict is None:
-                    return None
-                if verdict.used or (self.requested != "auto" and verdict.as_torch):
+                self._measured = str(verdict)
+                if verdict.as_torch:
                     with clock.step("engine"):
                         runs = [engine.prepare(request).run for request in requests]
-                    version = str(engine.version())
-                    return EngineChoice(engine.name, version, verdict.why), runs
-                why = f"{engine.name}: {verdict.why}"
+                    choice = EngineChoice(name, str(engine.version()), why, self._measured)
+                    return choice, runs
+                fault = verdict.failed or "its labels differ from torch's"
             except EngineUnfitError as exc:
-                why = f"{engine.name}: {exc}"
-        if self.requested != "auto":
-            logger.warning("torch is used instead of %s", why)
-        return torch_choice(why), None
+                fault = str(exc)
+        logger.warning("torch is used instead of %s: %s", name, fault)
+        return torch_choice(f"instead of {name}: {fault}", self._measured), None
+
+    def _fastest(self, model: TorchModel, scan: ScanWindows, clock: StepTimer) -> str:
+        """Return the first engine that is faster than torch here with its labels; else torch."""
+        installed = [ENGINES[name] for name in AUTOMATIC if ENGINES[name].version() is not None]
+        self._measured = "no other engine " + ("fits" if installed else "is installed")
+        for engine in installed:
+            if not engine.supports(model.device, model.loaded.dtype):
+                continue
+            request = self._requests(model, scan)[0]
+            path = verdict_file(engine, request)
+            if read_verdict(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
+                self._measured = "too few windows to measure another engine"
+                return TORCH
+            try:
+                verdict = self._verdict(engine, request, model, scan, clock)
+            except EngineUnfitError as exc:
+                self._measured = f"{engine.name}: {exc}"
+                continue
+            self._measured = str(verdict)
+            if verdict.used:
+                return engine.name
+        return TORCH
+
+    def _planned(self, model: TorchModel, scan: ScanWindows) -> int:
+        """Return the number of windows that this process is to run."""
+        flips = 1 << len(self.card.window.mirror)
+        return scan.count * len(model.runs) * flips * self.planned_cases
 
     def _verdict(
         self,
@@ -149,19 +231,16 @@ class EngineSelector:
         model: TorchModel,
         scan: ScanWindows,
         clock: StepTimer,
-    ) -> Verdict | None:
-        """Return the verdict on an engine, measured now if it pays; None if it does not."""
+    ) -> Verdict:
+        """Return the verdict on an engine, measured now if it is not known."""
         path = verdict_file(engine, request)
-        if (verdict := read_verdict(path)) is not None:
-            return verdict
-        passes = len(model.runs) * 2 ** len(self.card.window.mirror)
-        planned = scan.count * passes * self.planned_cases
-        if self.requested == "auto" and planned < LEAST_WINDOWS:
-            return None
-        with clock.step("engine"), one_at_a_time(path):
-            if (verdict := read_verdict(path)) is None:
-                verdict = measure(engine, request, model, scan)
-                save_verdict(path, verdict)
+        verdict = self._verdicts.get(path) or read_verdict(path)
+        if verdict is None:
+            with clock.step("engine"), one_at_a_time(path):
+                if (verdict := read_verdict(path)) is None:
+                    verdict = measure(engine, request, model, scan)
+                    save_verdict(path, verdict)
+        self._verdicts[path] = verdict  # kept here where the cache can't be written
         return verdict
 
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
@@ -191,5 +270,5 @@ class EngineSelector:
 def _identity(card: ModelCard) -> tuple[str, ...]:
     """Return everything but the weights from which a card's networks follow."""
     arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
-    versions = [importlib.metadata.version(name) for name in ("scanloom", "monai")]
+    versions = package_versions(["monai"]).values()
     return (card.network.name, arguments, str(card.window.plane), card.window.sums, *versions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -158,10 +158,13 @@ class ScoreRestorer:
             Planes across the network axis that follows ``plan.lead``, ascending, without a gap.
             They may be overwritten afterwards.
         """
-        scores = planes.scores[:, : self._classes]
+        self.add_scores(planes.scores[:, : self._classes], planes.first)
+
+    def add_scores(self, scores: torch.Tensor, first: int) -> None:
+        """Take the scores (N, C, ., .) of planes from `first` on."""
         if self._rounded:
             scores = scores.to(torch.float16)
-        self._slices.add(scores, planes.first)
+        self._slices.add(scores, first)
         if self._slices.complete:
             clear_uncovered(self.labels, self._plan)
 
@@ -176,6 +179,61 @@ class ScoreRestorer:
     def finish(self, _: Clean) -> list[Labels]:
         """Return the label maps; cleaning on the network grid does not apply."""
         return self.labels
+
+
+class MeanRestorer(ScoreRestorer):
+    """Takes logits of several models and decides by the mean of their probabilities.
+
+    As `nnUNetv2_ensemble`: logits are interpolated, become probabilities on the source grid, and
+    these are averaged. Of a mean on the network grid, as of the mean of logits, other voxels at the
+    borders of structures have another label.
+
+    Parameters
+    ----------
+    plan, decision, classes, rounded
+        As for `ScoreRestorer`; logits are rounded, probabilities are not.
+    activation : "softmax" or "sigmoid"
+        What makes probabilities of logits.
+    """
+
+    def __init__(
+        self,
+        plan: NetworkPlan,
+        decision: Decision,
+        classes: int,
+        activation: Literal["softmax", "sigmoid"],
+        *,
+        rounded: bool,
+    ) -> None:
+        self._activation = activation
+        super().__init__(plan, decision, classes, rounded=rounded)
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes; classes of all models follow one another."""
+        logits = torch.cat([each[:, : self._classes] for each in planes.logits], dim=1)
+        super().add_scores(logits, planes.first)
+
+    def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
+        """Label the voxels of source slices from the planes around them."""
+        members = scores.shape[1] // self._classes
+        for part, weights in slabs_of_slices(scores, at, 4 * self._classes):
+            total: torch.Tensor | None = None
+            for first in range(0, scores.shape[1], self._classes):
+                channels = range(first, first + self._classes)
+                logits = torch.stack([interpolate(scores[:, c], weights) for c in channels], dim=1)
+                if self._rounded:
+                    logits = logits.to(torch.float16).to(torch.float32)
+                probabilities = activate(logits, self._activation)
+                total = probabilities if total is None else total.add_(probabilities)
+            if total is not None:
+                found = decide_on_grid(total.div_(members), self._decision)
+                for labels, decided in zip(out, found, strict=True):
+                    labels[part] = decided.cpu().numpy()
+
+
+def activate(logits: torch.Tensor, activation: Literal["softmax", "sigmoid"]) -> torch.Tensor:
+    """Return the probabilities of logits (N, C, ...)."""
+    return logits.sigmoid() if activation == "sigmoid" else logits.softmax(dim=1)
 
 
 def clear_uncovered(labels: Sequence[Labels], plan: NetworkPlan) -> None:

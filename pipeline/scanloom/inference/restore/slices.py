@@ -84,16 +84,21 @@ class SourceSlices:
 
 
 def slabs_of_slices(
-    planes: torch.Tensor, at: Coordinates
+    planes: torch.Tensor, at: Coordinates, classes: int = 1
 ) -> Iterator[tuple[slice, list[LinearWeights]]]:
     """Yield neighbouring source slices, few at once, with their interpolation weights.
 
-    Weights are those across planes (P, C, B, D), and along both axes of a plane.
+    Weights are those across planes (P, C, B, D), and along both axes of a plane. `classes` are
+    interpolated at once.
     """
     along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
     lines = max(len(rows), len(columns))
     max_bytes = CPU_SLAB_BYTES if planes.device.type == "cpu" else GPU_SLAB_BYTES
-    step = 1 if lines > 1 else max(1, max_bytes // max(1, 4 * rows.shape[1] * columns.shape[1]))
+    step = (
+        1
+        if lines > 1
+        else max(1, max_bytes // max(1, 4 * classes * rows.shape[1] * columns.shape[1]))
+    )
     for start in range(0, len(along), step):
         line = rows[start % len(rows)], columns[start % len(columns)]
         slab = (along[start : start + step], *line)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.series import SeriesFiles
 from scanloom.io.index.walk import FileEntry
 from scanloom.io.system.archives import ARCHIVE_KINDS
+from scanloom.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -286,7 +286,7 @@ def _read_errors() -> tuple[type[Exception], ...]:
 
 
 def _version() -> bytes:
-    return f"{INDEX_VERSION} {version('scanloom')} {_suffix_digest()}".encode()
+    return f"{INDEX_VERSION} {__version__} {_suffix_digest()}".encode()
 
 
 def _suffix_digest() -> str:

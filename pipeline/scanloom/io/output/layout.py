@@ -18,7 +18,7 @@ from scanloom.io.output.published import check_files
 from scanloom.io.system.regular_files import read_regular_file
 
 CASES = "cases"
-EARLY_ENTRIES = frozenset({".work", "runs", PRIVATE})
+EARLY_ENTRIES = frozenset({".work", "runs", "engines", PRIVATE})
 """Entries that a run creates before the folder is recognizable as an output folder."""
 OUTPUT_ENTRIES = EARLY_ENTRIES | {
     CASES,

@@ -26,7 +26,7 @@ PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
-LINK_FREE_ENTRIES = (".work", PRIVATE, "report", "report/thumbs", "bids", "review")
+LINK_FREE_ENTRIES = (".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review")
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 
 MAX_FINGERPRINT_BYTES = 1 << 10

@@ -20,7 +20,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +48,7 @@ from scanloom.io.write.dicom_seg_references import (
 )
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.ops.run_length import counts_by_slice
+from scanloom.version import __version__
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -272,7 +272,7 @@ def _headers(
         instance_number=instance,
         manufacturer="scanloom",
         manufacturer_model_name="scanloom",
-        software_versions=metadata.version("scanloom"),
+        software_versions=__version__,
         device_serial_number="0",
         transfer_syntax_uid=RLELossless if labelmap else ExplicitVRLittleEndian,
         content_label="SEGMENTATION",

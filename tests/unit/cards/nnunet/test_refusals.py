@@ -21,7 +21,7 @@ from scanloom.cards.card import Weights
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY
 from scanloom.cards.nnunet.inert_pickle import read_pickle
 from scanloom.cards.readers import read_model
-from scanloom.core import ScanError
+from scanloom.core import Flag, ScanError
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.network.weights import read_weights
 from support.nnunet_folders import (
@@ -261,3 +261,49 @@ def _weights(file: Path) -> Weights:
     import hashlib
 
     return Weights(file, hashlib.sha256(file.read_bytes()).hexdigest(), WEIGHTS_KEY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"pool": "avg"}, "pool"),
+        ({"squeeze_excitation": True}, "squeeze_excitation"),
+        ({"norm_op_kwargs": {"eps": 1e-5, "affine": True, "num_groups": 2}}, "num_groups"),
+        (
+            {"norm_op_kwargs": {"eps": 1e-5, "affine": True, "track_running_stats": True}},
+            "track_running_stats",
+        ),
+        ({"nonlin_kwargs": {"inplace": True, "slope": 0.2}}, "slope"),
+    ],
+)
+def test_arguments_that_may_change_the_network_are_refused_by_name(
+    arguments: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    place = write_model(tmp_path)
+    architecture = copy.deepcopy(ARCHITECTURE)
+    architecture["arch_kwargs"].update(arguments)
+    (place / "plans.json").write_text(json.dumps(plans(architecture=architecture)))
+    said = refused(place)
+    assert named in said
+    assert "MODEL_NETWORK" in said
+
+
+def test_arguments_of_training_are_accepted(tmp_path: Path) -> None:
+    architecture = copy.deepcopy(ARCHITECTURE)
+    architecture["arch_kwargs"].update(
+        norm_op_kwargs={"eps": 1e-5, "affine": True, "momentum": 0.1, "track_running_stats": False},
+        dropout_op_kwargs={"p": 0.2, "inplace": True},
+        deep_supervision=True,
+    )
+    assert read_model(write_model(tmp_path, plans(architecture=architecture))).name
+
+
+@pytest.mark.parametrize(("folds", "unfinished"), [(("0",), "0"), (("0", "1"), "1")])
+def test_the_best_checkpoint_in_place_of_the_final_one_is_flagged(
+    folds: tuple[str, ...], unfinished: str, tmp_path: Path
+) -> None:
+    place = write_model(tmp_path, folds=folds)
+    assert read_model(place).flags == ()
+    final = place / f"fold_{unfinished}" / "checkpoint_final.pth"
+    final.rename(final.with_name("checkpoint_best.pth"))
+    assert read_model(place).flags == (Flag.CHECKPOINT_BEST,)
