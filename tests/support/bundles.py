@@ -54,7 +54,12 @@ CONFIG: dict[str, Any] = {
             {"_target_": "EnsureTyped", "keys": "@image_key", "device": "@device"},
         ],
     },
-    "dataset": {"_target_": "Dataset", "data": "$[{'image': i} for i in @datalist]"},
+    "dataset": {
+        "_target_": "Dataset",
+        "data": "$[{'image': i} for i in @datalist]",
+        "transform": "@preprocessing",
+    },
+    "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
     "inferer": {
         "_target_": "SlidingWindowInferer",
         "roi_size": [96, 96, 96],
@@ -79,6 +84,8 @@ CONFIG: dict[str, Any] = {
     },
     "evaluator": {
         "_target_": "SupervisedEvaluator",
+        "device": "@device",
+        "val_data_loader": "@dataloader",
         "network": "@network",
         "inferer": "@inferer",
         "postprocessing": "@postprocessing",
@@ -89,7 +96,7 @@ CONFIG: dict[str, Any] = {
         "load_path": "$@bundle_root + '/models/model.pt'",
         "load_dict": {"model": "@network"},
     },
-    "initialize": ["$monai.utils.set_determinism(seed=123)"],
+    "initialize": ["$monai.utils.set_determinism(seed=123)", "$@checkpointloader(@evaluator)"],
     "run": ["$@evaluator.run()"],
 }
 """The inference config of a spleen model, by hand: the forms that real bundles use."""

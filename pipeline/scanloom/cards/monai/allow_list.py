@@ -57,6 +57,7 @@ _TRANSFORMS: Final = frozenset(
         "ScaleIntensityd",
         "ScaleIntensityRanged",
         "Spacingd",
+        "ToTensord",
         "VistaPostTransformd",
     }
 )
@@ -68,20 +69,50 @@ _IGNORED: Final = frozenset(
         "AddGuidanceFromPointsDeepEditd",
         "Identityd",
         "ResizeGuidanceMultipleLabelDeepEditd",
-        "SaveImaged",
         "ToDeviced",
-        "ToTensord",
         "VistaPreTransformd",
     }
 )
 """Transforms that change no label without clicks; their arguments are not read."""
 _APPS: Final = ("monai.apps.deepedit.transforms", "monai.apps.vista3d.transforms")
 """Modules of transforms outside `monai.transforms`."""
+_WORKFLOW: Final[Mapping[str, tuple[str, Kind]]] = {
+    "SupervisedEvaluator": ("engines", "evaluator"),
+    "DataLoader": ("data", "loader"),
+    "ThreadDataLoader": ("data", "loader"),
+    "CacheDataset": ("data", "dataset"),
+    "Dataset": ("data", "dataset"),
+    "CheckpointLoader": ("handlers", "checkpoint"),
+    "PostProcessing": ("handlers", "postprocessing"),
+    # These only watch: they print, log or measure what the evaluator did.
+    **dict.fromkeys(
+        (
+            "ConfusionMatrix",
+            "GarbageCollector",
+            "HausdorffDistance",
+            "LogfileHandler",
+            "MLFlowHandler",
+            "MeanDice",
+            "MeanIoUHandler",
+            "MetricLogger",
+            "MetricsSaver",
+            "StatsHandler",
+            "SurfaceDistance",
+            "TensorBoardImageHandler",
+            "TensorBoardStatsHandler",
+        ),
+        ("handlers", "ignored"),
+    ),
+}
+"""Parts of MONAI's runner: the package of each, and its kind."""
 
 _MODULES: Final[Mapping[str, str]] = {
     "networks": "network",
     "transforms": "transform",
     "inferers": "inferer",
+    "engines": "engines",
+    "data": "data",
+    "handlers": "handlers",
 }
 
 
@@ -118,6 +149,11 @@ def canonical_target(target: str) -> tuple[Kind, str]:
         return "transform", plain
     if plain in _IGNORED and module_kind in (None, "transform"):
         return "ignored", plain
+    if plain == "SaveImaged" and module_kind in (None, "transform"):
+        return "saver", plain
+    package_name, kind = _WORKFLOW.get(name, ("", "ignored"))
+    if package_name and module_kind in (None, package_name):
+        return kind, name
     reason = Reason.MODEL_NETWORK if module_kind == "network" else Reason.MODEL_UNSUPPORTED
     raise ScanError(reason, f"{truncate(target)} is not on the list")
 

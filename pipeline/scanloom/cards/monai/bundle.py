@@ -19,6 +19,7 @@ from scanloom.cards.monai.config.entries import read_entries, set_entries
 from scanloom.cards.monai.config.parser import Config
 from scanloom.cards.monai.files import find_file, read_text
 from scanloom.cards.monai.inferer import read_inferer
+from scanloom.cards.monai.known_scripts import check_imports
 from scanloom.cards.monai.metadata import (
     METADATA,
     Metadata,
@@ -29,7 +30,8 @@ from scanloom.cards.monai.metadata import (
 from scanloom.cards.monai.network import read_channels, read_network, read_output
 from scanloom.cards.monai.obstacles import Obstacles
 from scanloom.cards.monai.postprocessing import Postprocessing, read_postprocessing
-from scanloom.cards.monai.preprocessing import Preprocessing, read_preprocessing
+from scanloom.cards.monai.preprocessing import Preprocessing, read_preprocessing, unsupported
+from scanloom.cards.monai.runner import Load, Run, read_run, read_start
 from scanloom.cards.monai.structures import read_structures
 from scanloom.cards.monai.vista import choose, everything, output_of
 from scanloom.core import Reason, ScanError, Structure, slug
@@ -84,9 +86,9 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         intended_use=metadata.intended_use,
         license=metadata.scanloom.license or metadata.license or _license(folder),
         attribution=metadata.scanloom.attribution or _attribution(metadata),
-        channels=read_channels(metadata, content.network, content.keys, before.clicks),
+        channels=read_channels(metadata, content.network, before.sources, before.clicks),
         network=_without_clicks(content.network, before.clicks),
-        weights=read_weights_file(folder, content.config, metadata.scanloom.weights_sha256),
+        weights=read_weights_file(folder, content.weights, metadata.scanloom.weights_sha256),
         grid=before.grid,
         window=content.window,
         structures=structures,
@@ -132,9 +134,9 @@ def _reference_ranges(
 class _BundleContent:
     """Content of a bundle's configs, as it was read."""
 
-    config: Config
+    weights: Load
+    evaluator: Any
     network: NetworkSpec
-    keys: tuple[str, ...]
     before: Preprocessing
     window: Window
     output: TensorFormat
@@ -144,40 +146,47 @@ class _BundleContent:
 def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
 ) -> _BundleContent:
-    """Read the configs, entry by entry; errors are noted, and the result is then meaningless."""
-    load = partial(read_arrays, folder)
-    config = Config(entries, partial(judge_target, folder), load)
-    network = NetworkSpec("", {})
+    """Read what the run reaches, part by part; errors are noted, the result is then meaningless."""
+    load, find = partial(read_arrays, folder), partial(find_file, folder)
+    config = Config(entries, partial(judge_target, folder), load, find)
+    networks = Config(entries, partial(judge_network, folder), load, find)
+    run, network = Run(), NetworkSpec("", {})
+    evaluator: Any = None
     with obstacles.noted():
-        network = read_network(Config(entries, partial(judge_network, folder), load))
+        start = read_start(config, entries, obstacles)
+        evaluator = config.raw(start.evaluator)
+        with obstacles.noted():
+            path = f"{start.evaluator}::network"
+            present = isinstance(evaluator, Mapping) and "network" in evaluator
+            network = read_network(networks.get(path) if present else None)
+        run = read_run(config, start, obstacles)
     with obstacles.noted():
-        _check_evaluator(config, folder)
-    transform: Any = None
-    with obstacles.noted():
-        transform = config.get("preprocessing") if "preprocessing" in config else None
-    obstacles.add(*config.refused)
+        check_imports(folder, entries)
     before = Preprocessing()
-    keys: tuple[str, ...] = ("image",)
     with obstacles.noted():
-        before = read_preprocessing(transform, _inputs(metadata), obstacles)
-        keys = before.sources
+        before = read_preprocessing(run.transform, _inputs(metadata), obstacles)
     window = Window(None)
     with obstacles.noted():
-        window = read_inferer(config.get("inferer"))
+        window = read_inferer(run.inferer)
         _check_dimensions(network, window)
     if not obstacles:
         with obstacles.noted():
-            read_channels(metadata, network, keys, before.clicks)
-    output, result = TensorFormat(num_channels=1), None
+            read_channels(metadata, network, before.sources, before.clicks)
+    output = TensorFormat(num_channels=1)
     with obstacles.noted():
         output = read_output(metadata, network)
-    with obstacles.noted():
-        result = config.get("postprocessing") if "postprocessing" in config else None
-    obstacles.add(*config.refused)
     after = Postprocessing(None, Argmax(), "scores", ())
     with obstacles.noted():
-        after = read_postprocessing(result, before, transform, output.num_channels, obstacles)
-    return _BundleContent(config, network, keys, before, window, output, after)
+        after = read_postprocessing(
+            run.postprocessing, before, run.transform, network, output.num_channels, obstacles
+        )
+    obstacles.add(*config.refused)
+    if run.weights is None and not obstacles:
+        detail = "nothing that `run` reaches loads weights into the network"
+        obstacles.add(ScanError(Reason.MODEL_UNSUPPORTED, detail))
+    return _BundleContent(
+        run.weights or Load("", None), evaluator, network, before, window, output, after
+    )
 
 
 def _inputs(metadata: Metadata) -> int:
@@ -193,25 +202,6 @@ def _check_dimensions(network: NetworkSpec, window: Window) -> None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
-def _check_evaluator(config: Config, folder: Path) -> None:
-    """Refuse an evaluator that does not use `network`, `inferer` and `postprocessing`."""
-    runner = config.raw("evaluator")
-    if not isinstance(runner, dict):
-        return
-    for key in ("network", "inferer", "postprocessing"):
-        reference = runner.get(key)
-        if reference is not None and reference not in (f"@{key}", f"$@{key}", "@network_def"):
-            raise ScanError(
-                Reason.MODEL_UNSUPPORTED,
-                f"the evaluator's {key} is {describe(reference)}, not @{key}",
-            )
-    target = runner.get("_target_", "SupervisedEvaluator")
-    if str(target).removeprefix("monai.engines.") != "SupervisedEvaluator":
-        kind, name = judge_target(folder, str(target))
-        if kind != "evaluator":
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} is not an evaluator")
-
-
 def _with_prompts(
     content: _BundleContent, metadata: Metadata, entries: Mapping[str, Any], class_names: str | None
 ) -> _BundleContent:
@@ -221,7 +211,7 @@ def _with_prompts(
             detail = f"the model has no option {STRUCTURES_OPTION!r}: its classes are fixed"
             raise ScanError(Reason.MODEL_UNKNOWN, detail)
         return content
-    classes = everything(entries.get("everything_labels"))
+    classes = everything(_everything_labels(content.evaluator, entries))
     classes = choose(classes, content.output, class_names)
     args = {**content.network.args, "classes": list(classes)}
     return replace(
@@ -229,6 +219,25 @@ def _with_prompts(
         network=NetworkSpec("Vista3d", args),
         output=output_of(classes, content.output),
     )
+
+
+def _everything_labels(evaluator: Any, entries: Mapping[str, Any]) -> Any:
+    """Return the classes that VISTA3D's evaluator means by "everything", as the config has them.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED for other arguments of that evaluator.
+    """
+    prompts = evaluator.get("hyper_kwargs")
+    labels = prompts.get("everything_labels") if isinstance(prompts, dict) else None
+    if labels is None or set(prompts) != {"user_prompt", "everything_labels"}:
+        raise unsupported(f"hyper_kwargs is {describe(prompts)}")
+    if prompts["user_prompt"] is not True:
+        raise unsupported("hyper_kwargs of VISTA3D without user_prompt")
+    if isinstance(labels, str) and labels.startswith("@"):
+        return entries.get(labels[1:])
+    return labels
 
 
 def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:

@@ -1,24 +1,23 @@
-"""Finds the weights of a bundle."""
+"""Reads the weights file of a bundle."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from scanloom.cards.card import Weights
-from scanloom.cards.monai.config.arguments import describe
-from scanloom.cards.monai.config.parser import Config
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import check_archive, find_file, is_safetensors
+from scanloom.cards.monai.runner import Load
 from scanloom.core import Reason, ScanError, format_bytes
 
 MAX_WEIGHTS: Final = 4 << 30
 """Largest weights file; the largest in MONAI's model zoo has about 900 MB."""
 
 
-def read_weights_file(folder: Path, config: Config, pinned: str | None) -> Weights:
-    """Return the weights file with its SHA-256.
+def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
+    """Return the weights file that the run loads, with its SHA-256.
 
     Raises
     ------
@@ -26,8 +25,7 @@ def read_weights_file(folder: Path, config: Config, pinned: str | None) -> Weigh
         MODEL_UNSAFE if the file lies outside the bundle or is a program; MODEL_DAMAGED if it is
         missing or too large; MODEL_HASH if its hash is not `pinned`.
     """
-    listed, key = _checkpoint(config)
-    path = PurePosixPath(listed or "models/model.pt")
+    path = PurePosixPath(load.path)
     if path.is_absolute() or ".." in path.parts:
         detail = f"the weights {truncate(str(path))} are outside the bundle"
         raise ScanError(Reason.MODEL_UNSAFE, detail)
@@ -45,37 +43,7 @@ def read_weights_file(folder: Path, config: Config, pinned: str | None) -> Weigh
     if pinned is not None and sha256 != pinned:
         detail = f"the weights have SHA-256 {sha256[:12]}..., not {pinned[:12]}..."
         raise ScanError(Reason.MODEL_HASH, detail)
-    return Weights(file, sha256, None if safetensors else key)
-
-
-def _checkpoint(config: Config) -> tuple[str | None, str | None]:
-    """Return the weights file that the config loads and its key, None for each if not given."""
-    loader = _loader(config)
-    if loader is not None:
-        load_dict = loader.get("load_dict")
-        keys = list(load_dict) if isinstance(load_dict, dict) else []
-        path = config.value(loader["load_path"])
-        key = keys[0] if len(keys) == 1 and isinstance(keys[0], str) else None
-    elif "ckpt_path" in config:
-        path, key = config.get("ckpt_path"), None
-    else:
-        return None, None
-    if not isinstance(path, str):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the weights are {describe(path)}")
-    return path, key
-
-
-def _loader(config: Config) -> dict[str, Any] | None:
-    """Return the entry of MONAI's CheckpointLoader: of its own, or among the handlers."""
-    handlers = config.raw("handlers")
-    listed = handlers if isinstance(handlers, list) else []
-    for entry in (config.raw("checkpointloader"), *listed):
-        if not isinstance(entry, dict) or "load_path" not in entry:
-            continue
-        name = str(entry.get("_target_", "CheckpointLoader")).rpartition(".")[2]
-        if name == "CheckpointLoader":
-            return entry
-    return None
+    return Weights(file, sha256, None if safetensors else load.key)
 
 
 def _digest(file: Path) -> tuple[str, bool]:

@@ -31,6 +31,8 @@ def read_inferer(value: Any) -> Window:
     ScanError
         MODEL_UNSUPPORTED, naming the argument, if a card can't express it.
     """
+    if value is None:
+        return Window(size=None)  # the evaluator's default
     if not isinstance(value, Component):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the inferer is {describe(value)}")
     if value.kind != "inferer":

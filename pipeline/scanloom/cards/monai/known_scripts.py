@@ -7,11 +7,13 @@ github.com/Project-MONAI/model-zoo whose meaning is the same.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from scanloom.cards.monai.config.values import Kind, truncate
 from scanloom.cards.monai.files import read_text
@@ -106,6 +108,24 @@ KNOWN: Final[Mapping[str, KnownClass]] = {
     ),
 }
 """Known classes by the ``_target_`` of a config."""
+_PEDIATRIC: Final = {
+    "scripts/__init__.py": "770393899ff8c84a2bc9cd4bca32f131c904a9cfbde36be288ba00f5cfc1fccf",
+    "scripts/monai_utils.py": "5715eac0aac310a977c8eaac5bc1d05f14bcf97035338f8912ebc3813fb2aed6",
+    "scripts/utils.py": "9b531e8c9fcb0cbbf19c84f1bd912340b1f2e152570373dfc5e2912da0202a9f",
+}
+_STOPPING: Final = "e5c77b011847941aedfc7aa5c0e07a72988ed676ffb0356e211aa61c24f9d7d3"
+IMPORTS: Final[Mapping[str, tuple[Mapping[str, str], ...]]] = {
+    "scripts": tuple(
+        {"scripts/__init__.py": sha256, "scripts/early_stop_score_function.py": _STOPPING}
+        for sha256 in (
+            "8b64d77b9ce7c98bb90dfe785e90c8ef24417b8cc3598ef0ce546f640809368c",
+            "e006cae22c2da539d25e4a78caa723f6432cac19aaa2e6c451cc5d83412f6b68",
+        )
+    ),
+    "scripts.monai_utils": (_PEDIATRIC,),
+}
+"""Modules of bundles that change nothing when they are imported: files that are then run, with the
+SHA-256 of each, in the known versions."""
 
 
 def is_script(target: str) -> bool:
@@ -147,3 +167,56 @@ def _unknown(target: str, file: str, sha256: str | None) -> ScanError:
     version = "which is missing" if sha256 is None else f"SHA-256 {sha256}"
     detail = f"{truncate(target)} is code of the bundle ({truncate(file)}, {version})"
     return ScanError(Reason.MODEL_UNSAFE, detail)
+
+
+def check_imports(folder: Path, entries: Any) -> None:
+    """Refuse imports of a bundle's own modules, which run, unless their files are known.
+
+    MONAI runs the imports that stand anywhere in a config.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE, with the hash of the module's file.
+    """
+    waiting, known = [entries], set()
+    while waiting:
+        entry = waiting.pop()
+        if id(entry) in known:  # YAML can share an entry many times
+            continue
+        known.add(id(entry))
+        if isinstance(entry, Mapping):
+            waiting += entry.values()
+        elif isinstance(entry, list):
+            waiting += entry
+        elif isinstance(entry, str):
+            for module in _imported(entry):
+                _check_module(folder, module)
+
+
+def _imported(text: str) -> list[str]:
+    """Return the modules that a text of a config imports."""
+    if not re.match(r"\$\s*(import|from)\b", text):
+        return []
+    try:
+        statement = ast.parse(text[1:].strip()).body[0]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []  # MONAI can't read it either
+    match statement:
+        case ast.Import(names=names):
+            return [name.name for name in names]
+        case ast.ImportFrom(module=str() as module):
+            return [module]
+    return []
+
+
+def _check_module(folder: Path, module: str) -> None:
+    root = module.partition(".")[0]
+    if not (folder / root).is_dir() and not (folder / f"{root}.py").is_file():
+        return  # a library
+    for files in IMPORTS.get(module, ()):
+        if all(_sha256(folder, file) == sha256 for file, sha256 in files.items()):
+            return
+    path = module.replace(".", "/")
+    file = f"{path}/__init__.py" if (folder / path).is_dir() else f"{path}.py"
+    raise _unknown(module, file, _sha256(folder, file))

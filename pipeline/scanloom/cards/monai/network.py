@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from scanloom.cards.card import ANY_MODALITY, Channel, NetworkSpec
 from scanloom.cards.monai.config.arguments import describe
-from scanloom.cards.monai.config.parser import Config
 from scanloom.cards.monai.config.values import Component, Name, truncate
 from scanloom.cards.monai.metadata import Metadata, TensorFormat
 from scanloom.cards.networks import NETWORKS
@@ -28,21 +27,19 @@ _MAX_PLAIN: Final = 10_000
 """Largest number of values in a network's arguments; MONAI's model zoo has at most 300."""
 
 
-def read_network(config: Config) -> NetworkSpec:
-    """Return the network that `network_def` and `network` refer to.
+def read_network(first: Any) -> NetworkSpec:
+    """Return the network of the evaluator.
 
     Raises
     ------
     ScanError
         MODEL_DAMAGED if it is missing; MODEL_UNSUPPORTED if it is not one network with arguments
-        of plain data; or as `Config.get`.
+        of plain data; MODEL_NETWORK if it is another component.
     """
-    networks = [config.get(key) for key in ("network_def", "network") if key in config]
-    if not networks:
-        raise ScanError(Reason.MODEL_DAMAGED, "the config has no network_def")
-    first = networks[0]
-    if not isinstance(first, Component) or any(spec is not first for spec in networks):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(networks[-1])}")
+    if first is None:
+        raise ScanError(Reason.MODEL_DAMAGED, "the evaluator has no network")
+    if not isinstance(first, Component):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(first)}")
     if first.kind != "network":
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(first.target)} is not a network")
     args = {

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, Paint, Threshold
+from scanloom.cards.card import Argmax, Decision, NetworkSpec, Paint, Threshold
 from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.monai.config.arguments import Arguments, describe
-from scanloom.cards.monai.config.values import Component, Priorities, Unchanged
+from scanloom.cards.monai.config.values import Component, Name, Priorities, Unchanged
 from scanloom.cards.monai.obstacles import Obstacles
-from scanloom.cards.monai.preprocessing import Preprocessing, steps, unsupported
+from scanloom.cards.monai.preprocessing import Preprocessing, read_type, steps, unsupported
 from scanloom.core import Flag
 
 _CONNECTIVITY: dict[int | None, Literal[6, 18, 26]] = {1: 6, 2: 18, 3: 26, None: 26}
@@ -39,6 +39,8 @@ class _State:
     decision: Decision | None = None
     inverted: Literal["linear", "nearest"] | None = None
     restore: Literal["scores", "labels"] = "scores"
+    saved: bool = False
+    """Whether the result is written already: later transforms do not change the file."""
     late: bool = False
     """Whether scores are mapped back to the source grid before activation."""
     cleaning: list[KeepLargest] = field(default_factory=list)
@@ -52,22 +54,30 @@ class _Context:
 
     before: Preprocessing
     transform: Any
+    network: str
     outputs: int
 
 
 def read_postprocessing(
-    value: Any, before: Preprocessing, transform: Any, outputs: int, obstacles: Obstacles
+    value: Any,
+    before: Preprocessing,
+    transform: Any,
+    network: NetworkSpec,
+    outputs: int,
+    obstacles: Obstacles,
 ) -> Postprocessing:
     """Read the transforms after the network.
 
     Parameters
     ----------
     value : Component or list
-        `postprocessing` of the config.
+        Transforms of the evaluator, and of its handlers.
     before : Preprocessing
         The transforms before the network.
     transform : Component
-        `preprocessing` of the config, to which Invertd must refer.
+        Transforms of the dataset, to which Invertd must refer.
+    network : NetworkSpec
+        The network.
     outputs : int
         Number of output channels of the network.
 
@@ -76,7 +86,7 @@ def read_postprocessing(
         meaningless.
     """
     state = _State()
-    context = _Context(before, transform, outputs)
+    context = _Context(before, transform, network.name, outputs)
     for component in steps(value):
         with obstacles.noted():
             _read(component, state, context)
@@ -89,6 +99,14 @@ def _read(component: Component, state: _State, context: _Context) -> None:
     """Read a transform."""
     name, args = component.name, Arguments(component)
     keys = args.take("keys")
+    if name == "SaveImaged":
+        if keys in ("pred", ["pred"]):
+            _save(args, state, context)
+        elif "pred" in (keys if isinstance(keys, list) else [keys]):
+            raise unsupported(f"SaveImaged of {describe(keys)}")
+        return
+    if state.saved:
+        raise unsupported(f"{name} after SaveImaged")
     if keys not in ("pred", ["pred"]):
         raise unsupported(f"{name} of {describe(keys)}, where the result is pred")
     args.ignore("allow_missing_keys")
@@ -98,8 +116,10 @@ def _read(component: Component, state: _State, context: _Context) -> None:
         case "Invertd":
             _invert(args, state, context)
         case "AsDiscreted":
-            _decide(args, state)
+            _decide(args, state, context)
         case "VistaPostTransformd":
+            if context.network != "Vista3d":
+                raise unsupported(f"VistaPostTransformd after {context.network}")
             _decide_once(state, Argmax())
         case "Lambdad":
             _apply(args, state, context)
@@ -107,9 +127,8 @@ def _read(component: Component, state: _State, context: _Context) -> None:
             _merge(args, state, context)
         case "KeepLargestConnectedComponentd":
             _clean(args, state, context)
-        case "EnsureTyped" | "CastToTyped":
-            args.floating("dtype")
-            args.ignore("data_type", "device", "wrap_sequence", "track_meta")
+        case "EnsureTyped" | "CastToTyped" | "ToTensord":
+            read_type(args)
         case _:
             raise unsupported(f"{name} after the network")
     args.done()
@@ -169,9 +188,11 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
     one network voxel.
     """
     nearest = args.flag("nearest_interp", True)
-    if args.take("transform") is not context.transform:
-        raise args.refused("transform", "not preprocessing")
-    args.only("orig_keys", context.before.sources[0])
+    transform, keys = args.take("transform"), args.take("orig_keys")
+    if transform is not context.transform or not isinstance(transform, Component):
+        raise args.refused("transform", "not that of the dataset")
+    if keys not in (context.before.sources[0], [context.before.sources[0]]):
+        raise args.refused("orig_keys", keys)  # without them, MONAI inverts nothing
     args.only("post_func", None)
     args.ignore("meta_keys", "orig_meta_keys", "meta_key_postfix", "to_tensor", "device")
     if state.inverted is not None:
@@ -188,14 +209,41 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
         state.restore = "labels"
 
 
-def _decide(args: Arguments, state: _State) -> None:
+def _save(args: Arguments, state: _State, context: _Context) -> None:
+    """Read what is written of the result: it must be the result itself.
+
+    It lies on the source grid by then, so that resampling it would change nothing.
+    """
+    args.only("scale", None)
+    _check_type(args, "output_dtype", context)
+    for name in ("writer", "output_name_formatter", "folder_layout"):
+        args.only(name, None)
+    args.choice("output_ext", {e: e for e in (".nii.gz", ".nii", ".nrrd", ".mha")}, ".nii.gz")
+    args.ignore("resample", "mode", "padding_mode", "dtype", "squeeze_end_dims", "output_dir")
+    args.ignore("meta_keys", "meta_key_postfix", "output_postfix", "data_root_dir", "print_log")
+    args.ignore("separate_folder", "output_format", "savepath_in_metadict", "allow_missing_keys")
+    args.done()
+    state.saved = True
+
+
+def _check_type(args: Arguments, name: str, context: _Context) -> None:
+    """Refuse a data type that does not hold all labels."""
+    value = args.take(name)
+    text = value.text if isinstance(value, Name) else value
+    largest = {"uint8": 255, "int8": 127, "half": 2048, "float16": 2048, "int16": 32767}
+    wide = ("float", "float32", "float64", "double", "int32", "int64", "long", None)
+    if text not in wide and (not isinstance(text, str) or largest.get(text, 0) < context.outputs):
+        raise args.refused(name, value)
+
+
+def _decide(args: Arguments, state: _State, context: _Context) -> None:
     argmax = args.flag("argmax", False)
     threshold = args.number_or_none("threshold")
     args.only("to_onehot", None)
     args.only("rounding", None)
     args.only("dim", 0)
     args.only("keepdim", True)
-    args.ignore("dtype")
+    _check_type(args, "dtype", context)
     if argmax == (threshold is not None):
         raise args.refused("argmax", argmax)
     _decide_once(state, Argmax() if threshold is None else Threshold(threshold))

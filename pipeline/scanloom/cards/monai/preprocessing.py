@@ -77,7 +77,7 @@ def steps(value: Any) -> tuple[Component, ...]:
         raise unsupported(f"a transform is {describe(value)}")
     if value.kind == "ignored":
         return ()
-    if value.kind != "transform":
+    if value.kind not in ("transform", "saver"):
         raise unsupported(f"{value.name} is not a transform")
     if value.name != "Compose":
         return (value,)
@@ -95,7 +95,7 @@ def read_preprocessing(value: Any, channels: int, obstacles: Obstacles) -> Prepr
     Parameters
     ----------
     value : Component or list
-        `preprocessing` of the config.
+        Transforms of the dataset.
     channels : int
         Number of input channels.
     obstacles : Obstacles
@@ -108,11 +108,31 @@ def read_preprocessing(value: Any, channels: int, obstacles: Obstacles) -> Prepr
     for component in transforms:
         with obstacles.noted():
             _read(component, state, channels)
+    if not obstacles:
+        _check_order(transforms, state, channels)
     if not state.resampled:  # so all steps come "after"
         state.before, state.after = [], state.before
     if state.crop is not None and state.crop.steps == len(state.after):
         state.crop = replace(state.crop, steps=None)
     return state
+
+
+def _check_order(transforms: Sequence[Component], state: Preprocessing, channels: int) -> None:
+    """Refuse transforms that do not load the scan, then give it an axis of channels.
+
+    Without that axis, MONAI takes the first axis of the scan for it.
+    """
+    names = [
+        c.name for c in transforms if c.name not in ("EnsureTyped", "CastToTyped", "ToTensord")
+    ]
+    if names.count("LoadImaged") != 1 or transforms[0].name != "LoadImaged":
+        raise unsupported("LoadImaged is not the first transform before the network")
+    first = Arguments(transforms[0]).flag("ensure_channel_first", False)
+    files = channels > 1 and len(state.sources) == 1 and state.clicks is None  # a list of files
+    if not first and not files and names[1:2] != ["EnsureChannelFirstd"]:
+        raise unsupported("LoadImaged without EnsureChannelFirstd right after it")
+    if state.keys != ("image",):
+        raise unsupported(f"the scan is {state.keys[0]!r}, where the evaluator takes 'image'")
 
 
 def _channel_keys(transforms: Sequence[Component]) -> tuple[str, ...]:
@@ -130,6 +150,8 @@ def _channel_keys(transforms: Sequence[Component]) -> tuple[str, ...]:
 def _read(component: Component, state: Preprocessing, channels: int) -> None:
     """Read a transform."""
     name, args = component.name, Arguments(component)
+    if component.kind == "saver":
+        return  # of the scan, which it leaves as it is
     if name == "ConcatImages":
         _concatenate(args, state)
         return
@@ -185,14 +207,17 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
     match name:
         case "LoadImaged":
             args.floating("dtype")
-            args.ignore("reader", "meta_keys", "meta_key_postfix", "overwriting", "image_only")
-            args.ignore("ensure_channel_first", "simple_keys", "expanduser")
-            args.ignore("prune_meta_pattern", "prune_meta_sep")
+            args.only("reader", None, "ITKReader", "NibabelReader", "itkreader", "nibabelreader")
+            args.only("simple_keys", False)
+            args.only("prune_meta_pattern", None)
+            args.flag("ensure_channel_first", False)
+            args.ignore("meta_keys", "meta_key_postfix", "overwriting", "image_only")
+            args.ignore("expanduser", "prune_meta_sep")
         case "EnsureChannelFirstd":
-            args.ignore("strict_check", "channel_dim")
-        case "EnsureTyped" | "CastToTyped":
-            args.floating("dtype")
-            args.ignore("data_type", "device", "wrap_sequence", "track_meta")
+            args.only("channel_dim", None, "no_channel")
+            args.ignore("strict_check")
+        case "EnsureTyped" | "CastToTyped" | "ToTensord":
+            read_type(args)
         case "Orientationd":
             _orient(args, state)
             args.only("as_closest_canonical", False)
@@ -214,6 +239,16 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
             args.ignore("guidance", "sigma", "disks")
         case _:
             raise unsupported(f"{name} before the network")
+
+
+def read_type(args: Arguments) -> None:
+    """Read a change of type: the scan stays a tensor of floating point with its affine."""
+    args.floating("dtype")
+    args.only("data_type", "tensor")
+    if args.name.startswith("ToTensor") and not args.flag("track_meta", False):
+        raise args.refused("track_meta", None)  # it drops the affine
+    args.only("track_meta", None, True)
+    args.ignore("device", "wrap_sequence")
 
 
 def _orient(args: Arguments, state: Preprocessing) -> None:

@@ -28,7 +28,7 @@ from scanloom.cards.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.cards.readers import ModelReader
 from scanloom.cards.store import find_model, list_models, locate_model, verify_model
 from scanloom.core import Reason, ScanError
-from support.bundles import METADATA, write_bundle
+from support.bundles import CONFIG, METADATA, write_bundle
 from support.https_server import Page, Server
 
 WEIGHTS = random.Random(0).randbytes(300_000)
@@ -138,7 +138,7 @@ def change(file: str, content: bytes) -> Callable[[Path], object]:
     [
         change("models/model.pt", WEIGHTS[:-1] + b"?"),
         change("configs/metadata.json", json.dumps({**METADATA, "version": "9"}).encode()),
-        change("configs/inference.yaml", b"{}"),
+        change("configs/inference.yaml", json.dumps(CONFIG).encode()),
         change("LICENSE", b"MIT License"),
     ],
 )

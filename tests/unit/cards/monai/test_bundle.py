@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,7 +161,7 @@ def test_reference_ranges_are_checked(tmp_path: Path, change: dict[str, object])
 def test_intensity_steps_keep_their_place_around_the_resampling(tmp_path: Path) -> None:
     def change(config: dict[str, Any]) -> None:
         step = {"_target_": "NormalizeIntensityd", "keys": ["image"], "nonzero": "True"}
-        pre(config).insert(1, step)
+        pre(config).insert(2, step)
         pre(config).append({"_target_": "ScaleIntensityd", "keys": "image", "minv": -1})
 
     card = changed(tmp_path, change)
@@ -223,7 +224,7 @@ def test_threshold_makes_each_channel_a_structure(tmp_path: Path) -> None:
         "keys": "pred",
         "threshold": 0.4,
     }
-    post(config).append({"_target_": "KeepLargestConnectedComponentd", "keys": "pred"})
+    post(config).insert(-1, {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"})
     two_channels(metadata, "liver")
 
     card = read_bundle(write_bundle(tmp_path / "liver", config, metadata))
@@ -234,7 +235,7 @@ def test_threshold_makes_each_channel_a_structure(tmp_path: Path) -> None:
     assert card.cleaning == (KeepLargest((2,), when="after"),)
     assert card.n_outputs == 2
 
-    post(config)[-1]["independent"] = False  # the largest component of all channels united
+    post(config)[-2]["independent"] = False  # the largest component of all channels united
     united = write_bundle(tmp_path / "united", config, metadata)
 
     with pytest.raises(ScanError, match="independent"):
@@ -516,14 +517,15 @@ UNSUPPORTED: list[tuple[Change, str]] = [
         "before AsDiscreted",
     ),
     (
-        lambda c: post(c).append(
-            {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "applied_labels": [0]}
+        lambda c: post(c).insert(
+            -1,
+            {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "applied_labels": [0]},
         ),
         "applied_labels",
     ),
     (
-        lambda c: post(c).append(
-            {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "connectivity": 4}
+        lambda c: post(c).insert(
+            -1, {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "connectivity": 4}
         ),
         "connectivity",
     ),
@@ -531,8 +533,35 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (lambda c: c["network_def"].update(act="$torch.float32"), "act"),
     (lambda c: c.update(network="@inferer_name", inferer_name="UNet"), "UNet"),
     (lambda c: c.update(postprocessing="pred"), "pred"),
-    (lambda c: c["evaluator"].update(inferer="@other"), "@other"),
-    (lambda c: c["evaluator"].update(postprocessing={"_target_": "Compose"}), "postprocessing"),
+    (lambda c: c["evaluator"].update(postprocessing={"_target_": "Compose"}), "AsDiscreted"),
+    (lambda c: c["evaluator"].update(mode="train"), "mode='train'"),
+    (lambda c: c["evaluator"].update(decollate=False), "decollate"),
+    (lambda c: c["evaluator"].update(to_kwargs={"dtype": "$torch.float16"}), "to_kwargs"),
+    (lambda c: c["evaluator"].update(val_handlers=[{"_target_": "TrtHandler"}]), "TrtHandler"),
+    (lambda c: c["evaluator"].update(_target_="EnsembleEvaluator"), "EnsembleEvaluator"),
+    (lambda c: c["evaluator"].pop("val_data_loader"), "val_data_loader"),
+    (lambda c: c["evaluator"].update(_disabled_="$not False"), "is not an evaluator"),
+    (lambda c: c["evaluator"].update(_disabled_="$torch.cuda.is_available()"), "_disabled_"),
+    (lambda c: c["dataloader"].update(batch_size=None), "batch_size"),
+    (lambda c: c["dataset"].update(_target_="PersistentDataset"), "PersistentDataset"),
+    (lambda c: c["dataset"].pop("transform"), "LoadImaged is not the first"),
+    (lambda c: c["run"].append("$@evaluator.run()"), "2 evaluators"),
+    (lambda c: c.update(initialize=["$@checkpointloader(@evaluator) if False else None"]), "loads"),
+    (lambda c: c["checkpointloader"].update(strict_shape=False), "strict_shape"),
+    (
+        lambda c: c["checkpointloader"].update(load_dict={"m": "$copy.deepcopy(@network)"}),
+        "load_dict",
+    ),
+    (lambda c: post(c).append({"_target_": "Activationsd", "keys": "pred"}), "after SaveImaged"),
+    (set_in("SaveImaged", scale=255), "scale"),
+    (set_in("AsDiscreted", dtype="int4"), "dtype"),
+    (set_in("EnsureTyped", track_meta=False), "track_meta"),
+    (set_in("EnsureTyped", data_type="numpy"), "data_type"),
+    (lambda c: transform(c, "Invertd").pop("orig_keys"), "orig_keys"),
+    (lambda c: pre(c).pop(1), "EnsureChannelFirstd"),
+    (set_in("EnsureChannelFirstd", channel_dim=0), "channel_dim"),
+    (lambda c: c.update({"inferer#overlap": 0.1}), "inferer#overlap"),
+    (lambda c: c.update({"+inferer": {"overlap": 0.1}}), "+inferer"),
 ]
 
 
@@ -572,6 +601,18 @@ HOSTILE: list[tuple[Change, str]] = [
     (set_in("Invertd", transform="$copy.copy(@preprocessing)"), "MODEL_UNSAFE"),
     (add("Lambdad", func="$lambda x: x"), "MODEL_UNSAFE"),
     (set_inferer(sw_batch_size="$exec('1')"), "MODEL_UNSAFE"),
+    (lambda c: c["evaluator"].update(inferer="@other"), "MODEL_DAMAGED"),
+    (lambda c: c.pop("run"), "MODEL_DAMAGED"),
+    (lambda c: c["initialize"].append("$@network.half()"), "MODEL_UNSAFE"),
+    (lambda c: c["initialize"].append("$print(@network.half())"), "MODEL_UNSAFE"),
+    (
+        lambda c: c["run"].insert(0, "$[p.data.zero_() for p in @network.parameters()]"),
+        "MODEL_UNSAFE",
+    ),
+    (lambda c: c.update(finalize=["$os.system('touch owned')"]), "MODEL_UNSAFE"),
+    (lambda c: c.update(datalist="$[@network.half(), 'a']"), "MODEL_UNSAFE"),
+    (lambda c: c["evaluator"].update(key_val_metric={"a": {"_target_": "x.Y"}}), "MODEL_UNSAFE"),
+    (lambda c: c["evaluator"].update(prepare_batch="$lambda *a: a"), "MODEL_UNSAFE"),
     (lambda c: c["checkpointloader"].update(load_path="$os.environ['X']"), "MODEL_UNSAFE"),
     (lambda c: c["checkpointloader"].update(load_path="/etc/passwd"), "MODEL_UNSAFE"),
     (lambda c: c["checkpointloader"].update(load_path="../../model.pt"), "MODEL_UNSAFE"),
@@ -630,13 +671,114 @@ def test_weights_are_where_the_config_says(tmp_path: Path) -> None:
     assert caught.value.code == "MODEL_DAMAGED"
 
 
-def test_weights_named_by_ckpt_path_or_by_nothing(tmp_path: Path) -> None:
+FORMS: list[tuple[Change, str, str | None]] = [
+    (lambda c: c["evaluator"].update(val_handlers=[loads("other")]), "other", "model"),
+    (lambda c: c["evaluator"].update(val_handlers=[loads("a"), loads("other")]), "other", "model"),
+    (
+        lambda c: c["evaluator"].update(val_handlers=[{**loads("other"), "_disabled_": "$not 0"}]),
+        *("model", "model"),
+    ),
+    (lambda c: c.update(handlers=[loads("other")]), "model", "model"),
+    (lambda c: c["initialize"].append(STATE.format("other", "")), "other", None),
+    (lambda c: c["initialize"].append(STATE.format("other", "['net']")), "other", "net"),
+    (lambda c: c.update(run=[STATE.format("other", ""), "$@evaluator.run()"]), "other", None),
+    (lambda c: c["run"].append(STATE.format("other", "")), "model", "model"),
+]
+STATE = "$@network.load_state_dict(torch.load('models/{}.pt', map_location=@device){})"
+
+
+def loads(name: str) -> dict[str, Any]:
+    loader = spleen_config()["checkpointloader"]
+    return {**loader, "load_path": f"models/{name}.pt"}
+
+
+@pytest.mark.parametrize(("change", "name", "key"), FORMS)
+def test_weights_are_those_that_are_loaded_last(
+    change: Change, name: str, key: str | None, tmp_path: Path
+) -> None:
+    """By `initialize`, by `run` before the evaluator starts, or by its handlers."""
+    config = spleen_config()
+    change(config)
+    folder = write_bundle(tmp_path / "spleen", config)
+    (folder / "models" / "other.pt").write_bytes(WEIGHTS)
+
+    weights = read_bundle(folder).weights
+
+    assert (weights.file.stem, weights.key) == (name, key)
+
+
+def test_weights_that_nothing_loads_are_refused(tmp_path: Path) -> None:
+    """MONAI would run the network with random weights."""
+
     def named(config: dict[str, Any]) -> None:
-        del config["checkpointloader"]
+        config["initialize"] = []
         config["ckpt_path"] = "$@bundle_root + '/models/model.pt'"
 
-    for name, change in (("a", named), ("b", lambda c: c.pop("checkpointloader"))):
-        assert changed(tmp_path / name, change).weights.file.name == "model.pt"
+    assert "loads weights" in refusal(tmp_path, named).detail
+
+
+def test_entries_count_by_what_reaches_them(tmp_path: Path) -> None:
+    """Not by their names: the dataset's transform, and not the entry `preprocessing`."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["transforms"] = copy.deepcopy(config["preprocessing"])
+        config["transforms"]["transforms"][3]["pixdim"] = [3.0, 3.0, 3.0]
+        config["dataset"]["transform"] = "@transforms"
+        transform(config, "Invertd")["transform"] = "@transforms"
+        config["evaluator"]["inferer"] = {"_target_": "SimpleInferer"}
+
+    card = changed(tmp_path, change)
+
+    assert card.grid.spacing == (3.0, 3.0, 3.0)
+    assert card.window == Window(None)
+
+
+def test_transforms_of_a_handler_follow_those_of_the_evaluator(tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        keep = {"_target_": "KeepLargestConnectedComponentd", "keys": "pred"}
+        post(config).pop()
+        handler = {"_target_": "PostProcessing", "transform": [keep]}
+        config["evaluator"]["val_handlers"] = [handler]
+
+    assert changed(tmp_path, change).cleaning == (KeepLargest(when="after"),)
+
+
+@pytest.mark.parametrize("flag", ["$not @off", "@on", "$@on", " TRUE ", True, 1])
+def test_transform_is_disabled_by_a_value_or_an_expression(flag: Any, tmp_path: Path) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config.update(on=True, off=False)
+        step = {"_target_": "ScaleIntensityd", "keys": "image", "_disabled_": flag}
+        pre(config).insert(5, step)
+
+    card = changed(tmp_path, change)
+
+    assert card.after == (ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True),)
+
+
+def test_two_configs_that_differ_are_refused(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    text = yaml.safe_dump(spleen_config())
+    file = folder / "configs" / "inference.yaml"
+    file.write_text(text)
+
+    assert read_bundle(folder).window.overlap == 0.5
+    file.write_text(text.replace("overlap: 0.5", "overlap: 0.25"))
+    with pytest.raises(ScanError, match=r"inference.json and configs/inference.yaml differ"):
+        read_bundle(folder)
+
+
+def test_imported_module_of_the_bundle_is_code(tmp_path: Path) -> None:
+    """MONAI runs it, wherever the import stands; a library is no part of the bundle."""
+    config = spleen_config()
+    config["imports"] = ["$import glob", "$from scripts.patch import run"]
+    folder = write_bundle(tmp_path / "spleen", config)
+    assert isinstance(read_bundle(folder), ModelCard)
+
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "patch.py").write_text("raise RuntimeError")
+    with pytest.raises(ScanError) as caught:
+        read_bundle(folder)
+    assert (caught.value.code, "scripts/patch.py" in caught.value.detail) == ("MODEL_UNSAFE", True)
 
 
 def test_bundle_root_is_where_the_bundle_lies(tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ def laughs(levels: int) -> str:
     return "\n".join([*lines, f"network_def: *a{levels - 1}"])
 
 
+RUN = """
+run: $@evaluator.run()
+evaluator: {_target_: SupervisedEvaluator, network: "@network_def"}
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -122,7 +128,7 @@ def laughs(levels: int) -> str:
 )
 def test_a_config_that_grows_is_refused(tmp_path: Path, text: str, reason: Reason) -> None:
     bundle = write_bundle(tmp_path / "spleen", suffix=".yaml")
-    (bundle / "configs" / "inference.yaml").write_text(text)
+    (bundle / "configs" / "inference.yaml").write_text(f"{RUN}\n{text}")
 
     assert refusal(bundle).reason is reason
 

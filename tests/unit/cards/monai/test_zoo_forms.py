@@ -92,8 +92,8 @@ def test_regions_are_painted_by_priority(tmp_path: Path) -> None:
     transform(config, "AsDiscreted").update(argmax=False, threshold=0.5)
     nested = "torch.where(x[[0]] > 0, 1, torch.where(x[[1]] > 0, 2, 0))"
     function = f"$lambda x: torch.where(x[[2]] > 0, 4, {nested})"
-    steps(config, "postprocessing").append(
-        {"_target_": "Lambdad", "keys": "pred", "func": function}
+    steps(config, "postprocessing").insert(
+        -1, {"_target_": "Lambdad", "keys": "pred", "func": function}
     )
 
     card = read_bundle(write_bundle(tmp_path / "tumours", config, metadata))
@@ -139,6 +139,8 @@ def test_crop_to_the_foreground_after_an_intensity_step(tmp_path: Path) -> None:
     steps(config).insert(5, {**crop, "mode": ["minimum"]})
     transform(config, "LoadImaged")["reader"] = "ITKReader"
     config["handlers"] = [{**config.pop("checkpointloader"), "load_path": "models/fine_tuned.pt"}]
+    config["evaluator"]["val_handlers"] = "@handlers"
+    del config["initialize"]
     folder = write_bundle(tmp_path / "child", config, metadata)
     (folder / "models" / "model.pt").rename(folder / "models" / "fine_tuned.pt")
 
@@ -344,7 +346,8 @@ def prompted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) ->
         "roi_size": [128, 128, 128],
         "overlap": 0.3,
     }
-    config["evaluator"]["_target_"] = "scripts.mine.Vista3dEvaluator"
+    prompts = {"user_prompt": True, "everything_labels": "@everything_labels"}
+    config["evaluator"].update(_target_="scripts.mine.Vista3dEvaluator", hyper_kwargs=prompts)
     config["postprocessing"] = {
         "_target_": "Compose",
         "transforms": [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from scanloom.cards.monai.config.values import Component, Name, truncate
+from scanloom.cards.monai.config.values import Component, Name, Unread, truncate
 from scanloom.core import Reason, ScanError
 
 T = TypeVar("T")
@@ -29,8 +29,11 @@ class Arguments:
         self._remaining = dict(component.args)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return an argument unchanged."""
-        return self._remaining.pop(name, default)
+        """Return an argument unchanged; raises the error of one that could not be read."""
+        value = self._remaining.pop(name, default)
+        if isinstance(value, Unread):
+            raise value.error
+        return value
 
     def ignore(self, *names: str) -> None:
         """Discard arguments that can't change a label."""
@@ -100,7 +103,7 @@ class Arguments:
     def done(self) -> None:
         """Refuse arguments that were not consumed: they might change a label."""
         for name, value in self._remaining.items():
-            raise self.refused(name, value)
+            raise value.error if isinstance(value, Unread) else self.refused(name, value)
 
     def refused(self, name: str, value: Any) -> ScanError:
         """Return the error for a value that a card can't express."""

@@ -29,12 +29,25 @@ def read_entries(folder: Path) -> dict[str, Any]:
     ------
     ScanError
         MODEL_DAMAGED if the file is missing or neither JSON nor YAML; MODEL_UNSUPPORTED for forms
-        of YAML that expand when loaded; MODEL_UNSAFE for a link out of the bundle.
+        of YAML that expand when loaded, for several files that differ, and for keys that change
+        other entries; MODEL_UNSAFE for a link out of the bundle.
     """
     names = [f"configs/{name}" for name in _CONFIGS]
-    name = next((name for name in names if find_file(folder, name) is not None), None)
-    if name is None:
+    names = [name for name in names if find_file(folder, name) is not None]
+    if not names:
         raise ScanError(Reason.MODEL_DAMAGED, f"configs/{' or '.join(_CONFIGS)} is missing")
+    first, *others = (_read_file(folder, name) for name in names)
+    if any(other != first for other in others):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{' and '.join(names)} differ")
+    for key in first:
+        if "#" in key or "::" in key or key.startswith("+"):
+            # MONAI changes another entry by it, when it loads the file
+            detail = f"the config changes an entry by {truncate(key)!r}"
+            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    return first
+
+
+def _read_file(folder: Path, name: str) -> dict[str, Any]:
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:

@@ -6,7 +6,7 @@ import ast
 import operator
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from scanloom.cards.monai.config.lambdas import decode_lambda
@@ -38,6 +38,15 @@ def _names() -> dict[str, Any]:
     }
     for prefix in ("CommonKeys", "monai.utils.CommonKeys", "monai.utils.enums.CommonKeys"):
         names |= {f"{prefix}.{key.upper()}": key for key in ("image", "label", "pred")}
+    for prefix in ("ForwardMode", "monai.utils.ForwardMode", "monai.utils.enums.ForwardMode"):
+        names |= {f"{prefix}.EVAL": "eval", f"{prefix}.TRAIN": "train"}
+    for module, function in (
+        ("monai.engines", "default_prepare_batch"),
+        ("monai.engines.utils", "default_prepare_batch"),
+        ("monai.data", "list_data_collate"),
+        ("monai.data.utils", "list_data_collate"),
+    ):
+        names[f"{module}.{function}"] = Name(function)
     return names
 
 
@@ -47,6 +56,8 @@ _FUNCTIONS: Final = frozenset(
         "copy.deepcopy",
         "len",
         "list",
+        "os.path.exists",
+        "os.path.isfile",
         "range",
         "torch.cuda.is_available",
         "torch.device",
@@ -63,26 +74,46 @@ _ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 }
 
 
+def parse(text: str, marked: str) -> ast.expr:
+    """Return the syntax tree of an expression whose references are placeholders in `marked`.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED, quoting `text`, if it is not Python.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning about foreign text
+            return ast.parse(marked, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
+        raise refusal(text) from exc
+
+
 @dataclass(frozen=True)
 class Expression:
-    """An expression; `references` maps the placeholders in its text to entries of the config."""
+    """An expression; `references` maps the placeholders in its tree to entries of the config."""
 
     config: Config
     text: str
     references: Mapping[str, str]
+    tree: ast.expr
 
-    def evaluate(self, marked: str) -> Any:
-        """Return the value of the expression, whose references are placeholders in `marked`."""
+    @property
+    def value(self) -> Any:
+        """The value of the expression; errors as `Config.get`."""
+        return self.value_of(self.tree)
+
+    def value_of(self, node: ast.expr) -> Any:
+        """Return the value of a part of the expression."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # SyntaxWarning about foreign text
-                tree = ast.parse(marked, mode="eval")
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
-            raise refusal(self.text) from exc
-        try:
-            return self._value(tree.body)
+            return self._value(node)
         except (ArithmeticError, TypeError, LookupError, ValueError) as exc:
             raise refusal(self.text) from exc
+
+    def truth(self, node: ast.expr) -> bool:
+        """Return whether a part of the expression is true; refused if it has no value here."""
+        return self._truth(self.value_of(node))
 
     def _value(self, node: ast.expr) -> Any:
         with self.config.deeper():
@@ -160,7 +191,7 @@ class Expression:
         raise refusal(self.text)
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        name = _dotted(node)
+        name = dotted(node)
         if name not in _NAMES:
             raise refusal(self.text, Reason.MODEL_UNSAFE)
         return _NAMES[name]
@@ -173,20 +204,20 @@ class Expression:
 
     def _constructed(self, func: ast.expr, keywords: list[ast.keyword]) -> Component:
         """Return the component of ``monai.networks.nets.Name(argument=value)``."""
-        target = _dotted(func)
+        target = dotted(func)
         if target is None or not target.startswith("monai.networks.nets."):
             raise refusal(self.text, Reason.MODEL_UNSAFE)
         args = {keyword.arg: keyword.value for keyword in keywords if keyword.arg is not None}
         if len(args) < len(keywords):
             raise refusal(self.text)
-        return self.config.component(
+        return self.config.constructed(
             target, lambda: {name: self._value(value) for name, value in args.items()}
         )
 
     def _call(self, func: ast.expr, args: list[ast.expr]) -> Any:
         if isinstance(func, ast.Attribute) and func.attr == "to" and len(args) == 1:
             return self._moved(self._value(func.value), self._value(args[0]))
-        name = _dotted(func)
+        name = dotted(func)
         if name not in _FUNCTIONS:
             raise refusal(self.text, Reason.MODEL_UNSAFE)
         values = [self._value(arg) for arg in args]
@@ -197,10 +228,13 @@ class Expression:
                 return Name("cuda")
             case "torch.load", [str() as path]:
                 return self.config.load(path)
+            case "os.path.exists" | "os.path.isfile", [str() as path]:
+                return self.config.exists(path)
             case "torch.from_numpy", [list() as value]:
                 return value
             case "copy.deepcopy", [Component() as value]:
-                return value  # a description does not change
+                # weights are loaded into one network, and not into its copy
+                return replace(value) if value.kind == "network" else value
             case "len", [str() | list() | dict() as value]:
                 return len(value)
             case "list", [list() as value]:
@@ -224,7 +258,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _dotted(node: ast.expr) -> str | None:
+def dotted(node: ast.expr) -> str | None:
+    """Return the name of a function, such as "torch.load", None for another form."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)

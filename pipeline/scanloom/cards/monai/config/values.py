@@ -14,8 +14,24 @@ MAX_WHOLE: Final = 2**63 - 1
 """Largest integer."""
 
 
-Kind = Literal["network", "part", "transform", "inferer", "evaluator", "ignored"]
-"""Kinds of components; a part is an argument of a network."""
+Kind = Literal[
+    "network",
+    "part",
+    "transform",
+    "inferer",
+    "evaluator",
+    "loader",
+    "dataset",
+    "checkpoint",
+    "postprocessing",
+    "saver",
+    "ignored",
+]
+"""Kinds of components; a part is an argument of a network, "checkpoint" loads weights into one,
+"postprocessing" is a handler, "saver" writes the result, and the arguments of "ignored" ones are
+never read."""
+PARTLY_READ: Final = frozenset({"evaluator", "loader", "dataset", "checkpoint", "saver"})
+"""Kinds with arguments that decide no label, such as lists of files, and need no value."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,13 @@ class Component:
     args: Mapping[str, Any]
     kind: Kind
     name: str
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Argument that can't be read; its error counts once the argument is needed."""
+
+    error: ScanError
 
 
 @dataclass(frozen=True)
