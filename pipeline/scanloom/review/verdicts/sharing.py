@@ -5,6 +5,8 @@ It is kept from the first start of a review on: who reads which case must not ch
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -30,9 +32,11 @@ def kept_readers(out: Path) -> Readers:
         REVIEW_DAMAGED if the file can't be read.
     """
     path = out / REVIEW / READERS
-    if not path.exists():
+    if not os.path.lexists(path):
         return Readers(())
     try:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a link")
         plain = read_json(path)
         shares = float(plain["double"]), float(plain["repeat"])
         former = tuple(map(str, plain.get("former", ())))
