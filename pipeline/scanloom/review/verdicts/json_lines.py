@@ -26,7 +26,7 @@ _SUM_BYTES = len(',"sha256":""}') + 64
 
 
 class LineError(ValueError):
-    """A line is damaged, missing, doubled or moved, or the file is another's; the text says which."""
+    """A line is damaged, missing, doubled or moved; the text says which."""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

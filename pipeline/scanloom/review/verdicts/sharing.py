@@ -5,7 +5,6 @@ It is kept from the first start of a review on: who reads which case must not ch
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -34,9 +33,9 @@ def kept_readers(out: Path) -> Readers:
     path = out / REVIEW / READERS
     if not os.path.lexists(path):
         return Readers(())
+    if path.is_symlink():
+        raise ScanError(Reason.REVIEW_DAMAGED, f"{REVIEW}/{READERS} is a link")
     try:
-        if path.is_symlink():
-            raise OSError(errno.ELOOP, "a link")
         plain = read_json(path)
         shares = float(plain["double"]), float(plain["repeat"])
         former = tuple(map(str, plain.get("former", ())))
