@@ -152,6 +152,39 @@ def test_scans_that_find_no_room_to_be_unpacked_fail_alone_and_are_tried_again(
     }
 
 
+ONCE = """
+mount -t tmpfs -o size=1m none "$1"; export TMPDIR=$1; shift
+scanloom "$@"; echo "code $?"
+"""
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_zip_that_finds_no_room_at_all_is_no_success(tmp_path: Path, plain: bool) -> None:
+    """No file of it could be looked at, so that it is not known which cases are missing."""
+    (tmp_path / "scans").mkdir()
+    if plain:
+        nifti(tmp_path / "scans" / "plain.nii.gz")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_DEFLATED) as pack:
+        for file in write_series(tmp_path / "series", noise((256, 256, 24))):
+            pack.write(file, file.name)
+    text = f"name: test\nmodels: [{write_tiny_bundle(tmp_path / 'models')}]\n"
+    workflow = tmp_path / "workflow.yaml"
+    workflow.write_text(f"{text}policy: {{modality: CT}}\nexecution: {{device: cpu}}\n")
+    scans, out = [tmp_path / "scans", tmp_path / "packed.zip"], tmp_path / "out"
+
+    words = ["run", workflow, *scans, "--out", out, "--cluster", "none"]
+    said = on_small_disk(ONCE, [tmp_path / "disk", *words])
+    listed = on_small_disk(ONCE, [tmp_path / "disk", "index", *scans])
+
+    code = 1 if plain else 74
+    assert said.endswith(f"code {code}\n"), said
+    assert listed.endswith(f"code {code}\n"), listed
+    assert "24 files could not be looked at (SCRATCH_FULL)" in said
+    rows = parquet.read_table(out / "manifest.parquet").to_pylist()
+    assert [row["reason"] for row in rows].count("SCRATCH_FULL") == 24
+    assert {row["outcome"] for row in rows if row["reason"] == "SCRATCH_FULL"} == {"failed"}
+
+
 def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     write_packed(scans)
@@ -168,7 +201,7 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
     index = ended("index", scans, tmp_path / "packed.zip", "--json")
     packed = ended("segment", tmp_path / "packed.zip", "--model", model, "--out", tmp_path / "out")
 
-    assert index.returncode == 0, index.stderr
+    assert index.returncode == 1, index.stderr
     document = json.loads(index.stdout)
     counts = {name: count for name, count in document["files"].items() if count}
     assert counts == {"found": 49, "used": 25, "failed": 24}
