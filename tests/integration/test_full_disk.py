@@ -185,6 +185,26 @@ def test_a_zip_that_finds_no_room_at_all_is_no_success(tmp_path: Path, plain: bo
     assert {row["outcome"] for row in rows if row["reason"] == "SCRATCH_FULL"} == {"failed"}
 
 
+ALMOST = """
+mount -t tmpfs -o size=1m none "$1"; export TMPDIR=$1; shift
+head -c 1044480 /dev/zero > "$TMPDIR/filler"  # a page is left: enough for Python to choose it
+scanloom "$@"; echo "code $?"
+"""
+
+
+def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    quick.workflow.write_text(quick.workflow.read_text().replace("select: {modality: MR}\n", ""))
+    words = ["run", quick.workflow, quick.scans, "--out", quick.out]
+
+    said = on_small_disk(ALMOST, [tmp_path / "disk", *words])
+
+    assert said.endswith("code 74\n"), said
+    assert (
+        "no space for the files of workers in the folder that TMPDIR names (SCRATCH_FULL)" in said
+    )
+
+
 def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     write_packed(scans)
@@ -207,6 +227,8 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
     assert counts == {"found": 49, "used": 25, "failed": 24}
     assert document["reasons"] == {"SCRATCH_FULL": 24}
     assert packed.returncode == 74, packed.stderr
-    assert "in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr
+    assert (
+        "to unpack a file in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr
+    )
     assert str(scratch) not in packed.stderr
     assert not list(scratch.iterdir())
