@@ -102,6 +102,48 @@ def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
     assert status.document["status"]["reason"] == "OUTPUT_UNWRITABLE"
 
 
+@pytest.mark.parametrize("name", ["missing/x.prom", "a file/x.prom", "a folder"])
+def test_metrics_that_cannot_be_written_are_refused_before_anything_is_done(
+    name: str, tmp_path: Path
+) -> None:
+    quick = Quick(tmp_path / "quick")
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder").mkdir()
+
+    ended = scanloom(*quick.words(), "--metrics", tmp_path / name)
+
+    assert ended.code == 74, ended.err
+    assert "the file of --metrics" in ended.err
+    assert not quick.out.exists()
+
+
+LATER = """
+mount -t tmpfs -o size=1m none "$1"; disk=$1; shift
+mkdir "$disk/metrics"
+python=$1; shift
+"$python" -c '
+import shutil, sys
+from scanloom.engine import run
+build = run.build_index
+def removed(*arguments, **more):
+    shutil.rmtree(sys.argv[-1].rpartition("/")[0])
+    return build(*arguments, **more)
+run.build_index = removed
+from scanloom.cli.main import main
+main()
+' "$@" --metrics "$disk/metrics/x.prom" 2>&1; echo "code $?"
+"""
+
+
+def test_metrics_that_are_lost_on_the_way_are_reported_once(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+
+    said = on_small_disk(LATER, [tmp_path / "disk", sys.executable, *quick.words()])
+
+    assert said.endswith("code 65\n"), said  # as without metrics
+    assert said.count("the file of --metrics can't be written") == 1, said
+
+
 # --- the folder for temporary files --------------------------------------------------------------
 
 SCRATCH = """

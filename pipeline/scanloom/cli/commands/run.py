@@ -18,8 +18,10 @@ from scanloom.cli.commands.plan import compared_rows
 from scanloom.cli.console import (
     console,
     error_boundary,
+    format_error,
     print_result,
     print_resume_command,
+    say,
     warn_of_damaged,
     warn_of_unexamined,
 )
@@ -104,6 +106,8 @@ def run(
             result = run_workflow(selected, paths, options, stop=stop, on_board=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
         warn_of_damaged(output.out, result.damaged)
+        if (error := result.metrics_error) is not None:
+            say(f"scanloom: {format_error(error.reason, error.detail)}", err=True)
         warn_of_unexamined(result.totals["files"].get("failed", {}))
         nothing = scans.shard is None and not result.selected and result.files["found"] > 0
         if nothing:
