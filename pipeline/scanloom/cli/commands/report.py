@@ -37,8 +37,8 @@ def report(
     """Write the report page: all results, doubtful cases first.
 
     Tables of shards are merged first. Tables that are missing, damaged, or that an interrupted run
-    did not write are rebuilt from the results; the manifest requires the key. An existing BIDS derivative is rewritten.
-    Damaged cases are listed and excluded.
+    did not write are rebuilt from the results; the manifest requires the key. An existing BIDS
+    derivative is rewritten. Damaged cases are listed and excluded.
     """
     out = results.path
     with error_boundary(general.mode):
