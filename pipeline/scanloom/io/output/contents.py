@@ -61,7 +61,7 @@ CONTENTS: tuple[Entry, ...] = (
     Entry("measurements.*", "ids"),
     Entry("failed/*.json", "ids"),
     Entry("runs/**", "ids"),
-    Entry(".work/run*.lock/*", "ids"),
+    Entry(".work/**", "dicom"),  # cases that are being written, or whose process died
     *_result("cases/*"),
     Entry("bids/**", "shapes"),
     Entry("report/**", "pixels"),
