@@ -137,7 +137,8 @@ def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
         publish_revision(out, name, Correction(labels, "r1", "brush", 0), key)
     for command in (["report", "--private"], ["index", place.scan("plain")]):
         assert place.run(*command, "--out", out).code == 0
-    assert place.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")
+    joined = place.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")
+    assert joined.code == 0, joined.err
 
     files = [path for path in out.rglob("*") if path.is_file()]
     held = {path: identity_of(path.relative_to(out)) for path in files}  # one entry each
