@@ -120,6 +120,7 @@ def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) 
     assert_clean(place.out)
 
 
+@pytest.mark.filterwarnings("ignore:The value length:UserWarning")  # of the canary, by pydicom
 def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
     place: Place, segmented: Ended, tmp_path: Path
 ) -> None:
