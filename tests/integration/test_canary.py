@@ -9,11 +9,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.io.output.contents import CONTENTS, copy_excludes, identity_of
+from scanloom.review.corrections.revisions import read_label_maps
+from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
+from scanloom.review.verdicts.results import seen_of
+from scanloom.review.verdicts.sharing import share_cases
+from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import CANARY, REFUSED, USED, birds, contents
 from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
@@ -63,9 +71,9 @@ def output_of(ended: Ended) -> bytes:
 
 
 def results(out: Path) -> Iterator[Path]:
-    """Give all files and folders of OUT but what lies in `dicom/` and `private/`."""
+    """Give all files and folders of OUT but files that may name the patient, by the list."""
     for path in sorted(out.rglob("*")):
-        if not {"dicom", "private"} & set(path.relative_to(out).parts[:-1]):
+        if path.is_dir() or identity_of(path.relative_to(out)) not in ("dicom", "private"):
             yield path
 
 
@@ -110,6 +118,49 @@ def test_nothing_is_told_in_json(segmented: Ended) -> None:
 def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) -> None:
     assert len(list((place.out / "failed").iterdir())) > 5
     assert_clean(place.out)
+
+
+@pytest.mark.filterwarnings("ignore:The value length:UserWarning")  # of the canary, by pydicom
+def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
+    place: Place, segmented: Ended, tmp_path: Path
+) -> None:
+    """Corrections have DICOM of their own, and the report has pictures."""
+    out, key = tmp_path / "out", place.folder / "key"
+    shutil.copytree(place.out, out, copy_function=shutil.copy2)
+    name = next(out.glob("cases/*/dicom")).parent.name
+    labels = read_label_maps(out / "cases" / name)
+    for array in labels.values():
+        array[2:5, 2:5, 1:3] = 1
+    with closing(VerdictLog(out)) as log:
+        codes = reviewer_codes(out, [CANARY])
+        share_cases(out, list(codes.values()))
+        log.append(Verdict(name, "r1", seen_of(out / "cases" / name), "edit"), CANARY)
+        publish_revision(out, name, Correction(labels, "r1", "brush", 0), key)
+    for command in (["report", "--private"], ["index", place.scan("plain")]):
+        assert place.run(*command, "--out", out).code == 0
+    joined = place.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")
+    assert joined.code == 0, joined.err
+
+    files = [path for path in out.rglob("*") if path.is_file()]
+    held = {path: identity_of(path.relative_to(out)) for path in files}  # one entry each
+    assert set(held.values()) == {"ids", "shapes", "pixels", "dicom", "private"}
+    assert [p for p in files if held[p] == "dicom" and "revisions" in p.parts]
+    pictures = {p for p in files if p.suffix in (".png", ".webp", ".html", ".svg")}
+    assert {held[p] for p in pictures} == {"pixels", "private"}
+    naming = {held[p] for p in files if any(birds(content) for content in contents(p))}
+    assert naming == {"dicom", "private"}
+    modes = {p.name: p.stat().st_mode & 0o777 for p in files if held[p] == "private"}
+    assert set(modes.values()) == {0o600}, modes
+    assert_clean(out)
+
+
+def test_the_docs_have_the_list_and_the_copies_that_follow_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
+    for entry in CONTENTS:
+        assert f"| `{entry.pattern}` | {entry.holds} |\n" in page
+    for pixels in (False, True):
+        excludes = " ".join(f"--exclude '{each}'" for each in copy_excludes(pixels=pixels))
+        assert f"rsync -a {excludes} results/ copy/" in page
 
 
 @pytest.mark.slow

@@ -102,6 +102,48 @@ def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
     assert status.document["status"]["reason"] == "OUTPUT_UNWRITABLE"
 
 
+@pytest.mark.parametrize("name", ["missing/x.prom", "a file/x.prom", "a folder"])
+def test_metrics_that_cannot_be_written_are_refused_before_anything_is_done(
+    name: str, tmp_path: Path
+) -> None:
+    quick = Quick(tmp_path / "quick")
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder").mkdir()
+
+    ended = scanloom(*quick.words(), "--metrics", tmp_path / name)
+
+    assert ended.code == 74, ended.err
+    assert "the file of --metrics" in ended.err
+    assert not quick.out.exists()
+
+
+LATER = """
+mount -t tmpfs -o size=1m none "$1"; disk=$1; shift
+mkdir "$disk/metrics"
+python=$1; shift
+"$python" -c '
+import shutil, sys
+from scanloom.engine import run
+build = run.build_index
+def removed(*arguments, **more):
+    shutil.rmtree(sys.argv[-1].rpartition("/")[0])
+    return build(*arguments, **more)
+run.build_index = removed
+from scanloom.cli.main import main
+main()
+' "$@" --metrics "$disk/metrics/x.prom" 2>&1; echo "code $?"
+"""
+
+
+def test_metrics_that_are_lost_on_the_way_are_reported_once(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+
+    said = on_small_disk(LATER, [tmp_path / "disk", sys.executable, *quick.words()])
+
+    assert said.endswith("code 65\n"), said  # as without metrics
+    assert said.count("the file of --metrics can't be written") == 1, said
+
+
 # --- the folder for temporary files --------------------------------------------------------------
 
 SCRATCH = """
@@ -152,6 +194,59 @@ def test_scans_that_find_no_room_to_be_unpacked_fail_alone_and_are_tried_again(
     }
 
 
+ONCE = """
+mount -t tmpfs -o size=1m none "$1"; export TMPDIR=$1; shift
+scanloom "$@"; echo "code $?"
+"""
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_zip_that_finds_no_room_at_all_is_no_success(tmp_path: Path, plain: bool) -> None:
+    """No file of it could be looked at, so that it is not known which cases are missing."""
+    (tmp_path / "scans").mkdir()
+    if plain:
+        nifti(tmp_path / "scans" / "plain.nii.gz")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w", zipfile.ZIP_DEFLATED) as pack:
+        for file in write_series(tmp_path / "series", noise((256, 256, 24))):
+            pack.write(file, file.name)
+    text = f"name: test\nmodels: [{write_tiny_bundle(tmp_path / 'models')}]\n"
+    workflow = tmp_path / "workflow.yaml"
+    workflow.write_text(f"{text}policy: {{modality: CT}}\nexecution: {{device: cpu}}\n")
+    scans, out = [tmp_path / "scans", tmp_path / "packed.zip"], tmp_path / "out"
+
+    words = ["run", workflow, *scans, "--out", out, "--cluster", "none"]
+    said = on_small_disk(ONCE, [tmp_path / "disk", *words])
+    listed = on_small_disk(ONCE, [tmp_path / "disk", "index", *scans])
+
+    code = 1 if plain else 74
+    assert said.endswith(f"code {code}\n"), said
+    assert listed.endswith(f"code {code}\n"), listed
+    assert "24 files could not be looked at (SCRATCH_FULL)" in said
+    rows = parquet.read_table(out / "manifest.parquet").to_pylist()
+    assert [row["reason"] for row in rows].count("SCRATCH_FULL") == 24
+    assert {row["outcome"] for row in rows if row["reason"] == "SCRATCH_FULL"} == {"failed"}
+
+
+ALMOST = """
+mount -t tmpfs -o size=1m none "$1"; export TMPDIR=$1; shift
+head -c 1044480 /dev/zero > "$TMPDIR/filler"  # a page is left: enough for Python to choose it
+scanloom "$@"; echo "code $?"
+"""
+
+
+def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    quick.workflow.write_text(quick.workflow.read_text().replace("select: {modality: MR}\n", ""))
+    words = ["run", quick.workflow, quick.scans, "--out", quick.out]
+
+    said = on_small_disk(ALMOST, [tmp_path / "disk", *words])
+
+    assert said.endswith("code 74\n"), said
+    assert (
+        "no space for the files of workers in the folder that TMPDIR names (SCRATCH_FULL)" in said
+    )
+
+
 def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     write_packed(scans)
@@ -168,12 +263,14 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
     index = ended("index", scans, tmp_path / "packed.zip", "--json")
     packed = ended("segment", tmp_path / "packed.zip", "--model", model, "--out", tmp_path / "out")
 
-    assert index.returncode == 0, index.stderr
+    assert index.returncode == 1, index.stderr
     document = json.loads(index.stdout)
     counts = {name: count for name, count in document["files"].items() if count}
     assert counts == {"found": 49, "used": 25, "failed": 24}
     assert document["reasons"] == {"SCRATCH_FULL": 24}
     assert packed.returncode == 74, packed.stderr
-    assert "in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr
+    assert (
+        "to unpack a file in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr
+    )
     assert str(scratch) not in packed.stderr
     assert not list(scratch.iterdir())

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from scanloom import load_volume
 from scanloom.core import Flag, ScanError
 from scanloom.engine.run_lock import hold_run_lock
+from scanloom.io.output.work_folder import HOLDER
 from support.commands import scanloom
 from support.faults import Quick, in_time
 from support.write_dicom import noise, write_series
@@ -49,7 +50,7 @@ def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Pa
 
     found = in_time("index", root, "--json")
 
-    assert found.code == 65, found.err
+    assert found.code == 1, found.err  # what the pair holds is not known
     files = found.document["files"]
     assert files["found"] == 8 + 1 + len(endless)
     assert found.document["reasons"]["NOT_AN_IMAGE"] == len(endless) - 1
@@ -151,7 +152,7 @@ def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
         hold_run_lock(tmp_path / "out").__enter__()
     assert caught.value.code == "LOCKED"
     with hold_run_lock(tmp_path / "out", take_over=True):
-        assert "process" in place.read_text()
+        assert "process" in (place / HOLDER).read_text()
     assert not place.exists()
 
 
@@ -159,6 +160,28 @@ def test_a_private_lock_that_links_to_nothing_is_refused(tmp_path: Path) -> None
     quick = Quick(tmp_path / "quick")
     put("link to nothing", quick.out / "private" / ".lock")
     assert in_time("index", quick.scans, "--out", quick.out).code == 74
+
+
+NO_HARD_LINKS = """
+import errno, os
+def refuse(*arguments, **more):
+    raise OSError(errno.EPERM, "no hard links on this share")
+os.link = refuse
+from scanloom.cli.main import main
+main()
+"""
+
+
+def test_a_run_on_a_share_without_hard_links(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    key = {"SCANLOOM_KEY": str(tmp_path / "key")}  # made there, too
+    command = [sys.executable, "-c", NO_HARD_LINKS, *quick.words(), "--bids"]
+
+    ended = subprocess.run(command, capture_output=True, check=False, env=os.environ | key)
+
+    assert ended.returncode == 65, ended.stderr  # it selects none of the scans, and says so
+    assert (quick.last / "totals.json").is_file()
+    assert not [path for path in (quick.out / ".work").iterdir() if "lock" in path.name]
 
 
 # --- workers -------------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def test_who_has_no_key_gets_the_measurements_and_is_told(
     quick, tables = died
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "none"))
     ended = scanloom("report", quick.out)
-    assert ended.code == 0, ended.err
-    assert "the manifest lacks the latest run: give the key" in ended.err
+    assert ended.code == 1, ended.err  # the tables are not complete
+    assert "the manifest is missing or lacks the latest run: give the key" in ended.err
     assert (quick.out / "measurements.csv").read_bytes() == tables["measurements.csv"]
     assert not (quick.out / "manifest.csv").exists()
 
@@ -66,6 +66,28 @@ def test_who_has_the_key_gets_the_same_tables(
 
     assert (ended.code, ended.err) == (0, "")
     assert {name: (quick.out / name).read_bytes() for name in TABLES} == tables
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_is_missing_or_damaged_is_made_anew(
+    died: tuple[Quick, dict[str, bytes]], name: str, damage: str
+) -> None:
+    """Also after a run that ended well, as this test makes it look like."""
+    quick, tables = died
+    scanloom("report", quick.out)
+    (quick.last / "totals.json").write_text("{}")
+    try:
+        (quick.out / name).unlink()
+        if damage == "damaged" and name.endswith("parquet"):
+            (quick.out / name).write_bytes(b"PAR1 no more")
+
+        ended = scanloom("report", quick.out)
+    finally:
+        (quick.last / "totals.json").unlink()
+
+    assert ended.code == 0, ended.err
+    assert {each: (quick.out / each).read_bytes() for each in TABLES} == tables
 
 
 def test_sources_that_are_gone_change_no_more_than_the_ids_of_their_files(

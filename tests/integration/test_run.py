@@ -19,6 +19,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from scanloom.io.output.work_folder import HOLDER
 from scanloom.io.system.liveness import pid_namespace, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, scanloom_process
@@ -269,7 +270,11 @@ def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
 
 def test_one_run_at_a_time(done: Runs) -> None:
     lock = done.out / ".work" / "run.lock"
-    lock.parent.mkdir(exist_ok=True)
+
+    def write_lock(holder: dict[str, object]) -> None:
+        lock.mkdir(parents=True, exist_ok=True)
+        (lock / HOLDER).write_text(json.dumps(holder))
+
     pid = os.getpid()
     mine = {
         "host": socket.gethostname(),
@@ -279,11 +284,11 @@ def test_one_run_at_a_time(done: Runs) -> None:
         "since": "x",
     }
 
-    lock.write_text(json.dumps(mine))
+    write_lock(mine)
     held = done()
-    lock.write_text(json.dumps({**mine, "host": "elsewhere"}))
+    write_lock({**mine, "host": "elsewhere"})
     elsewhere, taken = done(), done("--take-over")
-    lock.write_text(json.dumps({**mine, "start": "1"}))
+    write_lock({**mine, "start": "1"})
     dead = done()
 
     assert (held.code, elsewhere.code, taken.code, dead.code) == (65, 65, 0, 0)

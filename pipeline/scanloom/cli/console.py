@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scanloom.cli.exit_codes import Exit, exit_of_reason
+from scanloom.cli.exit_codes import Exit, exit_of_reason, unexamined
 from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import Log, logged, told_traceback
 
@@ -140,6 +140,24 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
         say(
             f"scanloom: case {case} is damaged: `scanloom verify {out}` lists its files. Remove "
             "its folder and run again.",
+            err=True,
+        )
+
+
+def warn_of_unexamined(reasons: Mapping[str, int]) -> None:
+    """Report files that this machine could not look at, on stderr.
+
+    Parameters
+    ----------
+    reasons : mapping
+        Counts of files by reason code.
+    """
+    from scanloom.core import Reason, counted
+
+    for code, count in unexamined(reasons).items():
+        say(
+            f"scanloom: {counted(count, 'file')} could not be looked at ({code}), so cases may be "
+            f"missing. {Reason[code].advice}.",
             err=True,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -55,15 +55,42 @@ NO_SERIES = frozenset({"NOT_AN_IMAGE", "DUPLICATE_LINK", "LEFT_OUT", "NESTED_ARC
 """Codes of skipped files that are no series of their own."""
 
 
+def unexamined(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of files that this machine could not look at, by reason code.
+
+    Their reasons are those that another attempt may remove: no room to unpack an archive, a disk
+    or a permission that is missing, a helper process that died. What they hold is unknown, so that
+    nobody can say that all selected cases are done.
+
+    Parameters
+    ----------
+    reasons : mapping
+        Counts of files by reason code; the key of a file without is "".
+    """
+    from scanloom.core import Reason
+
+    known = {code: Reason[code] for code in reasons if code}
+    return {c: reasons[c] for c, r in known.items() if r.outcome == "failed" and r.retry}
+
+
+def exit_of_nothing(reasons: Mapping[str, int]) -> Exit:
+    """Return the exit code if there are files, but nothing to be used."""
+    from scanloom.core import Reason
+
+    codes = {exit_of_reason(Reason[code]) for code in unexamined(reasons)}
+    return Exit.INPUT_OUTPUT if Exit.INPUT_OUTPUT in codes else Exit.UNUSABLE
+
+
 def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
     """Return the exit code of a run: 0 if every selected case is done.
 
-    With `strict`, a series also counts that failed, waits for a choice, or was skipped for another
+    Files that could not be examined may belong to selected cases: with them, it is 1. With
+    `strict`, a series also counts that failed, waits for a choice, or was skipped for another
     reason than the workflow's selection.
     """
-    if result.failed_cases or result.damaged:
-        return Exit.SOME_FAILED
     files = result.totals["files"]
+    if result.failed_cases or result.damaged or unexamined(files.get("failed", {})):
+        return Exit.SOME_FAILED
     skipped = set(files.get("skipped", ())) - NO_SERIES - {"NOT_SELECTED"}
     incomplete = bool(files.get("failed") or files.get("ambiguous") or skipped)
     return Exit.SOME_FAILED if strict and incomplete else Exit.OK

@@ -25,7 +25,7 @@ from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.engine.machine.gpus import local_devices
-from scanloom.engine.monitor.board import StatusWriter, final_status
+from scanloom.engine.monitor.board import StatusWriter, check_metrics, final_status
 from scanloom.engine.monitor.status import Status
 from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.results.outdated import OutdatedMarker
@@ -52,7 +52,6 @@ from scanloom.io.output.json_file import write_json
 from scanloom.io.output.private import load_key_of
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
-from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.io.write.bids import check_bids, write_bids
 from scanloom.review.report.page import write_report
@@ -129,6 +128,8 @@ class RunResult:
         Number of series that failed by their headers, so that they are no cases.
     unstated : int
         Number of series that were not selected because their files state no modality.
+    metrics_error : ScanError or None
+        Why the last metrics could not be written.
     """
 
     run: str
@@ -141,6 +142,7 @@ class RunResult:
     selected: int = 0
     refused: int = 0
     unstated: int = 0
+    metrics_error: ScanError | None = None
 
     @property
     def failed_cases(self) -> int:
@@ -203,7 +205,7 @@ def run(
         damaged = tuple(sorted(current.damaged))
         return RunResult(
             *(name, status, files, complete, totals, current.compared, damaged),
-            *(current.selected, current.refused, current.unstated),
+            *(current.selected, current.refused, current.unstated, board.metrics_error),
         )
 
 
@@ -216,7 +218,7 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
     if options.bids:
         check_bids(options.out)
     if options.metrics is not None:
-        check_replaceable(options.metrics, "the file of --metrics")
+        check_metrics(options.metrics)
     if options.cluster not in _THIS_MACHINE:
         from scanloom.engine.clusters.connect import check_cluster
 

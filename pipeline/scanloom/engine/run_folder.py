@@ -39,8 +39,8 @@ def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard])
 def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
     """Return the folder of a run in `OUT/private/`, created if it is missing."""
     with private_folder(out, fingerprint) as private:
-        folder = private / RUNS / name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (private / RUNS, private / RUNS / name):
+            folder.mkdir(exist_ok=True, mode=0o700)
     return folder
 
 

@@ -1,10 +1,15 @@
-"""Lock file of a run: one run at a time per output folder, and the holder's host and process."""
+"""Lock of a run: one run at a time per output folder, and the holder's host and process.
+
+The lock is a folder, `OUT/.work/run.lock`, with a file that names its holder. It is made under
+another name and renamed: a rename onto a folder that is not empty fails on every file system, so
+that of several processes exactly one succeeds, and the lock has its holder's name from its first
+moment on. Shares that know neither hard links nor flock(2) can do that.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +19,13 @@ from pathlib import Path
 from scanloom.core import Reason, ScanError
 from scanloom.core.process.file_lock import lock_file
 from scanloom.io.output.private import check_links
-from scanloom.io.output.work_folder import clean_up
+from scanloom.io.output.work_folder import (
+    HOLDER,
+    LOCK_PREFIX,
+    clean_up,
+    process_file_name,
+    remove_lock,
+)
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.liveness import pid_namespace, process_start_ticks
@@ -23,9 +34,9 @@ from scanloom.io.system.regular_files import read_regular_file
 _WORK = ".work"
 _MAX_LOCK_BYTES = 1 << 12
 _WAIT_S = 10.0
-"""How long to wait for another process that is inspecting a lock file."""
+"""How long to wait for another process that is inspecting a lock."""
 _MAX_ATTEMPTS = 100
-"""How often a lock file may disappear and reappear before the attempt to acquire it fails."""
+"""How often a lock may disappear and reappear before the attempt to acquire it fails."""
 
 
 @contextmanager
@@ -72,15 +83,16 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
         if _read(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
                 clean_up(out, began)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # as well as the lock of a process that is gone
+                _remove_stale(path, content)
 
 
 @contextmanager
 def _exclusively(out: Path) -> Iterator[None]:
-    """Let one process at a time inspect lock files, if the file system supports flock(2)."""
+    """Let one process at a time inspect locks, if the file system supports flock(2)."""
     folder = os.open(out, os.O_RDONLY)
     try:
-        with suppress(OSError):  # without flock, atomic links and renames remain
+        with suppress(OSError):  # without flock, atomic renames remain
             lock_file(folder, timeout_s=_WAIT_S)
         yield
     finally:
@@ -88,24 +100,28 @@ def _exclusively(out: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path, content: str, *, take_over: bool) -> None:
-    """Link the lock file to its name: of several processes, exactly one succeeds."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    atomic_write(draft, lambda file: file.write_text(content))
+    """Rename a complete lock to its name: of several processes, exactly one succeeds."""
+    draft = path.with_name(process_file_name(LOCK_PREFIX))
+    draft.mkdir()
     try:
+        atomic_write(draft / HOLDER, lambda file: file.write_text(content))
         for _ in range(_MAX_ATTEMPTS):
-            try:
-                os.link(draft, path)
-            except FileExistsError:
-                _refuse_or_remove(path, take_over=take_over)
-            else:
-                return
-        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock file")
+            if not os.path.lexists(path):  # no empty folder of somebody else is replaced
+                try:
+                    draft.rename(path)
+                except OSError:  # shares differ in the error number of a name that is taken
+                    if not os.path.lexists(path):
+                        raise
+                else:
+                    return
+            _refuse_or_remove(path, take_over=take_over)
+        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
     finally:
-        draft.unlink(missing_ok=True)
+        remove_lock(draft)
 
 
 def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
-    """Remove the lock file of a dead or replaced run; raise LOCKED if its run may be alive."""
+    """Remove the lock of a dead or replaced run; raise LOCKED if its run may be alive."""
     text = _read(path)
     if text is None:
         return  # just released
@@ -131,25 +147,22 @@ def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
 
 
 def _remove_stale(path: Path, text: str) -> None:
-    """Remove a lock file with the given content."""
+    """Remove a lock whose holder is described by this text."""
     # Renamed before it is deleted: another process may have replaced the lock since it was read
-    stale = path.with_name(f"{path.name}.{secrets.token_hex(8)}.stale")
+    stale = path.with_name(process_file_name(LOCK_PREFIX))
     try:
         path.rename(stale)
     except FileNotFoundError:
         return
     if _read(stale) != text:
-        os.link(stale, path)  # it is the lock of a live run: restore it
-    if stale.is_dir() and not stale.is_symlink():
-        return  # not made by scanloom: the folder is kept, under its new name
-    stale.unlink(missing_ok=True)
+        stale.rename(path)  # it is the lock of a live run: restore it
+        return
+    remove_lock(stale)
 
 
 def _read(path: Path) -> str | None:
-    """Return the content of a lock file; None if it is missing, empty if it is not readable."""
+    """Return what a lock says of its holder; None if there is none, empty if it says nothing."""
     try:
-        return read_regular_file(path, _MAX_LOCK_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too
+        return read_regular_file(path / HOLDER, _MAX_LOCK_BYTES).decode("utf-8", "replace")
     except OSError:
-        return ""
+        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,8 @@ _NOT_OWNED = (
     "the key file belongs to another user, or other users may write to it or its folder: remove "
     "their permission if the key is yours, or name another file with --key or SCANLOOM_KEY"
 )
+_CLAIM_TIMEOUT_S = 1.0
+"""Time for another process to put its key in the place of an empty file."""
 _CHUNK_BYTES = 1 << 20
 _THREADS = 4
 
@@ -55,7 +58,7 @@ def load_key(file: Path | None = None) -> bytes:
     try:
         if not named and not _is_own_key(path):
             raise ScanError(Reason.UNREADABLE, _NOT_OWNED, str(path))
-        key = read_regular_file(path, KEY_BYTES) if path.exists() else _make_key(path)
+        key = _read_made(path) if path.exists() else _make_key(path)
     except OSError as exc:
         advice = "" if named else ": name another file with --key or SCANLOOM_KEY"
         detail = f"the key file can't be read or created ({type(exc).__name__}){advice}"
@@ -201,9 +204,23 @@ def _make_key(path: Path) -> bytes:
         try:
             os.link(temporary, path)  # fails if a key exists: it is never overwritten
         except FileExistsError:
-            return read_regular_file(path, KEY_BYTES)
+            return _read_made(path)
+        except OSError:  # a file system without hard links: who makes the empty file replaces it
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                return _read_made(path)
+            temporary.replace(path)
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
+    return key
+
+
+def _read_made(path: Path) -> bytes:
+    """Return the content of a key file; one that is empty may be about to be replaced."""
+    deadline = time.monotonic() + _CLAIM_TIMEOUT_S
+    while not (key := read_regular_file(path, KEY_BYTES)) and time.monotonic() < deadline:
+        time.sleep(_CLAIM_TIMEOUT_S / 100)
     return key
 
 

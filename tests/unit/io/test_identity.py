@@ -7,6 +7,8 @@ import os
 import pwd
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -214,3 +216,25 @@ def test_no_key_is_made_where_others_may_write(tmp_path, monkeypatch):
     with pytest.raises(ScanError, match="other users may write"):
         load_key()
     assert list((tmp_path / "scanloom").iterdir()) == []
+
+
+NO_LINKS = """
+import os, sys
+from pathlib import Path
+def refuse(*arguments, **more):
+    raise PermissionError(1, "no hard links here")
+os.link = refuse
+from scanloom.io.identity import load_key
+print(load_key(Path(sys.argv[1])).hex())
+"""
+
+
+def test_of_many_who_make_a_key_where_there_are_no_hard_links_all_get_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_LINKS, str(tmp_path / "key")]
+    many = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    keys = {each.communicate()[0].strip() for each in many}
+
+    assert keys == {(tmp_path / "key").read_bytes().hex()}
+    assert len(keys.pop()) == 64
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]

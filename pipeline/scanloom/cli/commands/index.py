@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.console import console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit
+from scanloom.cli.exit_codes import Exit, exit_of_nothing, unexamined
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import KeyOption, Reporting
 from scanloom.cli.options.panels import takes_panels
@@ -171,9 +171,16 @@ def _lines(listed: Index, *, ids: bool) -> list[SeriesLine]:
 
 
 def exit_of(listed: Index, *, strict: bool = False) -> Exit:
-    """Return 65 if no file can be used or chosen; 1 if `strict` and a series has no volume."""
+    """Return the exit code of an index.
+
+    65 (or 74) if no file can be used or chosen; 1 if files could not be looked at, or if `strict`
+    and a series has no volume.
+    """
     counts = listed.counts()
+    reasons = Counter(reason for _, reason in listed.outcomes())
     if not counts["used"] and not counts["ambiguous"]:
-        return Exit.UNUSABLE
+        return exit_of_nothing(reasons)
+    if unexamined(reasons):
+        return Exit.SOME_FAILED
     incomplete = counts["failed"] or any(series.info.reason for series in listed.series)
     return Exit.SOME_FAILED if strict and incomplete else Exit.OK

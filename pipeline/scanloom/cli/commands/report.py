@@ -14,7 +14,7 @@ from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 from scanloom.version import __version__
 
-BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
+BEHIND = "the manifest is missing or lacks the latest run: give the key, or repeat the run"
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def report(
 ) -> None:
     """Write the report page: all results, doubtful cases first.
 
-    Tables of shards are merged first. Tables that an interrupted run did not write are rebuilt
-    from its results; the manifest requires the key. An existing BIDS derivative is rewritten.
-    Damaged cases are listed and excluded.
+    Tables of shards are merged first. Tables that are missing, damaged, or that an interrupted run
+    did not write are rebuilt from the results; the manifest requires the key. An existing BIDS
+    derivative is rewritten. Damaged cases are listed and excluded.
     """
     out = results.path
     with error_boundary(general.mode):
@@ -56,7 +56,9 @@ def report(
         damaged: set[str] = set()
         behind = lacks_tables(out)
         try:
-            if not merge_shard_tables(out, damaged) and behind:
+            if merge_shard_tables(out, damaged):
+                behind = lacks_tables(out)
+            elif behind:
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
             if has_bids(out):
                 write_bids(out, __version__, damaged)
@@ -73,7 +75,8 @@ def report(
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
             typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
-    raise typer.Exit(Exit.SOME_FAILED if damaged or verdicts_damaged else Exit.OK)
+    incomplete = damaged or verdicts_damaged or behind
+    raise typer.Exit(Exit.SOME_FAILED if incomplete else Exit.OK)
 
 
 def _write_review(out: Path) -> bool:

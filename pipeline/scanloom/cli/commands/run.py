@@ -18,11 +18,14 @@ from scanloom.cli.commands.plan import compared_rows
 from scanloom.cli.console import (
     console,
     error_boundary,
+    format_error,
     print_result,
     print_resume_command,
+    say,
     warn_of_damaged,
+    warn_of_unexamined,
 )
-from scanloom.cli.exit_codes import Exit, exit_of_run
+from scanloom.cli.exit_codes import Exit, exit_of_nothing, exit_of_run
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
@@ -103,6 +106,9 @@ def run(
             result = run_workflow(selected, paths, options, stop=stop, on_board=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
         warn_of_damaged(output.out, result.damaged)
+        if (error := result.metrics_error) is not None:
+            say(f"scanloom: {format_error(error.reason, error.detail)}", err=True)
+        warn_of_unexamined(result.totals["files"].get("failed", {}))
         nothing = scans.shard is None and not result.selected and result.files["found"] > 0
         if nothing:
             reasons = chain.from_iterable(
@@ -271,4 +277,6 @@ def _print_end(result: RunResult, out: Path) -> None:
 def _exit(result: RunResult, stop: threading.Event, *, strict: bool, nothing: bool) -> Exit:
     if stop.is_set():
         return Exit.INTERRUPTED
-    return Exit.UNUSABLE if nothing else exit_of_run(result, strict=strict)
+    if nothing:
+        return exit_of_nothing(result.totals["files"].get("failed", {}))
+    return exit_of_run(result, strict=strict)

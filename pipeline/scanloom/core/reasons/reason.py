@@ -342,6 +342,6 @@ class Reason(Enum):
     REVIEW_DAMAGED = (
         "failed",
         False,
-        "Restore the file from a copy; or move it and its `.last` file away to begin anew",
+        "Restore the file from a copy; or move it away to begin anew",
     )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.worker.case_file import CaseFile
-from scanloom.io.output.work_folder import handshake_file_name
+from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, process_file_name
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.version import __version__
 
@@ -79,7 +79,7 @@ class Handshake:
         digests: Sequence[str] = (),
         book: Path | None = None,
     ) -> None:
-        token = out.absolute() / ".work" / handshake_file_name()
+        token = out.absolute() / ".work" / process_file_name(HANDSHAKE_PREFIX)
         seen = str(book.absolute()) if book else None
         self._token, self._digests = token, tuple(digests)
         self.question = Question(str(token), tuple(models), seen)
@@ -198,7 +198,7 @@ def _can_read(file: Path) -> bool:
 
 def _can_write(work: Path) -> bool:
     """Return whether results can be written: create a file, move it as a result, and remove it."""
-    draft, cases = work / handshake_file_name(), work.parent / "cases"
+    draft, cases = work / process_file_name(HANDSHAKE_PREFIX), work.parent / "cases"
     moved = cases / f".{draft.name}"
     try:
         draft.write_bytes(b"")

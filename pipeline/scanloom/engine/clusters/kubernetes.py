@@ -11,6 +11,7 @@ from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Execution
+from scanloom.io.output.private import append_private
 
 MAX_FAILED_PODS = 1000
 """Pods that may end; Kubernetes replaces each, with growing pauses."""
@@ -124,8 +125,7 @@ class KubernetesJob:
             detail = f"kubectl cannot be run ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
         if result.returncode:
-            with (self._logs / "kubernetes.log").open("a", encoding="utf-8") as log:
-                log.write(
-                    f"kubectl {arguments[0]} ended with {result.returncode}: {result.stderr}\n"
-                )
+            with append_private(self._logs / "kubernetes.log") as log:
+                line = f"kubectl {arguments[0]} ended with {result.returncode}: {result.stderr}\n"
+                log.write(line.encode())
             raise ScanError(Reason.CLUSTER, f"kubectl {arguments[0]} failed: see kubernetes.log")

@@ -20,7 +20,7 @@ from scanloom.engine.clusters.dask_config import (
     scheduler_spec,
 )
 from scanloom.engine.machine.gpus import worker_environment
-from scanloom.io.system.scratch_folders import private_temporary_folder
+from scanloom.io.system.scratch_folders import check_room, private_temporary_folder
 
 JOIN_TIMEOUT_S = 120.0
 """Time limit for all workers to join."""
@@ -59,7 +59,8 @@ def local_cluster(
     Raises
     ------
     ScanError
-        CLUSTER if workers do not start in time; those that did are ended.
+        CLUSTER if workers do not start in time, those that did are ended; SCRATCH_FULL if there is
+        no room for their temporary files.
     """
     import dask
     from distributed import Client, Nanny, SpecCluster
@@ -90,7 +91,7 @@ def local_cluster(
         dask.config.set(dask_settings(scratch, pages=pages)),
         _children_killed(),
         _cluster_started(
-            lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50)
+            lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50), scratch
         ) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
     ):
@@ -99,6 +100,7 @@ def local_cluster(
         try:
             client.wait_for_workers(len(devices), timeout=JOIN_TIMEOUT_S)
         except (OSError, TimeoutError) as exc:
+            check_room(scratch)
             detail = f"not all {len(devices)} workers joined within {JOIN_TIMEOUT_S:.0f} s"
             raise ScanError(Reason.CLUSTER, detail) from exc
         with _workers_replaced(cluster):
@@ -106,7 +108,7 @@ def local_cluster(
 
 
 @contextmanager
-def _cluster_started(make: Callable[[], Any]) -> Iterator[Any]:
+def _cluster_started(make: Callable[[], Any], scratch: Path) -> Iterator[Any]:
     """Yield the cluster that `make` starts, and close it, both with a time limit."""
     started: Future[Any] = Future()
 
@@ -120,6 +122,7 @@ def _cluster_started(make: Callable[[], Any]) -> Iterator[Any]:
     try:
         cluster = started.result(3 * START_TIMEOUT_S)
     except Exception as exc:
+        check_room(scratch)
         raise ScanError(Reason.CLUSTER, "the workers of this machine did not start") from exc
     try:
         yield cluster

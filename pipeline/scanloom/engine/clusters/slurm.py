@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Execution
+from scanloom.io.output.private import append_private
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0
 """Pause between two submissions that replace ended jobs: doubled each time, and reset after jobs
@@ -20,6 +21,9 @@ that lived longer than the maximum."""
 
 MAX_FUTILE_JOBS = 3
 """Jobs that may end before any worker joined, beyond the number requested."""
+
+_PRIVATE_UMASK = 0o077
+"""SLURM opens the log of a job with the umask of sbatch: logs may hold paths."""
 
 _COMMAND_TIMEOUT_S = 60.0
 """Time limit for a command of SLURM, whose controller may be busy."""
@@ -98,7 +102,12 @@ class SlurmJobs:
             "scanloom.engine.clusters.remote_worker",
             str(self._contact),
         ]
-        return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(worker)}", ""])
+        # Jobs are submitted with a umask under which their log is private; results are not: they
+        # are written with the umask of this process, which POSIX tells to who sets another one
+        mask = os.umask(_PRIVATE_UMASK)
+        os.umask(mask)
+        begin = ("#!/bin/sh", f"umask {mask:04o}")
+        return "\n".join([*begin, *self._orders.prologue, f"exec {shlex.join(worker)}", ""])
 
     def ensure_running(self, came: bool) -> None:
         """Submit the jobs that are missing; see `WorkerLauncher`.
@@ -148,6 +157,8 @@ class SlurmJobs:
                 text=True,
                 timeout=_COMMAND_TIMEOUT_S,
                 check=False,
+                umask=_PRIVATE_UMASK,
+                env={**os.environ, "SLURM_UMASK": f"{_PRIVATE_UMASK:04o}"},
             )
         except FileNotFoundError as exc:
             raise ScanError(
@@ -156,6 +167,6 @@ class SlurmJobs:
         except subprocess.TimeoutExpired:
             done = subprocess.CompletedProcess(command, os.EX_TEMPFAIL, "", "no answer")
         if done.returncode:
-            with (self._logs / "slurm.log").open("a", encoding="utf-8") as log:
-                log.write(f"{command[0]} ended with {done.returncode}: {done.stderr}\n")
+            with append_private(self._logs / "slurm.log") as log:
+                log.write(f"{command[0]} ended with {done.returncode}: {done.stderr}\n".encode())
         return done

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Cluster
+from scanloom.io.output.private import append_private
 
 PAUSES_S = (0.0, 10.0, 30.0, 120.0, 300.0)
 """Pause before the first connection to a host, the second, and so on; the last one repeats."""
@@ -116,8 +117,9 @@ class SshHosts:
                 session.wait()
 
     def _open(self, number: int, host: str) -> subprocess.Popen[bytes]:
-        try:
-            with (self._logs / f"ssh-{number}.log").open("ab") as log:
+        # Outside `try`: a log that can't be written is an error of the disk, not of the client
+        with append_private(self._logs / f"ssh-{number}.log") as log:
+            try:
                 return subprocess.Popen(  # noqa: S603
                     self.command(host),
                     stdin=subprocess.PIPE,
@@ -125,5 +127,5 @@ class SshHosts:
                     stderr=log,
                     start_new_session=True,  # Ctrl-C at the terminal goes to the run only
                 )
-        except OSError as exc:
-            raise ScanError(Reason.CLUSTER, f"no ssh client ({type(exc).__name__})") from exc
+            except OSError as exc:
+                raise ScanError(Reason.CLUSTER, f"no ssh client ({type(exc).__name__})") from exc

@@ -17,6 +17,8 @@ from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
 from scanloom.engine.machine.nvml import nvml_handles
 from scanloom.engine.monitor.prometheus import format_metrics
 from scanloom.engine.monitor.status import STATUS_FILE, Status
+from scanloom.io.system.atomic_write import check_replaceable
+from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.liveness import host_id, process_start_ticks
 
 _RATE_WINDOW_S = 300.0
@@ -43,6 +45,8 @@ class StatusWriter:
     ) -> None:
         self._run, self._folder, self._period = run, folder, period
         self._metrics = metrics
+        self.metrics_error: ScanError | None = None
+        """Why the metrics could not be written the last time; None if they were."""
         self._process = os.getpid()
         self._start = process_start_ticks(self._process)
         self._began = time.monotonic()
@@ -155,8 +159,12 @@ class StatusWriter:
         with suppress(OSError):  # a full disk is reported when results are written
             (replace_file or _replace)(self._folder / STATUS_FILE, json.dumps(asdict(now)))
         if self._metrics is not None:
-            with suppress(OSError):  # a run does not fail for lack of metrics
+            try:
                 _replace(self._metrics, format_metrics(now))
+            except OSError as exc:  # a run does not fail for lack of metrics: its end reports it
+                self.metrics_error = output_error(exc, "the file of --metrics")
+            else:
+                self.metrics_error = None
 
 
 @contextmanager
@@ -169,6 +177,24 @@ def final_status(board: StatusWriter) -> Iterator[None]:
         board.close("failed", code if isinstance(error, Exception) else "")
         raise
     board.close()
+
+
+def check_metrics(path: Path) -> None:
+    """Refuse a file of metrics that can't be written: its path may be mistyped.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE or DISK_FULL.
+    """
+    check_replaceable(path, "the file of --metrics")
+    draft = path.with_name(f".{path.name}")
+    try:
+        draft.unlink(missing_ok=True)
+        draft.touch(exist_ok=False)
+        draft.unlink()
+    except OSError as exc:
+        raise output_error(exc, "the file of --metrics") from exc
 
 
 def _replace(path: Path, text: str) -> None:

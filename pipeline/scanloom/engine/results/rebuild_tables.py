@@ -10,8 +10,15 @@ from scanloom.cards.store import find_model
 from scanloom.core import Reason, Series
 from scanloom.engine.case.build import workflow_recipe
 from scanloom.engine.case.models import unique_cards
-from scanloom.engine.results.tables import CaseOutcome, write_measurements_table, write_tables
+from scanloom.engine.results.tables import (
+    MANIFEST,
+    MEASUREMENTS,
+    CaseOutcome,
+    write_measurements_table,
+    write_tables,
+)
 from scanloom.engine.results.totals import TOTALS
+from scanloom.engine.results.verify_tables import missing_tables
 from scanloom.engine.run_folder import RUNS
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
@@ -26,9 +33,26 @@ from scanloom.io.system.regular_files import read_regular_file
 
 
 def lacks_tables(out: Path) -> bool:
-    """Whether the newest run has not written its tables: totals are written after them."""
+    """Whether tables are missing or unreadable, or the newest run has not written its own.
+
+    Totals of a run are written after its tables.
+    """
     runs = _run_folders(out)
-    return bool(runs) and not (runs[-1] / TOTALS).is_file()
+    if not runs:
+        return False
+    return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out)) or _is_damaged(out)
+
+
+def _is_damaged(out: Path) -> bool:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    for name in (MANIFEST, MEASUREMENTS):
+        try:
+            parquet.read_metadata(out / f"{name}.parquet")
+        except (OSError, pa.ArrowException):
+            return True
+    return False
 
 
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:

@@ -22,7 +22,7 @@ from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.corrections.revisions import REVISIONS, revision_folders
-from scanloom.review.verdicts.chained_lines import ChainError, read_lines
+from scanloom.review.verdicts.json_lines import LineError, read_lines
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS
 
 DiscrepancyKind = Literal["changed", "missing", "extra", "unreadable"]
@@ -80,12 +80,12 @@ def verify(out: Path) -> Iterator[Discrepancy]:
 
 
 def _verify_review(out: Path) -> Iterator[Discrepancy]:
-    """Yield the differences of verdicts from their chain, and of revisions from their checksums."""
+    """Yield the damaged lines of verdicts, and the differences of revisions from their sums."""
     for name in (f"{REVIEW}/{VERDICTS}", f"{PRIVATE}/{COMMENTS}"):
         try:
             for _ in read_lines(out / name):
                 pass
-        except ChainError as error:
+        except LineError as error:
             yield Discrepancy("changed", f"{name}, {error}")
         except OSError:
             yield Discrepancy("unreadable", name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.output.contents import identity_of
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import published_cases
@@ -153,6 +154,8 @@ def _export(
     files = [entry["file"] for entry in entries]
     labels = {}
     for file in files:
+        if identity_of((result / file).relative_to(out)) != "shapes":
+            raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
         shutil.copyfile(result / file, draft / target)
         labels[file] = f"./{target}"

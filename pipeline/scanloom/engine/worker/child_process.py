@@ -25,6 +25,7 @@ from scanloom.engine.worker.messages import (
     Step,
     WorkerSetup,
 )
+from scanloom.io.output.private import append_private
 from scanloom.io.system.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
 
@@ -270,6 +271,6 @@ def _open_log(log: Path | None) -> Any:
         return Path(os.devnull).open("ab")
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        return append_private(log)
     except OSError:  # no case fails for lack of a log
         return Path(os.devnull).open("ab")

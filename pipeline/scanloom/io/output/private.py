@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process.file_lock import lock_file
 from scanloom.io.identity import load_key, read_key
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.io.system.regular_files import read_regular_file
+from scanloom.io.system.regular_files import open_link_free, read_regular_file
 
 PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
@@ -147,6 +148,18 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
 def write_private(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file, readable by its owner only, as `atomic_write` does."""
     atomic_write(path, write, 0o600)
+
+
+def append_private(path: Path) -> BinaryIO:
+    """Open a log to append to it; it is readable by its owner only.
+
+    Raises
+    ------
+    OSError
+        If it can't be opened, or is a link.
+    """
+    descriptor = open_link_free(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return os.fdopen(descriptor, "ab")
 
 
 def _remove_stale_temporaries(folder: Path) -> None:

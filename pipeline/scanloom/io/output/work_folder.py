@@ -36,9 +36,13 @@ REMOTE_STALE_AFTER_S = 86_400.0
 HANDSHAKE_PREFIX = "handshake"
 """Name of the file in `.work` by which the workers of a run prove that they see OUT."""
 
-_RUN_FILE = re.compile(
-    rf"{HANDSHAKE_PREFIX}\..+|run(-\d+-of-\d+)?\.lock\.[0-9a-f]{{16}}(\.stale)?|\..+\.[0-9a-f]{{8}}"
-)
+HOLDER = "holder.json"
+"""The file in the folder of a run's lock."""
+
+LOCK_PREFIX = "lock"
+"""Name of a lock in `.work` that is made, or was given up."""
+
+_RUN_FILE = re.compile(rf"({HANDSHAKE_PREFIX}|{LOCK_PREFIX})\..+|\..+\.[0-9a-f]{{8}}")
 """Files of `.work` that a run makes besides its lock: handshakes, lock drafts, temporary files."""
 _BIDS_FOLDER = re.compile(r"bids-[0-9a-f]{8}(-old)?")
 """Folders of `.work` in which `OUT/bids` is rebuilt."""
@@ -93,14 +97,24 @@ def clean_up(out: Path, since: float) -> None:
         with suppress(FileNotFoundError):  # removed by the run of another shard
             if _BIDS_FOLDER.fullmatch(path.name) and path.stat().st_mtime < since:
                 shutil.rmtree(path, ignore_errors=True)
-            elif _RUN_FILE.fullmatch(path.name) and path.is_file() and _is_leftover(path, since):
-                path.unlink()
+            elif _RUN_FILE.fullmatch(path.name) and _is_leftover(path, since):
+                remove_lock(path)
 
 
-def handshake_file_name() -> str:
+def remove_lock(path: Path) -> None:
+    """Remove a lock that was renamed, or another file of `.work`; what is foreign in it stays."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            for draft in (path / HOLDER, *path.glob(f".{HOLDER}.*")):
+                draft.unlink(missing_ok=True)
+            path.rmdir()
+        else:
+            path.unlink()
+
+
+def process_file_name(prefix: str) -> str:
     """Return a name for a file in `.work` that is kept only as long as this process lives."""
-    entry = WorkEntry.of_this_process(HANDSHAKE_PREFIX)
-    return f"{HANDSHAKE_PREFIX}.{entry.host}.{entry.process}.{entry.start}.{entry.random}"
+    return str(WorkEntry.of_this_process(prefix)).removesuffix(".new")
 
 
 def _is_leftover(path: Path, since: float) -> bool:

@@ -19,6 +19,7 @@ _CAUSES = {
     errno.ENOTDIR: "a file is where a folder is needed, ENOTDIR",
     errno.EEXIST: "a file is where a folder is needed, EEXIST",
     errno.ENOENT: "its folder is missing, ENOENT",
+    errno.ELOOP: "it is a link, ELOOP",
     errno.ENAMETOOLONG: "the path is too long, ENAMETOOLONG",
 }
 """Causes that a person can remove."""

@@ -49,3 +49,37 @@ def read_regular_file(path: Path | str, max_bytes: int) -> bytes:
     """
     with open_regular_file(path) as file:
         return file.read(max_bytes + 1)
+
+
+def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file that scanloom keeps, as `os.open` does, but never through a link.
+
+    Whoever may write to the folder could lay a link there, so that a file elsewhere is read, filled
+    or emptied by a user who may do that. Neither the file nor its folder may be a symbolic link,
+    and the file has no second name (hard link).
+
+    Parameters
+    ----------
+    path : Path
+    flags : int
+        As of `os.open`, without O_TRUNC: what is opened is checked first.
+    mode : int
+        Mode of a new file, before the umask.
+
+    Raises
+    ------
+    OSError
+        ELOOP if it is a link, EINVAL if it is no regular file.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.name, flags, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        number = errno.ELOOP if stat.S_ISREG(status.st_mode) else errno.EINVAL
+        raise OSError(number, os.strerror(number), str(path))
+    return descriptor

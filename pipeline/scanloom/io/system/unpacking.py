@@ -8,7 +8,6 @@ folder of a process that was killed is removed by the next process that makes on
 from __future__ import annotations
 
 import atexit
-import errno
 import gzip
 import os
 import shutil
@@ -30,7 +29,13 @@ from scanloom.io.system.archives import (
     unpack_error,
     unpack_errors,
 )
-from scanloom.io.system.scratch_folders import FOLDER_PREFIX, lock_folder, remove_stale_folders
+from scanloom.io.system.scratch_folders import (
+    FOLDER_PREFIX,
+    lock_folder,
+    remove_stale_folders,
+    scratch_errors,
+    scratch_full,
+)
 
 MAX_DISK_SHARE = 0.8
 """Share of the initially free disk space that may be used."""
@@ -43,7 +48,6 @@ MAX_NAME_BYTES, MAX_FOLDER_NAME_BYTES = 200, 80
 """Maximal length of names in bytes; file systems allow 255, and 4096 for a path."""
 
 _CHUNK_BYTES = 1 << 20
-_SYSTEM_FOLDERS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - compared, for a message
 
 
 def is_gzip(start: bytes) -> bool:
@@ -195,7 +199,7 @@ class UnpackedFiles:
 
     def _new_path(self, origin: str, name: str, folders: Sequence[str] = ()) -> Path:
         """Return a new path; files of the same origin stay in one folder, under their names."""
-        with _scratch_errors():
+        with scratch_errors():
             source = origin.split(MEMBER_SEPARATOR)[0]
             key = origin, self._states.get(source, (0, 0, 0))[1]
             number = self._numbers.setdefault(key, len(self._numbers))
@@ -208,7 +212,7 @@ class UnpackedFiles:
         name = os.fsdecode(os.fsencode(name)[-MAX_NAME_BYTES:])  # keeps the suffix
         path = folder / (name if name not in ("", ".", "..") else "file")
         if path.exists():
-            with _scratch_errors():
+            with scratch_errors():
                 path = Path(tempfile.mkdtemp(dir=folder)) / path.name
         return path
 
@@ -223,7 +227,7 @@ class UnpackedFiles:
         return self._folder
 
     def _copy(self, source: IO[bytes] | gzip.GzipFile, target: Path, limit: int) -> None:
-        with _scratch_errors():
+        with scratch_errors():
             available = shutil.disk_usage(target.parent).free - self._reserved_bytes
             output = target.open("xb", buffering=0)
         size = 0
@@ -234,40 +238,11 @@ class UnpackedFiles:
                     detail = f"a compressed file of more than {limit} bytes"
                     raise ScanError(Reason.TOO_LARGE, detail)
                 if size > available:
-                    raise _disk_full()
-                with _scratch_errors():
+                    raise scratch_full()
+                with scratch_errors():
                     remaining = memoryview(chunk)
                     while remaining:
                         remaining = remaining[output.write(remaining) :]
-
-
-@contextmanager
-def _scratch_errors() -> Iterator[None]:
-    """Convert errors of writing to the temporary folder, as opposed to those of the source."""
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full() from exc
-        name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-        detail = f"nothing can be unpacked in {_temporary_folder()} ({name})"
-        raise ScanError(Reason.SCRATCH_FULL, detail) from exc
-
-
-def _disk_full() -> ScanError:
-    return ScanError(Reason.SCRATCH_FULL, f"no space to unpack a file in {_temporary_folder()}")
-
-
-def _temporary_folder() -> str:
-    """Return a description of the folder for temporary files; a path only if it is the system's."""
-    variable = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), None)
-    try:
-        folder = tempfile.gettempdir()
-    except OSError:
-        folder = "any folder for temporary files"
-    if variable and os.path.abspath(os.environ[variable]) == folder:  # as tempfile does
-        return f"the folder that {variable} names"
-    return folder if folder in _SYSTEM_FOLDERS else "the folder for temporary files"
 
 
 def _is_safe_name(folder: str) -> bool:

@@ -23,7 +23,8 @@ from scanloom.core.process.file_lock import lock_file
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
 from scanloom.io.system.disk_errors import output_error
-from scanloom.review.verdicts.chained_lines import ChainedLines, ChainError, read_lines
+from scanloom.io.system.regular_files import open_link_free
+from scanloom.review.verdicts.json_lines import JsonLines, LineError, read_lines
 from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
 
 REVIEW = "review"
@@ -33,7 +34,6 @@ REVIEWERS = "reviewers.json"
 LOCK = ".lock"
 _CODE = re.compile(r"r[1-9][0-9]{0,5}")
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
-LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 Current = Mapping[str, Mapping[str, Verdict]]
 """The verdict that counts, by case and by the code of its reviewer."""
@@ -87,7 +87,7 @@ def read_verdicts(out: Path) -> list[Verdict]:
     path = out / REVIEW / VERDICTS
     try:
         return [_parsed(plain) for plain in read_lines(path)]
-    except ChainError as exc:
+    except LineError as exc:
         raise _damaged(f"{REVIEW}/{VERDICTS}", exc) from exc
     except OSError as exc:
         raise output_error(exc, f"{REVIEW}/{VERDICTS}") from exc
@@ -118,7 +118,7 @@ class VerdictLog:
         self.out, self._guard = out, threading.Lock()
         try:
             (out / REVIEW).mkdir(exist_ok=True)
-            self._lock = os.open(out / REVIEW / LOCK, LOCK_FLAGS, 0o600)
+            self._lock = open_link_free(out / REVIEW / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:
@@ -222,7 +222,7 @@ class VerdictLog:
             self._lines.append(plain_verdict(kept))
         except OSError as exc:
             raise output_error(exc, "the verdict") from exc
-        except ChainError as exc:
+        except LineError as exc:
             raise _damaged(f"{REVIEW}/", exc) from exc
         self._stack.add(kept)
         return kept
@@ -307,10 +307,10 @@ def _hold(descriptor: int, out: Path) -> None:
         )
 
 
-def _open_lines(out: Path, name: str, mode: int) -> ChainedLines:
+def _open_lines(out: Path, name: str, mode: int) -> JsonLines:
     try:
-        return ChainedLines(out / name, mode)
-    except ChainError as exc:
+        return JsonLines(out / name, mode)
+    except LineError as exc:
         raise _damaged(name, exc) from exc
 
 
@@ -318,9 +318,9 @@ def _parsed(plain: Mapping[str, Any]) -> Verdict:
     try:
         return verdict_from_plain(plain)
     except (ValueError, LookupError, TypeError) as exc:
-        problem = ChainError(f"line {plain['number']} is not a verdict of this version")
+        problem = LineError(f"line {plain['number']} is not a verdict of this version")
         raise _damaged(f"{REVIEW}/{VERDICTS}", problem) from exc
 
 
-def _damaged(name: str, problem: ChainError) -> ScanError:
+def _damaged(name: str, problem: LineError) -> ScanError:
     return ScanError(Reason.REVIEW_DAMAGED, f"{name}: {problem}")

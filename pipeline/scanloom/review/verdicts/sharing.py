@@ -5,6 +5,7 @@ It is kept from the first start of a review on: who reads which case must not ch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -30,8 +31,10 @@ def kept_readers(out: Path) -> Readers:
         REVIEW_DAMAGED if the file can't be read.
     """
     path = out / REVIEW / READERS
-    if not path.exists():
+    if not os.path.lexists(path):
         return Readers(())
+    if path.is_symlink():
+        raise ScanError(Reason.REVIEW_DAMAGED, f"{REVIEW}/{READERS} is a link")
     try:
         plain = read_json(path)
         shares = float(plain["double"]), float(plain["repeat"])

@@ -336,6 +336,52 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
             slurm.jobs.ensure_running(came=False)
 
 
+SBATCH = """#!/bin/sh
+# as SLURM: the log is opened with the umask of sbatch, and the job runs with it
+log=$(printf '%s\\n' "$@" | sed -n 's/^--output=//p' | sed 's/%j/7/')
+sh > "$log"
+"""
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022])
+def test_logs_of_clusters_are_for_their_owner_and_results_as_before(
+    tmp_path: Path, mask: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts' own messages, paths and lines of the user's profile are in them."""
+    programs, logs = tmp_path / "bin", tmp_path / "logs"
+    programs.mkdir()
+    logs.mkdir()
+    worker = f'#!/bin/sh\necho started\n: > "{tmp_path}/result"\n'
+    failing = "#!/bin/sh\necho /archive/DOE_JANE >&2\nexit 1\n"
+    texts = {"sbatch": SBATCH, "python": worker, "kubectl": failing, "ssh": failing}
+    for name, text in {**texts, "squeue": failing}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    before = os.umask(mask)
+    try:
+        options = Cluster(python=str(programs / "python"))
+        jobs = SlurmJobs(job_spec(Execution(cluster=options)), tmp_path / "c.json", logs)
+        jobs.ensure_running(came=False)
+        jobs._alive()
+        hosts = SshHosts(["node"], options, tmp_path / "c.json", logs)
+        hosts.ensure_running(came=False)
+        hosts.close()
+        with pytest.raises(ScanError, match=r"see kubernetes\.log"):
+            KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", logs).ensure_running(
+                came=False
+            )
+    finally:
+        os.umask(before)
+
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in logs.iterdir()}
+    names = ("kubernetes.log", "slurm-7.log", "slurm.log", "ssh-0.log")
+    assert modes == dict.fromkeys(names, 0o600)
+    assert (logs / "slurm-7.log").read_text() == "started\n"
+    assert b"DOE_JANE" in (logs / "ssh-0.log").read_bytes()
+    assert stat.S_IMODE((tmp_path / "result").stat().st_mode) == 0o666 & ~mask
+
+
 def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
     from distributed.security import Security
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -25,6 +26,7 @@ from scanloom.engine.worker.dispatch import dispatch_cases
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.io.output.work_folder import HOLDER
 from scanloom.io.system.liveness import host_id
 from support import engine_models as em
 
@@ -205,8 +207,8 @@ def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
 
 def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None:
     lock = tmp_path / ".work" / "run.lock"
-    lock.parent.mkdir()
-    lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+    lock.mkdir(parents=True)
+    (lock / HOLDER).write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
 
     with pytest.raises(Exception, match="on host elsewhere"), hold_run_lock(tmp_path):
         pass
@@ -218,15 +220,17 @@ def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None
 def test_the_lock_of_another_container_of_this_host_is_taken_only_if_asked(tmp_path: Path) -> None:
     lock = tmp_path / ".work" / "run.lock"
     with hold_run_lock(tmp_path):
-        held = json.loads(lock.read_text())
+        held = json.loads((lock / HOLDER).read_text())
     dead = {**held, "process": 2**22 + 1, "space": "pid:[1]"}
-    lock.write_text(json.dumps(dead))
+    lock.mkdir()
+    (lock / HOLDER).write_text(json.dumps(dead))
 
     with pytest.raises(ScanError, match="another container of host"), hold_run_lock(tmp_path):
         pass
     with hold_run_lock(tmp_path, take_over=True):
         pass
-    lock.write_text(json.dumps({**dead, "space": held["space"]}))
+    lock.mkdir()
+    (lock / HOLDER).write_text(json.dumps({**dead, "space": held["space"]}))
     with hold_run_lock(tmp_path):
         pass
 
@@ -262,7 +266,6 @@ def test_a_run_in_another_pid_namespace_of_this_host_is_not_taken_for_dead(tmp_p
 
 def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
     lock = tmp_path / ".work" / "run.lock"
-    lock.parent.mkdir()
     inside, most, lockdoor = [0], [0], threading.Lock()
     refused = []
 
@@ -279,7 +282,9 @@ def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
             refused.append(error)
 
     for _ in range(10):
-        lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+        lock.mkdir(parents=True)
+        text = '{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}'
+        (lock / HOLDER).write_text(text)
         threads = [threading.Thread(target=take) for _ in range(6)]
         for thread in threads:
             thread.start()
@@ -287,6 +292,38 @@ def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
             thread.join()
     assert most[0] == 1
     assert all("LOCKED" in str(error) for error in refused)
+
+
+POOR_SHARE = """
+import errno, fcntl, os, sys, time
+from pathlib import Path
+def refuse(*arguments, **more):
+    raise OSError(int(sys.argv[2]), "a share without it")
+os.link = fcntl.flock = refuse
+from scanloom.core import ScanError
+from scanloom.engine.run_lock import hold_run_lock
+out, held = Path(sys.argv[1]), 0
+while held < 30:
+    try:
+        with hold_run_lock(out):
+            os.close(os.open(out / "held", os.O_CREAT | os.O_EXCL))
+            held += 1
+            (out / "held").unlink()
+    except ScanError as error:
+        assert error.code == "LOCKED", error
+    time.sleep(0.001)
+print(held)
+"""
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_share_without_hard_links_and_flock_has_locks(tmp_path: Path, number: int) -> None:
+    """Of processes that all try, one at a time holds it; nothing of the lock stays."""
+    command = [sys.executable, "-c", POOR_SHARE, str(tmp_path), str(number)]
+    many = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+
+    assert [each.communicate()[0] for each in many] == ["30\n"] * 3
+    assert not list((tmp_path / ".work").iterdir())
 
 
 def test_local_pool(tmp_path: Path) -> None:

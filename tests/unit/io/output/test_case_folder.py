@@ -22,8 +22,8 @@ from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.output.work_folder import (
     HANDSHAKE_PREFIX,
     clean_up,
-    handshake_file_name,
     open_output,
+    process_file_name,
 )
 from scanloom.review.report.page import write_report
 
@@ -301,9 +301,9 @@ def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
 def test_tidy_leaves_what_other_shards_prove_themselves_by(tmp_path: Path) -> None:
     work = tmp_path / ".work"
     work.mkdir()
-    code = "import scanloom.io.output.work_folder as w; print(w.handshake_file_name())"
+    code = 'import scanloom.io.output.work_folder as w; print(w.process_file_name("handshake"))'
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    alive = work / handshake_file_name()
+    alive = work / process_file_name(HANDSHAKE_PREFIX)
     for path in (alive, work / dead.stdout.strip()):
         path.touch()
         os.utime(path, (1000, 1000))
@@ -322,14 +322,17 @@ def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
     dead = work / f"{CASE}.{'0' * 8}.1.2.{'3' * 8}.new"  # of another host, and a day old
     dead.mkdir()
     drafts = [out / ".manifest.csv.0123abcd", out / "failed" / ".x.json.0123abcd"]
-    drafts += [out / "private" / ".index.parquet.0123abcd", work / "run.lock.0123456789abcdef"]
+    drafts += [out / "private" / ".index.parquet.0123abcd", work / f"lock.{'0' * 8}.1.2.{'3' * 8}"]
     for path in (*drafts, work / "run-1-of-2.lock", out / ".hidden"):
         path.touch()
     (work / "bids-0123abcd-old" / "sub-1").mkdir(parents=True)
+    lost = work / f"lock.{'0' * 8}.1.2.{'4' * 8}"  # of a process that died while it let go
+    lost.mkdir()
+    (lost / "holder.json").touch()
     mine = work / "notes.txt"
     mine.touch()
     kept = {*before, ".work/run-1-of-2.lock", ".work/notes.txt", ".hidden"}
-    for path in (*drafts, dead, mine, work / "bids-0123abcd-old"):
+    for path in (*drafts, dead, mine, lost, work / "bids-0123abcd-old"):
         os.utime(path, (1000, 1000))
     (out / ".manifest.csv.89abcdef").touch()  # being written
 
