@@ -230,12 +230,20 @@ CHOSEN: dict[str, Kind] = {
         PHASES,
         _TWO,
     ),
-    "acquisitions one within the other": Kind(
-        values("AcquisitionNumber", 1, 2, shift=0.5), PHASES, _TWO
-    ),
+    **{
+        f"one unevenly within the other, by {keyword}": Kind(
+            values(keyword, *each, shift=0.4), PHASES, _TWO
+        )
+        for keyword, each in {
+            "AcquisitionNumber": (1, 2),
+            "AcquisitionTime": ("101500", "101512"),
+            "ImageComments": ("0 %", "50 %"),
+            "MagnetizationTransfer": ("NONE", "OFF_RESONANCE"),
+        }.items()
+    },
     "echoes one within the other": Kind(values("EchoTime", "4", "9", shift=0.5), PHASES, _TWO),
     "three within each other": Kind(
-        values("AcquisitionNumber", 1, 2, 3, balls=(BALL, LATE, LATER), shift=1 / 3),
+        values("AcquisitionNumber", 1, 2, 3, balls=(BALL, LATE, LATER), shift=0.3),
         PHASES,
         (BALL, LATE, LATER),
     ),

@@ -200,7 +200,7 @@ REFUSED: dict[str, Kind] = {
         }.items()
     },
     "half CT, half MR": Kind(
-        changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), "MIXED_SLICES"
+        changed(lambda k, ds: assign(ds, Modality="MR" if k // 2 % 2 else "CT")), "MIXED_SLICES"
     ),
     "half in becquerel, half in counts": Kind(halves("Units", "BQML", "CNTS"), "MIXED_SLICES"),
     "half of it corrected for attenuation": Kind(

@@ -28,7 +28,9 @@ from scanloom.io.dicom.header.header import Header, HeaderCache, read_headers
 from scanloom.io.dicom.header.parser import read_first_bytes
 from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
+from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
+from scanloom.io.dicom.splitting.agreement import differ_in_records, first_disagreement
 from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
 from scanloom.io.dicom.suv import suv_factor
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
@@ -58,7 +60,7 @@ def read_dicom(
     modality : str or None
         Used only if the headers name no known modality.
     phase : int or None
-        Number of the volume in a series of several, from 0, in the order of `phases.TELLING`.
+        Number of the volume in a series of several, from 0, in the order of `SLICE_ATTRIBUTES`.
     gaps : "refuse" or "interpolate"
         Whether to refuse or to interpolate missing slices.
     limit : int
@@ -80,6 +82,8 @@ def read_dicom(
     flags = list(stack.flags)
     if duplicates:
         flags.append(Flag.DUPLICATES_DROPPED)
+    if differ_in_records(stack.real):
+        flags.append(Flag.SLICES_DIFFER)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
     flags += _rounding_flags(stack, array)
@@ -232,7 +236,9 @@ def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
 def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
     """Return the stack of one volume that was sent repeatedly; None if slices differ."""
     try:
-        stack = stack_slices(slices, gaps)
+        stack = stack_slices(slices, gaps, SERIES_ATTRIBUTES)
+        if first_disagreement(slices) and len({k for k, _ in stack.twins}) < len(stack.real):
+            return None  # parts of several series, of which only some are the same
         same = all(same_pixels(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
     except ScanError:
         return None

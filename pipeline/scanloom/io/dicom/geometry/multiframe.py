@@ -26,7 +26,7 @@ from scanloom.io.dicom.geometry.slices import (
 )
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import Header, pydicom_muted
-from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
+from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -51,6 +51,10 @@ _GROUPS = (
     tags.MR_TIMING_AND_RELATED_PARAMETERS_SEQUENCE,
     tags.MR_ECHO_SEQUENCE,
     tags.MR_MODIFIER_SEQUENCE,
+    tags.MR_IMAGING_MODIFIER_SEQUENCE,
+    tags.MR_ARTERIAL_SPIN_LABELING_SEQUENCE,
+    tags.CT_RECONSTRUCTION_SEQUENCE,
+    tags.PET_RECONSTRUCTION_SEQUENCE,
     tags.MR_DIFFUSION_SEQUENCE,
     tags.CARDIAC_SYNCHRONIZATION_SEQUENCE,
     tags.TEMPORAL_POSITION_SEQUENCE,
@@ -224,7 +228,7 @@ def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) ->
     for name, tag in _INTEGER_TAGS.items():
         if tag in attributes:
             phase[name] = str(_integer(header, attributes[tag]))
-    for attribute in QUANTITY_TAGS:
+    for attribute in SLICE_ATTRIBUTES:
         raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
         if raw and attribute.name not in phase:
             phase[attribute.name] = untyped_as_text(raw, little=little)
