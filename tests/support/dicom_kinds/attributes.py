@@ -51,9 +51,9 @@ def _image(*words: str) -> list[str]:
     return ["ORIGINAL", "PRIMARY", *words]
 
 
-def _texts(keyword: str, *each: str, rule: str = MEANING, vr: str = "LO") -> Truth:
+def _texts(keyword: str, *each: str, vr: str = "LO") -> Truth:
     alike = (each[0], each[0].lower(), each[0].upper() + " ")
-    return Truth(rule, keyword, vr, each, alike)
+    return Truth(MEANING, keyword, vr, each, alike)
 
 
 def _codes(keyword: str, *each: str) -> Truth:
@@ -238,7 +238,7 @@ TRUTHS: dict[str, Truth] = {
         ),
         (_image("M", "ND", "X17"), _image("X17", "M", "ND"), _image("AXIAL", "ND", "M", "X17")),
     ),
-    "ImageComments": _texts("ImageComments", "0 %", "50 %", "pre", rule=RECORDED, vr="LT"),
+    "ImageComments": _texts("ImageComments", "0 %", "50 %", "pre", vr="LT"),
     "ReconstructionDiameter": Truth(
         RECORDED, "ReconstructionDiameter", "DS", ("250", "350", "500"), ("250", "250.00", "251")
     ),
@@ -345,7 +345,7 @@ IN_FRAMES: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         ("20250102090000", "20250102101500", "20250102153000"),
         RECORDED,
     ),
-    "ImageComments": ("", "FrameComments", ("0 %", "50 %"), RECORDED),
+    "ImageComments": ("", "FrameComments", ("0 %", "50 %"), MEANING),
     "DimensionIndexValues": ("", "DimensionIndexValues", ([1], [2]), VARIES),
 }
 """For enhanced objects: functional group (the content group if empty), keyword, values and rule."""

@@ -185,6 +185,11 @@ CHOSEN: dict[str, Kind] = {
             "KVP": ("80", "140"),
             "SeriesNumber": (2, 11),
             "SeriesDescription": ("CT 0 %", "CT 50 %"),
+            "MagnetizationTransfer": (None, "OFF_RESONANCE"),
+            "ImageComments": ("0 %", "50 %"),
+            "DerivationDescription": ("fat", "water"),
+            "PerformedProcedureStepID": ("1", "2"),
+            "ImageType": (["DERIVED", "PRIMARY", "BONE"], ["DERIVED", "PRIMARY", "SOFT_TISSUE"]),
         }.items()
     },
     "passes over midnight": Kind(phases(*map(night, (0, 20))), PHASES, _TWO),

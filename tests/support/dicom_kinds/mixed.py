@@ -92,6 +92,8 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     "SeriesNumber": ("SeriesNumber", "IS", "2", "11"),
     "SeriesDescription": ("SeriesDescription", "LO", "CT 0 %", "CT 50 %"),
     "DerivationDescription": ("DerivationDescription", "ST", "water", "fat"),
+    "ImageComments": ("ImageComments", "LT", "0 %", "50 %"),
+    "FrameComments": ("FrameComments", "LT", "0 %", "50 %"),
     "MagnetizationTransfer": ("MagnetizationTransfer", "CS", "OFF_RESONANCE", "ON_RESONANCE"),
     "SpectrallySelectedSuppression": ("SpectrallySelectedSuppression", "CS", "FAT", "WATER"),
     "ASLContext": ("ASLContext", "CS", "LABEL", "CONTROL"),
@@ -121,7 +123,7 @@ MAY_LACK = (
     *("kernel", "thickness", "voltage, the nearest", "ScanningSequence", "SequenceVariant"),
     *("SequenceName", "RepetitionTime", "FilterType", "ReconstructionMethod"),
     *("ProtocolName", "SeriesNumber", "SeriesDescription", "Radiopharmaceutical"),
-    "procedure step",
+    *("procedure step", "ImageComments", "FrameComments"),
 )
 """Attributes that slices of one volume may lack."""
 INSTEAD_OF = {"AcquisitionDateTime": "AcquisitionDate"}
@@ -161,7 +163,7 @@ class Mixture:
     @property
     def codes(self) -> tuple[str, ...]:
         """Allowed reason codes; adjacent pieces are never volumes."""
-        if self.lacking or self.which not in ("each second", "each third", "in pairs"):
+        if self.which not in ("each second", "each third", "in pairs"):
             return ("MIXED_SLICES",)
         return ("MIXED_SLICES", "PHASES")
 

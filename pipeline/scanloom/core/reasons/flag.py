@@ -38,7 +38,7 @@ class Flag(Enum):
     AFFINE_ROUNDED = "The axes were not exactly orthogonal (rounding) and were corrected"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
     SLICES_DIFFER = (
-        "Slices differ in an attribute that may matter, such as a comment or a pause between them, "
+        "Slices differ in an attribute that may matter, such as a pause or the image type, "
         "or some lack one that the others have; they were read as one volume"
     )
     POSITIONS_ROUNDED = (

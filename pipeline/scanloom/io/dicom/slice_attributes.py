@@ -58,7 +58,7 @@ _COIL_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
 """Name of a single coil element, whose image was not combined with others."""
 _NO_AGENT = ("NO", "NONE", "N", "0", "NOT GIVEN", "WITHOUT")
 _COMPRESSION = re.compile(r"COMPRESS|LOSSY|LOSSLESS|JPE?G|JP2|J2K")
-"""Derivations that are only another encoding; GE writes each slice's own compression ratio."""
+"""Texts about another encoding only; GE writes each slice's own compression ratio."""
 
 
 class Rule(Enum):
@@ -175,13 +175,10 @@ def _sequence_name(values: Collection[str]) -> dict[str, str]:
     return kinds
 
 
-def _unless(silent: Collection[str]) -> Normalise:
-    """Return the function that ignores case, and takes some values for none."""
-
-    def normalise(values: Collection[str]) -> dict[str, str]:
-        return {v: _NEUTRAL if text in silent else text for v, text in _text(values).items()}
-
-    return normalise
+def _unless_none(values: Collection[str]) -> dict[str, str]:
+    """Ignore case, and take a value that says so for none."""
+    texts = _text(values)
+    return {v: _NEUTRAL if text in ("NONE", "NO", "OFF") else text for v, text in texts.items()}
 
 
 def _contrast_agent(values: Collection[str]) -> dict[str, str]:
@@ -190,7 +187,7 @@ def _contrast_agent(values: Collection[str]) -> dict[str, str]:
 
 
 def _derivation(values: Collection[str]) -> dict[str, str]:
-    """Ignore derivations that are only another encoding."""
+    """Ignore case, and texts about compression."""
     texts = _text(values)
     return {v: _NEUTRAL if _COMPRESSION.search(text) else text for v, text in texts.items()}
 
@@ -207,6 +204,9 @@ def _dates_within(days: int) -> Normalise:
         return kinds
 
     return normalise
+
+
+_same_session, _same_year = _dates_within(SAME_SESSION_DAYS), _dates_within(RECONSTRUCTION_DAYS)
 
 
 def _day(value: str) -> int | None:
@@ -277,6 +277,12 @@ class SliceAttribute(NamedTuple):
     separates: Separates = ""
     counts: bool = False
 
+    @property
+    def tolerance(self) -> str:
+        """Which values count as equal, for the documentation."""
+        numbering = "; as many values as slices" if self.counts else ""
+        return _TOLERANCES[self.normalise] + numbering
+
     def kinds_of(
         self, values: Collection[str], count: int, *, exact: bool = False
     ) -> dict[str, str]:
@@ -307,7 +313,8 @@ class SliceAttribute(NamedTuple):
     def _kind_of_absent(self, present: Iterable[str], kinds: dict[str, str]) -> str:
         if self.absent == "says nothing":
             normal = self.normalise(set(present))
-            return next((kinds[v] for v in sorted(present) if normal[v] in ("", _NEUTRAL)), "")
+            silent = (kinds[v] for v in sorted(present) if normal[v] in ("", _NEUTRAL))
+            return next(silent, _NEUTRAL)
         return min(kinds.values())
 
 
@@ -319,6 +326,25 @@ def _lowest(normal: dict[str, str]) -> dict[str, str]:
     return {value: lowest[form] for value, form in normal.items()}
 
 
+_TOLERANCES: dict[Normalise, str] = {
+    _text: "in any case",
+    _unordered: "in any case and order",
+    _image_content: "with equal words, in any order",
+    _other_words: "with equal words, in any order",
+    _exact_number: "the same number",
+    _number: f"within {ROUNDING_SHARE * 100:.0f} %",
+    _adapted_number: f"within {ADAPTED_SHARE * 100:.0f} %",
+    _voltage: f"within {VOLTAGE_SHARE * 100:.0f} %",
+    _first_number: f"the first number within {ROUNDING_SHARE * 100:.0f} %",
+    _coil_element: "unless they name single elements",
+    _sequence_name: "but for numbers",
+    _unless_none: "in any case",
+    _contrast_agent: "given or not",
+    _derivation: "in any case; texts about compression",
+    _same_session: "within a day",
+    _same_year: "within a year",
+    _times_without_pause: f"without a pause of {MAX_PAUSE_S / 60:.0f} minutes",
+}
 _NUMERIC = (_number, _adapted_number, _voltage, _first_number, _exact_number)
 
 _MEANING, _VARIES, _RECORDED = Rule.MEANING, Rule.VARIES, Rule.RECORDED
@@ -506,7 +532,7 @@ _OF_THE_ACQUISITION = (
         _MEANING,
         "options, such as suppression of fat; empty if there are none",
         _unordered,
-        "differs",
+        "says nothing",
         "then",
     ),
     SliceAttribute(
@@ -668,7 +694,7 @@ _OTHERS = (
         (tags.VOLUME_BASED_CALCULATION_TECHNIQUE,),
         _MEANING,
         "a reformat or another computation over slices",
-        _unless(("NONE",)),
+        _unless_none,
         "says nothing",
     ),
     SliceAttribute(
@@ -681,11 +707,19 @@ _OTHERS = (
         counts=True,
     ),
     SliceAttribute(
+        "ImageComments",
+        (tags.IMAGE_COMMENTS, tags.FRAME_COMMENTS),
+        _MEANING,
+        "free text, in which scanners name what no attribute does: phase, energy, motion",
+        _derivation,
+        counts=True,
+    ),
+    SliceAttribute(
         "MagnetizationTransfer",
         (tags.MAGNETIZATION_TRANSFER,),
         _MEANING,
         "a preparation, which the contrast depends on",
-        _unless(("NONE", "NO", "OFF")),
+        _unless_none,
         "says nothing",
     ),
     SliceAttribute(
@@ -693,7 +727,7 @@ _OTHERS = (
         (tags.SPECTRALLY_SELECTED_SUPPRESSION,),
         _MEANING,
         "suppression of fat or water",
-        _unless(("NONE",)),
+        _unless_none,
         "says nothing",
     ),
     SliceAttribute(
@@ -759,28 +793,28 @@ _OTHERS = (
         (tags.STUDY_DATE,),
         _MEANING,
         "another visit; a scan may pass midnight",
-        _dates_within(SAME_SESSION_DAYS),
+        _same_session,
     ),
     SliceAttribute(
         "AcquisitionDate",
         (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
         _MEANING,
         "another visit; a scan may pass midnight",
-        _dates_within(SAME_SESSION_DAYS),
+        _same_session,
     ),
     SliceAttribute(
         "SeriesDate",
         (tags.SERIES_DATE,),
         _MEANING,
         "another visit; some slices are reconstructed again",
-        _dates_within(RECONSTRUCTION_DAYS),
+        _same_year,
     ),
     SliceAttribute(
         "ContentDate",
         (tags.CONTENT_DATE,),
         _MEANING,
         "another visit; some slices are reconstructed again",
-        _dates_within(RECONSTRUCTION_DAYS),
+        _same_year,
     ),
     SliceAttribute(
         "ImageType, other words",
@@ -791,14 +825,6 @@ _OTHERS = (
         "ignored",
     ),
     SliceAttribute(
-        "ImageComments",
-        (tags.IMAGE_COMMENTS, tags.FRAME_COMMENTS),
-        _RECORDED,
-        "free text, also of a single slice",
-        absent="differs",
-        counts=True,
-    ),
-    SliceAttribute(
         "ReconstructionDiameter",
         (tags.RECONSTRUCTION_DIAMETER,),
         _RECORDED,
@@ -807,7 +833,11 @@ _OTHERS = (
     ),
     *(
         SliceAttribute(
-            name, (tag,), _RECORDED, "padding, which is known only if slices agree on it"
+            name,
+            (tag,),
+            _RECORDED,
+            "padding, which is known only if slices agree on it",
+            _exact_number,
         )
         for name, tag in (
             ("PixelPaddingValue", tags.PIXEL_PADDING_VALUE),
