@@ -50,8 +50,10 @@ PIXELS_TELL = {
     "a column less than there are": "",
     "rows less than there are": "",
     "two series": "",
+    "half of one tracer, half of another": "",
 }
-"""Result of indexing, which reads no pixels and selects no series, if reading differs."""
+"""Result of indexing, which reads neither pixels nor nested sequences and selects no series, if
+reading differs."""
 
 
 @pytest.mark.parametrize(

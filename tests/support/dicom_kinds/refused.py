@@ -219,6 +219,18 @@ REFUSED: dict[str, Kind] = {
             "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
         }.items()
     },
+    "half of one tracer, half of another": Kind(
+        changed(
+            lambda k, ds: assign(
+                ds,
+                Modality="PT",
+                RadiopharmaceuticalInformationSequence=[
+                    item(Radiopharmaceutical="PSMA-11" if k >= MIDDLE else "FDG")
+                ],
+            )
+        ),
+        "MIXED_SLICES",
+    ),
     "half CT, half MR": Kind(
         changed(lambda k, ds: assign(ds, Modality="MR" if k // 2 % 2 else "CT")), "MIXED_SLICES"
     ),
