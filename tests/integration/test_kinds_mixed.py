@@ -15,10 +15,12 @@ from pydicom.tag import Tag
 
 import scanloom
 from scanloom.core import ScanError
-from scanloom.io.dicom.splitting.uniform_attributes import (
+from scanloom.io.dicom.slice_attributes import (
     ADAPTED_SHARE,
-    QUANTITY_TAGS,
     ROUNDING_SHARE,
+    VOLTAGE_SHARE,
+    Rule,
+    attributes_with,
 )
 from scanloom.io.index.build import build_index
 from support.dicom_kinds.base import AXIAL, stored
@@ -64,7 +66,9 @@ def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, ste
 
 def test_every_tag_on_which_slices_agree_is_among_the_attributes():
     mixed = {int(Tag(tag)) for tag, *_ in ATTRIBUTES.values()}
-    assert {tag for attribute in QUANTITY_TAGS for tag in attribute.tags} - mixed == set()
+    of_frames = {int(Tag(k)) for k in ("FrameType", "VolumeBasedCalculationTechnique")}
+    meaning = {tag for a in attributes_with(Rule.MEANING) for tag in a.tags}
+    assert meaning - mixed - of_frames == set()
 
 
 @pytest.mark.parametrize("keyword", ["StudyDate", "AcquisitionDate", "ContentDate", "Manufacturer"])
@@ -141,7 +145,8 @@ def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
 )
 def test_only_rounded_numbers_count_as_equal(keyword, value, share, which):
     others = WHICH[which]
-    allowed = ROUNDING_SHARE if keyword == "EchoTime" else ADAPTED_SHARE
+    shares = {"InversionTime": ADAPTED_SHARE, "KVP": VOLTAGE_SHARE}
+    allowed = shares.get(keyword, ROUNDING_SHARE)
     assume(abs(share - 1) > 0.01)
 
     def edit(k: int, ds: Any) -> None:

@@ -119,7 +119,8 @@ def _add_plane(group: Dataset, frame: Frame) -> None:
 
 def _group(frame: Frame, shared: bool, words: Words) -> Dataset:
     group = Dataset()
-    group.FrameContentSequence = [item(StackID="1", FrameAcquisitionNumber=1, **frame.content)]
+    content = {"StackID": "1", "FrameAcquisitionNumber": 1} | frame.content
+    group.FrameContentSequence = [item(**content)]
     position = [f"{v:.9g}" for v in frame.geometry.position(frame.k)]
     group.PlanePositionSequence = [item(ImagePositionPatient=position)]
     if not shared:

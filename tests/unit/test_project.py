@@ -12,13 +12,18 @@ from packaging.utils import canonicalize_name
 
 import scanloom
 from scanloom.core import Flag, Reason
+from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
 from support.real_scans import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def reasons_writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_reasons", ROOT / "docs/write_reasons.py")
+    return writer_of("write_reasons")
+
+
+def writer_of(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -31,6 +36,15 @@ def test_page_of_reasons_is_current() -> None:
     writer = reasons_writer()
 
     assert (ROOT / "docs" / "reasons.md").read_text(encoding="utf-8") == writer.page()
+
+
+def test_table_of_attributes_is_current() -> None:
+    """If this fails: python docs/write_attributes.py."""
+    text = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
+
+    assert text == writer_of("write_attributes").page(text)
+    for attribute in SLICE_ATTRIBUTES:
+        assert f"\n| {attribute.name} | " in text
 
 
 def test_page_of_reasons_has_all() -> None:

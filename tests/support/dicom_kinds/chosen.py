@@ -185,6 +185,11 @@ CHOSEN: dict[str, Kind] = {
             "KVP": ("80", "140"),
             "SeriesNumber": (2, 11),
             "SeriesDescription": ("CT 0 %", "CT 50 %"),
+            "MagnetizationTransfer": (None, "OFF_RESONANCE"),
+            "ImageComments": ("0 %", "50 %"),
+            "DerivationDescription": ("fat", "water"),
+            "PerformedProcedureStepID": ("1", "2"),
+            "ImageType": (["DERIVED", "PRIMARY", "BONE"], ["DERIVED", "PRIMARY", "SOFT_TISSUE"]),
         }.items()
     },
     "passes over midnight": Kind(phases(*map(night, (0, 20))), PHASES, _TWO),
@@ -230,12 +235,20 @@ CHOSEN: dict[str, Kind] = {
         PHASES,
         _TWO,
     ),
-    "acquisitions one within the other": Kind(
-        values("AcquisitionNumber", 1, 2, shift=0.5), PHASES, _TWO
-    ),
+    **{
+        f"one unevenly within the other, by {keyword}": Kind(
+            values(keyword, *each, shift=0.4), PHASES, _TWO
+        )
+        for keyword, each in {
+            "AcquisitionNumber": (1, 2),
+            "AcquisitionTime": ("101500", "101512"),
+            "ImageComments": ("0 %", "50 %"),
+            "MagnetizationTransfer": ("NONE", "OFF_RESONANCE"),
+        }.items()
+    },
     "echoes one within the other": Kind(values("EchoTime", "4", "9", shift=0.5), PHASES, _TWO),
     "three within each other": Kind(
-        values("AcquisitionNumber", 1, 2, 3, balls=(BALL, LATE, LATER), shift=1 / 3),
+        values("AcquisitionNumber", 1, 2, 3, balls=(BALL, LATE, LATER), shift=0.1),
         PHASES,
         (BALL, LATE, LATER),
     ),

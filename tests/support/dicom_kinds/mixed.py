@@ -78,6 +78,31 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
         "MONOCHROME2",
         "MONOCHROME1",
     ),
+    "kernel": ("ConvolutionKernel", "SH", "B30f", "B70f"),
+    "thickness": ("SliceThickness", "DS", "3", "5"),
+    "voltage, the nearest": ("KVP", "DS", "100", "120"),
+    "ScanningSequence": ("ScanningSequence", "CS", "SE", "GR"),
+    "SequenceVariant": ("SequenceVariant", "CS", ["SK", "MTC"], "SK"),
+    "ScanOptions": ("ScanOptions", "CS", ["FS", "PFF"], "PFF"),
+    "SequenceName": ("SequenceName", "SH", "*tse2d1_5", "*tir2d1_5"),
+    "RepetitionTime": ("RepetitionTime", "DS", "500", "3000"),
+    "FilterType": ("FilterType", "SH", "BOWTIE", "WEDGE"),
+    "ReconstructionMethod": ("ReconstructionMethod", "LO", "OSEM 3i21s", "FBP"),
+    "ProtocolName": ("ProtocolName", "LO", "bone", "lung"),
+    "SeriesNumber": ("SeriesNumber", "IS", "2", "11"),
+    "SeriesDescription": ("SeriesDescription", "LO", "CT 0 %", "CT 50 %"),
+    "DerivationDescription": ("DerivationDescription", "ST", "water", "fat"),
+    "ImageComments": ("ImageComments", "LT", "0 %", "50 %"),
+    "FrameComments": ("FrameComments", "LT", "0 %", "50 %"),
+    "MagnetizationTransfer": ("MagnetizationTransfer", "CS", "OFF_RESONANCE", "ON_RESONANCE"),
+    "SpectrallySelectedSuppression": ("SpectrallySelectedSuppression", "CS", "FAT", "WATER"),
+    "ASLContext": ("ASLContext", "CS", "LABEL", "CONTROL"),
+    "AttenuationCorrectionMethod": ("AttenuationCorrectionMethod", "LO", "measured", "NONE"),
+    "ScatterCorrectionMethod": ("ScatterCorrectionMethod", "LO", "Model-based", "NONE"),
+    "RandomsCorrectionMethod": ("RandomsCorrectionMethod", "CS", "DLYD", "SING"),
+    "Radiopharmaceutical": ("Radiopharmaceutical", "LO", "FDG", "PSMA"),
+    "procedure step": ("PerformedProcedureStepID", "SH", "A1", "A2"),
+    "soft tissue and bone": ("ImageType", "CS", ["X", "Y", "SOFT_TISSUE"], ["X", "Y", "BONE"]),
     "StudyDate": ("StudyDate", "DA", "20190401", "20210401"),
     "AcquisitionDate": ("AcquisitionDate", "DA", "20190401", "20190403"),
     "AcquisitionDateTime": ("AcquisitionDateTime", "DT", "20190401120000", "20190403120000"),
@@ -95,6 +120,10 @@ MAY_LACK = (
     *("Dixon, Philips", "Dixon, Siemens", "component, GE", "EchoNumbers"),
     *("TemporalPositionIdentifier", "StudyDate", "AcquisitionDate", "SeriesDate", "ContentDate"),
     "AcquisitionDateTime",
+    *("kernel", "thickness", "voltage, the nearest", "ScanningSequence", "SequenceVariant"),
+    *("SequenceName", "RepetitionTime", "FilterType", "ReconstructionMethod"),
+    *("ProtocolName", "SeriesNumber", "SeriesDescription", "Radiopharmaceutical"),
+    *("procedure step", "ImageComments", "FrameComments"),
 )
 """Attributes that slices of one volume may lack."""
 INSTEAD_OF = {"AcquisitionDateTime": "AcquisitionDate"}
@@ -134,7 +163,7 @@ class Mixture:
     @property
     def codes(self) -> tuple[str, ...]:
         """Allowed reason codes; adjacent pieces are never volumes."""
-        if self.lacking or self.which not in ("each second", "each third", "in pairs"):
+        if self.which not in ("each second", "each third", "in pairs"):
             return ("MIXED_SLICES",)
         return ("MIXED_SLICES", "PHASES")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,25 @@ def pepolar(user: str | None) -> Maker:
 READ["GE's epi_pepolar, forward"] = Kind(pepolar("0.000000"))
 
 
+def second_item(keyword: str, attributes: dict[str, Any]) -> Callable[[Dataset], None]:
+    """Return an edit that adds a second item to the shared groups, with other values."""
+
+    def edit(ds: Dataset) -> None:
+        [shared] = ds.SharedFunctionalGroupsSequence
+        shared.MREchoSequence = [item(EffectiveEchoTime=4.6)]
+        ds.SharedFunctionalGroupsSequence = [shared, item(**{keyword: [item(**attributes)]})]
+
+    return edit
+
+
+def one_of_two_frames(folder: Path) -> None:
+    """Write a slice whose file holds a second frame, although its class has one."""
+    path = stack(folder)[MIDDLE]
+    ds = dcmread(path)
+    ds.NumberOfFrames, ds.PixelData = 2, 2 * ds.PixelData
+    dcmwrite(path, ds)
+
+
 def slightly_turned(k: int, ds: Dataset) -> None:
     turn = (k % 3) * 1.5e-4
     ds.ImageOrientationPatient = ["1", f"{turn:.6f}", "0", f"{-turn:.6f}", "1", "0"]
@@ -209,8 +229,20 @@ REFUSED: dict[str, Kind] = {
             "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
         }.items()
     },
+    "half of one tracer, half of another": Kind(
+        changed(
+            lambda k, ds: assign(
+                ds,
+                Modality="PT",
+                RadiopharmaceuticalInformationSequence=[
+                    item(Radiopharmaceutical="PSMA-11" if k >= MIDDLE else "FDG")
+                ],
+            )
+        ),
+        "MIXED_SLICES",
+    ),
     "half CT, half MR": Kind(
-        changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), "MIXED_SLICES"
+        changed(lambda k, ds: assign(ds, Modality="MR" if k // 2 % 2 else "CT")), "MIXED_SLICES"
     ),
     "half in becquerel, half in counts": Kind(halves("Units", "BQML", "CNTS"), "MIXED_SLICES"),
     "half of it corrected for attenuation": Kind(
@@ -280,6 +312,16 @@ REFUSED: dict[str, Kind] = {
         every(RescaleSlope="1e20", PixelData=bytes(2 * SHAPE[0] * SHAPE[1])), "RESCALE"
     ),
     "sideways": Kind(changed(sideways), "BAD_GEOMETRY"),
+    **{
+        f"enhanced, two items of shared groups that differ in {group}": Kind(
+            enhanced(edit=second_item(group, attribute), modality="MR"), "HEADER_CONTRADICTS"
+        )
+        for group, attribute in (
+            ("PixelMeasuresSequence", {"PixelSpacing": ["3", "3"]}),
+            ("MREchoSequence", {"EffectiveEchoTime": 30.0}),
+        )
+    },
+    "a slice with two frames": Kind(one_of_two_frames, "HEADER_CONTRADICTS"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
     "enhanced, a position is missing": Kind(
         enhanced(edit=dropped("PlanePositionSequence")), "NO_POSITION"

@@ -208,6 +208,39 @@ READ: dict[str, Kind] = {
         changed(lambda k, ds: assign(ds, ImageType=["ORIGINAL", "PRIMARY", "M", f"X{k // 10}"]))
     ),
     "MR in two passes": Kind(changed(odd_and_even_times, Modality="MR")),
+    **{
+        f"odd and even slices differ in {keyword}": Kind(
+            changed(lambda k, ds, keyword=keyword, each=each: assign(ds, **{keyword: each[k % 2]})),
+            flags=flags,
+        )
+        for keyword, each, flags in (
+            ("AcquisitionNumber", (1, 2), ()),
+            ("SliceThickness", ("0.62", "0.63"), ()),
+            ("ScanOptions", (["FS", "PFP"], ["PFP", "FS"]), ()),
+            (
+                "ImageType",
+                (["ORIGINAL", "PRIMARY", "M", "ND"], ["ORIGINAL", "PRIMARY", "ND", "M"]),
+                (),
+            ),
+            ("ConvolutionKernel", ("SOFT TISSUE", "SOFT_TISSUE"), ()),
+        )
+    },
+    **{
+        f"odd and even slices differ in {name}": Kind(
+            changed(lambda k, ds, keyword=keyword, each=each: assign(ds, **{keyword: each[k % 2]})),
+            flags=("SLICES_DIFFER",),
+        )
+        for name, keyword, each in (
+            (
+                "correction of distortion",
+                "ImageType",
+                (["ORIGINAL", "PRIMARY", "ND"], ["ORIGINAL", "PRIMARY", "DIS2D"]),
+            ),
+            ("the time, by 16 minutes", "AcquisitionTime", ("095900", "101500")),
+            ("a kernel that half of them lack", "ConvolutionKernel", ("B30f", None)),
+            ("the range of the padding", "PixelPaddingRangeLimit", (-2000, -2001)),
+        )
+    },
     "trigger time a slice": Kind(
         changed(lambda k, ds: assign(ds, TriggerTime=str(7 * (k % 5))), Modality="MR")
     ),

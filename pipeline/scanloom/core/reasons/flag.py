@@ -37,6 +37,10 @@ class Flag(Enum):
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
     AFFINE_ROUNDED = "The axes were not exactly orthogonal (rounding) and were corrected"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
+    SLICES_DIFFER = (
+        "Slices differ in an attribute that may matter, such as a pause or the image type, "
+        "or some lack one that the others have; they were read as one volume"
+    )
     POSITIONS_ROUNDED = (
         "Slice positions are rounded in the headers; the best-fitting regular stack was used"
     )

@@ -24,13 +24,15 @@ from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
 from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.header import Header, HeaderCache, read_headers
+from scanloom.io.dicom.header.header import Header, HeaderCache, pydicom_muted, read_headers
 from scanloom.io.dicom.header.parser import read_first_bytes
 from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
+from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
+from scanloom.io.dicom.splitting.agreement import differ_in_records, first_disagreement
 from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
-from scanloom.io.dicom.suv import suv_factor
+from scanloom.io.dicom.suv import suv_factor, tracer
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
@@ -58,7 +60,7 @@ def read_dicom(
     modality : str or None
         Used only if the headers name no known modality.
     phase : int or None
-        Number of the volume in a series of several, from 0, in the order of `phases.TELLING`.
+        Number of the volume in a series of several, from 0, in the order of `SLICE_ATTRIBUTES`.
     gaps : "refuse" or "interpolate"
         Whether to refuse or to interpolate missing slices.
     limit : int
@@ -80,8 +82,12 @@ def read_dicom(
     flags = list(stack.flags)
     if duplicates:
         flags.append(Flag.DUPLICATES_DROPPED)
+    if differ_in_records(stack.real):
+        flags.append(Flag.SLICES_DIFFER)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
+    if modality == "PT":
+        _check_tracer(stack.real)
     flags += _rounding_flags(stack, array)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
@@ -265,7 +271,9 @@ def _check_any_readable(volumes: Volumes, choice: ScanError) -> None:
 def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
     """Return the stack of one volume that was sent repeatedly; None if slices differ."""
     try:
-        stack = stack_slices(slices, gaps)
+        stack = stack_slices(slices, gaps, SERIES_ATTRIBUTES)
+        if first_disagreement(slices) and len({k for k, _ in stack.twins}) < len(stack.real):
+            return None  # parts of several series, of which only some are the same
         same = all(same_pixels(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
     except ScanError:
         return None
@@ -325,6 +333,25 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
         reasons = [rejection_reason(header) for header in headers]
         raise ScanError(next(filter(None, reasons), Reason.NO_IMAGES), "no slices in this series")
     return usable
+
+
+def _check_tracer(slices: Sequence[Slice]) -> None:
+    """Refuse slices of several tracers.
+
+    Headers keep no nested sequences, in which PET names its tracer: it is compared here, and not by
+    the index.
+
+    Raises
+    ------
+    ScanError
+        MIXED_SLICES; UNREADABLE or DAMAGED if a file was changed since its header was read.
+    """
+    headers = {id(slice_.header): slice_.header for slice_ in slices}.values()
+    with pydicom_muted():
+        tracers = [name for header in headers if (name := tracer(header.read_dataset()))]
+    if len(set(tracers)) > 1:
+        detail = f"Radiopharmaceutical has {len(set(tracers))} values in {len(slices)} slices"
+        raise ScanError(Reason.MIXED_SLICES, detail)
 
 
 def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:

@@ -40,6 +40,22 @@ def suv_factor(dataset: Any) -> float | None:
     return factor if math.isfinite(factor) else None
 
 
+def tracer(dataset: Any) -> str:
+    """Return the names of the tracers of an image, in capitals; empty if it states none.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Header of the image.
+    """
+    names = []
+    for injection in dataset.get("RadiopharmaceuticalInformationSequence") or ():
+        codes = injection.get("RadiopharmaceuticalCodeSequence") or ()
+        coded = next((_text(code, "CodeValue") for code in codes), "")
+        names.append(_text(injection, "Radiopharmaceutical").strip().upper() or coded)
+    return "\\".join(sorted(filter(None, names)))
+
+
 def _remaining(dataset: Any, injection: Any) -> float:
     """Return the share of the dose at the time of the decay correction; NaN if it is unknown."""
     reference = _text(dataset, "DecayCorrection")

@@ -26,8 +26,8 @@ from scanloom.io.dicom.geometry.slices import (
 )
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import may_lack_geometry
-from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -52,11 +52,17 @@ _GROUPS = (
     tags.MR_TIMING_AND_RELATED_PARAMETERS_SEQUENCE,
     tags.MR_ECHO_SEQUENCE,
     tags.MR_MODIFIER_SEQUENCE,
+    tags.MR_IMAGING_MODIFIER_SEQUENCE,
+    tags.MR_ARTERIAL_SPIN_LABELING_SEQUENCE,
+    tags.CT_RECONSTRUCTION_SEQUENCE,
+    tags.PET_RECONSTRUCTION_SEQUENCE,
     tags.MR_DIFFUSION_SEQUENCE,
     tags.CARDIAC_SYNCHRONIZATION_SEQUENCE,
     tags.TEMPORAL_POSITION_SEQUENCE,
 )
 """Functional groups that are read (PS3.3 C.7.6.16.2); later ones override earlier ones."""
+_OF_SEVERAL_SOURCES = (tags.CT_X_RAY_DETAILS_SEQUENCE, tags.CT_RECONSTRUCTION_SEQUENCE)
+"""Groups with an item for each X-ray source or energy, of which the first is read."""
 _NESTED_GROUPS = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
 """DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
 
@@ -155,11 +161,12 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
         return vector_slices(header, dataset)
     if len(groups) != header.frames:
         raise ScanError(Reason.DAMAGED, f"{header.frames} frames, but groups for {len(groups)}")
-    from_object = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
-    shared = from_object | _attributes(_items(dataset, _SHARED)[:1])
+    shared = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)} | _agreed(
+        _attributes(item) for item in _items(dataset, _SHARED)
+    )
     dimensions = _non_spatial_dimensions(dataset)
     return [
-        _slice(header, n, shared | _attributes([group]), dimensions, group)
+        _slice(header, n, shared | _attributes(group), dimensions, group)
         for n, group in enumerate(groups)
     ]
 
@@ -227,7 +234,7 @@ def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) ->
     for name, tag in _INTEGER_TAGS.items():
         if tag in attributes:
             phase[name] = str(_integer(header, attributes[tag]))
-    for attribute in QUANTITY_TAGS:
+    for attribute in SLICE_ATTRIBUTES:
         raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
         if raw and attribute.name not in phase:
             phase[attribute.name] = untyped_as_text(raw, little=little)
@@ -255,17 +262,35 @@ def _non_spatial_dimensions(dataset: Dataset) -> list[int]:
     return dimensions
 
 
-def _attributes(groups: Iterable[Dataset]) -> dict[int, bytes]:
+def _attributes(group: Dataset) -> dict[int, bytes]:
     """Return all raw values of the functional groups that are read, by tag."""
     values: dict[int, bytes] = {}
-    for group in groups:
-        for tag in _GROUPS:
-            for item in _items(group, tag)[:1]:
-                values |= _raw_values(item)
-                for nested_tag in _NESTED_GROUPS:
-                    for nested_item in _items(item, nested_tag)[:1]:
-                        values |= _raw_values(nested_item)
+    for tag in _GROUPS:
+        items = _items(group, tag)
+        if tag in _OF_SEVERAL_SOURCES:
+            items = items[:1]
+        values |= _agreed(map(_raw_values, items))
+        for nested_tag in _NESTED_GROUPS:
+            nested = (nested_item for item in items for nested_item in _items(item, nested_tag))
+            values |= _agreed(map(_raw_values, nested))
     return values
+
+
+def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
+    """Return the values of the only item that a functional group may have (PS3.3 C.7.6.16).
+
+    Raises
+    ------
+    ScanError
+        HEADER_CONTRADICTS if there are several, with different values.
+    """
+    agreed: dict[int, bytes] = {}
+    for values in items:
+        if any(agreed.get(tag, value) != value for tag, value in values.items()):
+            detail = "a functional group has several items that differ"
+            raise ScanError(Reason.HEADER_CONTRADICTS, detail)
+        agreed |= values
+    return agreed
 
 
 def _raw_values(item: Dataset) -> dict[int, bytes]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scanloom.io.dicom import tags
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.geometry.slices import Slice, decode_text, parse_decimal, single_slice
 from scanloom.io.dicom.header.header import Header
 
@@ -31,6 +32,13 @@ _VECTORS = {
 }
 
 
+_OF_ONE_FRAME = (
+    uids.CT_IMAGE_STORAGE,
+    uids.MR_IMAGE_STORAGE,
+    uids.POSITRON_EMISSION_TOMOGRAPHY_IMAGE_STORAGE,
+)
+
+
 def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     """Return the frames of an object that has no functional groups.
 
@@ -45,6 +53,11 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
         Header of the object.
     dataset : Dataset
         Data set of the object.
+
+    Raises
+    ------
+    ScanError
+        HEADER_CONTRADICTS if the class of the object has one frame.
     """
     template = single_slice(header)
     unplaced = replace(template, position=None, multiframe=header.frames > 1, shared=None)
@@ -55,6 +68,9 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     position, orientation = _first_geometry(header, dataset)
     spacing = _numbers(_raw(dataset, _BETWEEN))
     has_slice_numbers = len(slice_numbers) == header.frames and min(slice_numbers) == 1
+    if header.frames > 1 and header.sop_class in _OF_ONE_FRAME:
+        detail = "a file holds several frames, but its class has one, with a single position"
+        raise ScanError(Reason.HEADER_CONTRADICTS, detail)
     if not (has_slice_numbers and position and orientation and len(spacing) == 1):
         return [unplaced]  # a single one: the number of frames is not reliable either
     normal = np.cross(orientation[:3], orientation[3:])

@@ -10,7 +10,8 @@ from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
-from scanloom.io.dicom.header.header import PHASE_ATTRIBUTES, Header, pydicom_muted
+from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES, SliceAttribute
 
 _MAX_VALUE_BYTES = 256
 """Longest value that is compared to distinguish volumes."""
@@ -100,6 +101,14 @@ class Slice:
         if name == "InstanceNumber":
             return decode_text(self.header.phase[-1])
         return self.phase.get(name, "")
+
+    def value_of(self, attribute: SliceAttribute) -> str:
+        """Return an attribute as text, of the frame if it has one; empty if it has no value."""
+        if self.multiframe and (text := self.phase.get(attribute.name)):
+            return text
+        elements = self.header.elements
+        raw = next((value for tag in attribute.tags if (value := elements.raw(tag))), b"")
+        return untyped_as_text(raw, little=elements.little)
 
     @property
     def rows(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +31,8 @@ from scanloom.io.dicom.geometry.rounded_positions import (
     rounding_shift,
 )
 from scanloom.io.dicom.geometry.slices import Slice, unique_by_shared
-from scanloom.io.dicom.splitting.uniform_attributes import Attribute, first_disagreement
+from scanloom.io.dicom.slice_attributes import SliceAttribute
+from scanloom.io.dicom.splitting.agreement import first_disagreement, kinds_of
 
 MIN_SLICES = 3
 """Two slices have a single distance, which cannot be checked for regularity."""
@@ -83,7 +84,9 @@ class Stack:
         return tuple(s for s in self.slices if s is not None)
 
 
-def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
+def stack_slices(
+    slices: Sequence[Slice], gaps: Gaps = "refuse", may_differ: Collection[SliceAttribute] = ()
+) -> Stack:
     """Sort the slices of one volume by ImagePositionPatient along the slice normal.
 
     Slices are ordered only by their position along the normal of ImageOrientationPatient.
@@ -96,6 +99,8 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
         In any order.
     gaps : "refuse" or "interpolate"
         Whether slices of an otherwise regular stack may be missing.
+    may_differ : collection of SliceAttribute
+        Attributes on which the slices need not agree.
 
     Raises
     ------
@@ -108,7 +113,15 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     positions = locate_slices(slices, normal)
     if len(positions.depth) < MIN_SLICES:
         raise ScanError(Reason.TOO_FEW_SLICES, counted(len(positions.depth), "slice position"))
-    index = _slice_indices(positions, normal, gaps)
+    try:
+        index = _slice_indices(positions, normal, gaps)
+    except ScanError as error:
+        # Slices of several volumes leave gaps; but a scan whose spacing changes on the way may
+        # change its thickness and kernel with it, and the spacing is what cannot be read
+        if error.reason is not Reason.SPACING_CHANGES:
+            _check_meaning(slices, may_differ)
+        raise
+    _check_meaning(slices, may_differ)
     line, flag = _slice_line(positions.positions, index, normal)
     step = line.step
     between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
@@ -159,9 +172,6 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
     if truncated:
         raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
     _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    attribute = first_disagreement(slices)
-    if attribute is not None:
-        raise _mixed(slices, attribute)
     frame = Reason.FRAME_OF_REFERENCE
     framed = [s for s in distinct if s.header.frame_of_reference]
     _check_equal(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
@@ -179,14 +189,23 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
         raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
 
 
-def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
-    """Return the error for slices that disagree on an attribute."""
-    normalized = attribute.kinds_of(slices)
-    counts = Counter(normalized[attribute.of(s)] for s in slices)
+def _check_meaning(slices: Sequence[Slice], may_differ: Collection[SliceAttribute]) -> None:
+    """Refuse slices that disagree on the meaning of their values.
+
+    Raises
+    ------
+    ScanError
+        MIXED_SLICES.
+    """
+    attribute = first_disagreement(slices, may_differ)
+    if attribute is None:
+        return
+    kinds = kinds_of(attribute, slices)
+    counts = Counter(kinds[s.value_of(attribute)] for s in slices)
     count = len(slices)
     missing = f"is missing in {counts['']} of {count} slices" if "" in counts else ""
     detail = missing or f"differs in {count - max(counts.values())} of {count} slices"
-    return ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
+    raise ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
 
 
 def _check_equal(

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from scanloom.io.dicom import tags
+from scanloom.io.dicom.slice_attributes import KEPT_ATTRIBUTE_TAGS
 
 MODALITY_LUT_PRESENT = -2
 """Stand-in for the tag of ModalityLUTSequence: only whether it has a value is kept."""
@@ -22,106 +23,44 @@ _SHARED_HEAD = struct.Struct("<I?")
 """Length of the transfer syntax UID and `little`; it precedes the shared values."""
 _COUNT = struct.Struct("<H")
 
-KEPT_TAGS = frozenset(
+KEPT_TAGS = KEPT_ATTRIBUTE_TAGS | frozenset(
     (
-        tags.IMAGE_TYPE,
         tags.SOP_CLASS_UID,
         tags.SOP_INSTANCE_UID,
-        tags.STUDY_DATE,
-        tags.SERIES_DATE,
-        tags.ACQUISITION_DATE,
-        tags.CONTENT_DATE,
-        tags.ACQUISITION_DATE_TIME,
         tags.SERIES_TIME,
-        tags.ACQUISITION_TIME,
-        tags.CONTENT_TIME,
-        tags.MODALITY,
-        tags.MANUFACTURER,
-        tags.SERIES_DESCRIPTION,
-        tags.COMPLEX_IMAGE_COMPONENT,
-        tags.ACQUISITION_CONTRAST,
         tags.PATIENT_NAME,
         tags.PATIENT_ID,
         tags.PATIENT_BIRTH_DATE,
-        tags.PATIENT_SEX,
-        tags.CONTRAST_BOLUS_AGENT,
         tags.BODY_PART_EXAMINED,
-        tags.SCANNING_SEQUENCE,
-        tags.SEQUENCE_VARIANT,
-        tags.SCAN_OPTIONS,
         tags.MR_ACQUISITION_TYPE,
-        tags.SEQUENCE_NAME,
-        tags.SLICE_THICKNESS,
-        tags.KVP,
-        tags.REPETITION_TIME,
-        tags.ECHO_TIME,
-        tags.INVERSION_TIME,
-        tags.ECHO_NUMBERS,
         tags.SPACING_BETWEEN_SLICES,
-        tags.PROTOCOL_NAME,
-        tags.TRIGGER_TIME,
         tags.GANTRY_DETECTOR_TILT,
-        tags.FILTER_TYPE,
-        tags.CONVOLUTION_KERNEL,
-        tags.RECEIVE_COIL_NAME,
-        tags.FLIP_ANGLE,
-        tags.PATIENT_POSITION,
-        tags.INVERSION_TIMES,
-        tags.EFFECTIVE_ECHO_TIME,
-        tags.DIFFUSION_B_VALUE,
-        tags.DIFFUSION_GRADIENT_ORIENTATION,
         tags.MULTIENERGY_CT_ACQUISITION,
-        tags.SIEMENS_B_VALUE,
-        tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
         tags.GE_PULSE_SEQUENCE_NAME,
         tags.GE_USER_DATA_12,
-        tags.GE_USER_DATA_20,
-        tags.GE_USER_DATA_21,
-        tags.GE_USER_DATA_22,
         tags.STUDY_INSTANCE_UID,
         tags.SERIES_INSTANCE_UID,
-        tags.SERIES_NUMBER,
-        tags.ACQUISITION_NUMBER,
-        tags.INSTANCE_NUMBER,
         tags.IMAGE_POSITION_PATIENT,
         tags.IMAGE_ORIENTATION_PATIENT,
         tags.FRAME_OF_REFERENCE_UID,
-        tags.TEMPORAL_POSITION_IDENTIFIER,
-        tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,
         tags.SAMPLES_PER_PIXEL,
-        tags.PHOTOMETRIC_INTERPRETATION,
         tags.NUMBER_OF_FRAMES,
         tags.ROWS,
         tags.COLUMNS,
         tags.PIXEL_SPACING,
-        tags.CORRECTED_IMAGE,
         tags.BITS_ALLOCATED,
         tags.BITS_STORED,
         tags.HIGH_BIT,
         tags.PIXEL_REPRESENTATION,
-        tags.PIXEL_PADDING_VALUE,
-        tags.PIXEL_PADDING_RANGE_LIMIT,
         tags.BURNED_IN_ANNOTATION,
         tags.RESCALE_INTERCEPT,
         tags.RESCALE_SLOPE,
         tags.RESCALE_TYPE,
-        tags.GE_IMAGE_TYPE,
-        tags.GE_B_VALUE,
-        tags.SIEMENS_COIL_STRING,
-        tags.SIEMENS_IMAGE_TYPE,
-        tags.UIH_B_VALUE,
         tags.SERIES_TYPE,
-        tags.UNITS,
-        tags.SUV_TYPE,
-        tags.DECAY_CORRECTION,
-        tags.RECONSTRUCTION_METHOD,
-        tags.PHILIPS_DIFFUSION_B_FACTOR,
-        tags.PHILIPS_IMAGE_TYPE,
-        tags.PHILIPS_DIFFUSION_DIRECTION_RL,
-        tags.PHILIPS_DIFFUSION_DIRECTION_AP,
     )
 )
-"""Tags of the data set whose values are kept."""
+"""Tags of the data set whose values are kept: those of `SLICE_ATTRIBUTES`, and what geometry,
+values and lists need."""
 PER_SLICE_TAGS = frozenset(
     (
         tags.SOP_INSTANCE_UID,
@@ -139,6 +78,8 @@ PER_SLICE_TAGS = frozenset(
         tags.INSTANCE_NUMBER,
         tags.IMAGE_POSITION_PATIENT,
         tags.TEMPORAL_POSITION_IDENTIFIER,
+        tags.IMAGE_COMMENTS,
+        tags.DERIVATION_DESCRIPTION,
     )
 )
 """Tags whose values usually differ between the slices or volumes of a series."""

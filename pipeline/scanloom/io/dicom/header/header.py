@@ -20,6 +20,7 @@ from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import Elements, PixelDataLocation, SharedElements
 from scanloom.io.dicom.header.fallback import parse_with_pydicom, read_dataset
 from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES
 from scanloom.io.system.unpacking import inflate_start, is_gzip
 
 if TYPE_CHECKING:
@@ -28,52 +29,9 @@ if TYPE_CHECKING:
 MAX_CACHED_HEADERS = 4096
 """Headers kept between finding a series and reading it: more than one series has, 5 kB each."""
 
-PHASE_ATTRIBUTES = {
-    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
-    "EchoNumbers": tags.ECHO_NUMBERS,
-    "EchoTime": tags.ECHO_TIME,
-    "DiffusionBValue": tags.DIFFUSION_B_VALUE,
-    "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
-    "AcquisitionNumber": tags.ACQUISITION_NUMBER,
-    "TriggerTime": tags.TRIGGER_TIME,
-    "AcquisitionTime": tags.ACQUISITION_TIME,
-    "ContentTime": tags.CONTENT_TIME,
-    "InstanceNumber": tags.INSTANCE_NUMBER,
-}
-"""Attributes that may distinguish volumes of one series, in the order of `Header.phase`.
-
-All of them are in `elements.CHANGING`."""
 _PHASE_TAGS = tuple(PHASE_ATTRIBUTES.values())
 _EMPTY = (b"",) * len(_PHASE_TAGS)
 _NAME, _ID_AND_BIRTH_DATE = tags.PATIENT_NAME, (tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE)
-PRIVATE_B_VALUE = "private b-value"
-ACQUISITION_TAGS = {
-    "KVP": (tags.KVP,),
-    "ConvolutionKernel": (tags.CONVOLUTION_KERNEL,),
-    "SliceThickness": (tags.SLICE_THICKNESS,),
-    "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
-    "FlipAngle": (tags.FLIP_ANGLE,),
-    PRIVATE_B_VALUE: (
-        tags.SIEMENS_B_VALUE,
-        tags.GE_B_VALUE,
-        tags.PHILIPS_DIFFUSION_B_FACTOR,
-        tags.UIH_B_VALUE,
-    ),
-    "ScanningSequence": (tags.SCANNING_SEQUENCE,),
-    "SequenceVariant": (tags.SEQUENCE_VARIANT,),
-    "ScanOptions": (tags.SCAN_OPTIONS,),
-    "SequenceName": (tags.SEQUENCE_NAME,),
-    "RepetitionTime": (tags.REPETITION_TIME,),
-    "FilterType": (tags.FILTER_TYPE,),
-    "Units": (tags.UNITS,),
-    "CorrectedImage": (tags.CORRECTED_IMAGE,),
-    "ReconstructionMethod": (tags.RECONSTRUCTION_METHOD,),
-    "ProtocolName": (tags.PROTOCOL_NAME,),
-    "SeriesNumber": (tags.SERIES_NUMBER,),
-    "SeriesDescription": (tags.SERIES_DESCRIPTION,),
-    "ContrastBolusAgent": (tags.CONTRAST_BOLUS_AGENT,),
-}
-"""Acquisition attributes, which slices of one volume share; frames have them in their groups."""
 
 
 @dataclass(frozen=True)

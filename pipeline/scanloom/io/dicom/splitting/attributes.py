@@ -1,15 +1,13 @@
 """Fallback rules for splitting a series into volumes.
 
-They apply if the attributes whose purpose it is (`phases.TELLING`) do not distinguish the volumes.
+They apply if the attributes whose purpose it is do not distinguish the volumes.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -19,12 +17,18 @@ from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import (
     Slice,
     attribute_name,
-    standard_keyword,
     unique_by_shared,
     untyped_as_text,
 )
 from scanloom.io.dicom.geometry.stack import MIN_SLICES
-from scanloom.io.dicom.header.header import ACQUISITION_TAGS
+from scanloom.io.dicom.slice_attributes import (
+    SLICE_ATTRIBUTES,
+    Rule,
+    attributes_that_separate,
+    attributes_with,
+    seconds_of,
+)
+from scanloom.io.dicom.splitting.agreement import differing
 from scanloom.io.dicom.splitting.slice_group import (
     SliceGroup,
     are_incomplete_volumes,
@@ -33,20 +37,16 @@ from scanloom.io.dicom.splitting.slice_group import (
     indices_by_key,
     value_sort_key,
 )
-from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS, Attribute, are_equivalent
 
 _TRIGGER = "TriggerTime"
-TIME_ATTRIBUTES = (_TRIGGER, "AcquisitionTime", "ContentTime", "InstanceNumber")
-"""Attributes that also differ within a volume: they count only if positions repeat."""
+_TIMES = tuple(attribute.name for attribute in attributes_that_separate("as a time"))
+_NUMBER = "InstanceNumber"
+_ACQUISITION, _MEANING = attributes_that_separate("then"), attributes_with(Rule.MEANING)
 _DATES = {
     "AcquisitionTime": (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
     "ContentTime": (tags.CONTENT_DATE,),
 }
 """Tags of the date for each time, for acquisitions that pass midnight."""
-_VARIES_IN_VOLUME = re.compile(
-    "Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
-)
-"""Keywords of attributes that also differ within a volume acquired in several passes."""
 _NOISE = 1e-4
 """Largest difference of numbers within a volume, as a share of the largest number."""
 _HALF_A_DAY_S = 12 * 3600.0
@@ -79,39 +79,53 @@ def split_by_other_attributes(group: SliceGroup) -> Split:
 
 def _by_acquisition(group: SliceGroup) -> Split:
     """Split by acquisition attributes. This precedes times, whose order may be arbitrary."""
-    return _split_by_acquisition(group, have_same_positions)
+    if len(unique_by_shared(group.slices)) < 2:
+        return _NO_SPLIT
+    for attribute in _ACQUISITION:
+        subgroups = group.split_by(attribute, exact=True)
+        if len(subgroups) > 1 and have_same_positions(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _NO_SPLIT
 
 
 def split_interleaved(group: SliceGroup) -> Split:
-    """Split interleaved stacks, in which no two slices share a position."""
-    if group.repeats:
+    """Split interleaved stacks, in which no two slices share a position.
+
+    Evenly spaced slices are one volume, however it was acquired, as in two passes: only an
+    attribute that changes the meaning of a value separates them. If the spacing is uneven, the
+    slices are no volume, and any attribute may tell the stacks of which they consist.
+    """
+    if group.repeats or len(group.ids) < 2 * MIN_SLICES:
         return _NO_SPLIT
-    split = _split_by_acquisition(group, are_interleaved_stacks)
-    if split[0] or group.slices[0].group is None:
+    split = _interleaved_by_meaning(group)
+    if split[0] or group.regular:
         return split
-    return _interleaved_frames(group)
+    for attribute in SLICE_ATTRIBUTES:
+        subgroups = group.split_by(attribute, exact=True)
+        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _interleaved_frames(group) if group.slices[0].group is not None else _NO_SPLIT
 
 
-def _split_by_acquisition(
-    group: SliceGroup, accept: Callable[[SliceGroup, dict[str, SliceGroup]], bool]
-) -> Split:
-    if len(unique_by_shared(group.slices)) < 2:
-        return _NO_SPLIT
-    for name, candidates in ACQUISITION_TAGS.items():
-        subgroups = group.split(partial(_acquisition_value, candidates=candidates))
-        if len(subgroups) < 2 or not accept(group, subgroups):
-            continue
-        if group.repeats or not are_equivalent(name, group.slices):
-            return list(subgroups.values()), (name,)
+def _interleaved_by_meaning(group: SliceGroup) -> Split:
+    for attribute in differing(group.slices, _MEANING):
+        subgroups = group.split_by(attribute)
+        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
+            volumes: list[SliceGroup] = []
+            names = [attribute.name]
+            for subgroup in subgroups.values():
+                finer, finer_names = _interleaved_by_meaning(subgroup)
+                volumes += finer or [subgroup]
+                names += finer_names
+            return volumes, tuple(dict.fromkeys(names))
     return _NO_SPLIT
 
 
 def _interleaved_frames(group: SliceGroup) -> Split:
-    """Split interleaved stacks of frames by any functional group, unless it varies in a volume."""
+    """Split unevenly interleaved stacks of frames by any functional group."""
     little = group.slices[0].header.elements.little
     for path, values in _columns(group).items():
-        count = len(set(values))
-        if not 1 < count <= len(values) // MIN_SLICES or may_vary_in_volume(path[-1]):
+        if not 1 < len(set(values)) <= len(values) // MIN_SLICES:
             continue
         texts = {
             slice_: untyped_as_text(value, little=little)
@@ -123,15 +137,6 @@ def _interleaved_frames(group: SliceGroup) -> Split:
     return _NO_SPLIT
 
 
-def may_vary_in_volume(tag: int) -> bool:
-    """Return whether an attribute may differ within a volume acquired in several passes.
-
-    Of private and unknown attributes, any may.
-    """
-    keyword = standard_keyword(tag)
-    return not keyword or _VARIES_IN_VOLUME.search(keyword) is not None
-
-
 def _is_noise(values: Sequence[str]) -> bool:
     """Return whether values are numbers that differ only in their last digits."""
     vectors = [numbers for _, numbers, _ in map(value_sort_key, values)]
@@ -141,29 +146,16 @@ def _is_noise(values: Sequence[str]) -> bool:
     return bool(np.ptp(table, axis=0).max() <= _NOISE * np.abs(table).max())
 
 
-def _acquisition_value(slice_: Slice, candidates: Sequence[int]) -> str:
-    """Return the value of the first of several tags that a slice has, as text."""
-    elements = slice_.header.elements
-    for tag in candidates:
-        raw = elements.raw(tag)
-        if slice_.group is not None:
-            in_groups = (v for path, v in slice_.attributes.items() if path[-1] == tag and v)
-            raw = next(in_groups, raw)
-        if raw:
-            return untyped_as_text(raw, little=elements.little)
-    return ""
-
-
 def _by_times(group: SliceGroup) -> Split:
     """Split by a time or number that the slices of a volume share, or by successive passes.
 
     The result is the group itself if times contradict each other. A time that slices of a volume
     share is a single witness for many slices: the order by number must not contradict it either.
     """
-    shared = [split for name in TIME_ATTRIBUTES if (split := _by_shared_time(group, name))[0]]
-    passes = [split for name in TIME_ATTRIBUTES if (split := _by_passes(group, name))[0]]
+    shared = [split for name in _TIMES if (split := _by_shared_time(group, name))[0]]
+    passes = [split for name in _TIMES if (split := _by_passes(group, name))[0]]
     partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
-    by_number = _OrderAtPositions.of(group, TIME_ATTRIBUTES[-1]) if shared else None
+    by_number = _OrderAtPositions.of(group, _NUMBER) if shared else None
     if by_number is not None:
         partitions.add(_partition(by_number.split()))
     if len(partitions) > 1:
@@ -190,23 +182,16 @@ def _by_passes(group: SliceGroup, name: str) -> Split:
 
 def _incomplete_by_meaning(group: SliceGroup) -> Split:
     """Split volumes with missing slices by the meaning of their values."""
-    for attribute in QUANTITY_TAGS:
-        canonical = attribute.kinds_of(group.slices)
-        if len(set(canonical.values())) > 1:
-            key = partial(_canonical_value, attribute=attribute, canonical=canonical)
-            subgroups = group.split(key)
-            if _lack_few(group, subgroups):
-                return list(subgroups.values()), (attribute.name,)
+    for attribute in differing(group.slices, _MEANING):
+        subgroups = group.split_by(attribute)
+        if _lack_few(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
     return _NO_SPLIT
-
-
-def _canonical_value(slice_: Slice, attribute: Attribute, canonical: Mapping[str, str]) -> str:
-    return canonical[attribute.of(slice_)]
 
 
 def _incomplete_by_times(group: SliceGroup) -> Split:
     """Split volumes with missing slices by a time that the slices of a volume share."""
-    for name in TIME_ATTRIBUTES:
+    for name in _TIMES:
         subgroups = group.split(methodcaller("said", name))
         if _lack_few(group, subgroups):
             return list(subgroups.values()), (name,)
@@ -264,7 +249,7 @@ def _by_rank_at_position(group: SliceGroup) -> Split:
     position. But other times and numbers must not contradict the trigger times.
     """
     orders = {}
-    for name in TIME_ATTRIBUTES:
+    for name in _TIMES:
         order = _OrderAtPositions.of(group, name)
         if order is not None:
             orders[name] = order
@@ -344,7 +329,7 @@ def _sortable_times(slices: Sequence[Slice], name: str) -> list[Any] | None:
         return None
     dates = [_date(slice_, name) for slice_ in slices]
     times = [value_sort_key(value) for value in values]
-    seconds = [_seconds(value) for value in values] if name in _DATES else []
+    seconds = [seconds_of(value) for value in values] if name in _DATES else []
     if len(set(dates)) == 1 and seconds and max(seconds) - min(seconds) > _HALF_A_DAY_S:
         return None
     return list(zip(dates, times, strict=True))
@@ -355,14 +340,6 @@ def _date(slice_: Slice, name: str) -> str:
         return ""  # part of FrameAcquisitionDateTime
     texts = (slice_.header.elements.text(tag)[:8] for tag in _DATES.get(name, ()))
     return next((text for text in texts if text), "")
-
-
-def _seconds(value: str) -> float:
-    """Return a time or date and time as seconds since midnight; 0 if it is not a time."""
-    text = value[8:] if len(value.split(".")[0]) > 8 else value
-    if not text[:6].isdigit():
-        return 0.0
-    return int(text[:2]) * 3600.0 + int(text[2:4] or 0) * 60 + int(text[4:6] or 0)
 
 
 _RULES_IF_BALANCED = (_by_acquisition, _by_times, _by_any_attribute, _by_rank_at_position)

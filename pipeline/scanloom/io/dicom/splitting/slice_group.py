@@ -14,6 +14,8 @@ from scanloom.io.dicom.geometry.positions import SlicePositions, spacing_deviati
 from scanloom.io.dicom.geometry.rounded_positions import is_rounded_stack
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.geometry.stack import MIN_SLICES
+from scanloom.io.dicom.slice_attributes import SliceAttribute
+from scanloom.io.dicom.splitting.agreement import kinds_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,13 @@ class SliceGroup:
         members = indices_by_key([key(slice_) for slice_ in self.slices])
         ordered = sorted(members.items(), key=lambda item: value_sort_key(item[0]))
         return {value: self.pick(indices) for value, indices in ordered}
+
+    def split_by(self, attribute: SliceAttribute, *, exact: bool = False) -> dict[str, SliceGroup]:
+        """Return the slices of each kind of values of an attribute, in the order of values."""
+        kinds = kinds_of(attribute, self.slices, exact=exact)
+        if len(set(kinds.values())) < 2:
+            return {next(iter(kinds.values())): self}
+        return self.split(lambda slice_: kinds[slice_.value_of(attribute)])
 
     def pick(self, indices: Sequence[int]) -> SliceGroup:
         """Return the slices with these indices."""

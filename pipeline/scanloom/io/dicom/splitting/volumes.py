@@ -1,6 +1,6 @@
 """Split a series into its volumes: phases, time points, echoes, stacks.
 
-`phase=` counts volumes in ascending order of the first attribute in `VOLUME_ATTRIBUTES` that
+`phase=` counts volumes in ascending order of the first attribute of `SLICE_ATTRIBUTES` that
 distinguishes them; volumes with equal values are ordered by the next. Stacks that differ in
 direction, size, pixel spacing or frame of reference are ordered by their number of slices, the
 largest first.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from scanloom.io.dicom.geometry.stack import (
     all_have_geometry,
     direction_cosines,
 )
+from scanloom.io.dicom.slice_attributes import SliceAttribute, attributes_that_separate
 from scanloom.io.dicom.splitting.attributes import split_by_other_attributes, split_interleaved
 from scanloom.io.dicom.splitting.slice_group import (
     SliceGroup,
@@ -33,27 +33,8 @@ from scanloom.io.dicom.splitting.slice_group import (
     have_nearly_same_positions,
     have_same_positions,
 )
-from scanloom.io.dicom.splitting.uniform_attributes import are_equivalent
 
-VOLUME_ATTRIBUTES = (
-    "StackID",
-    "TemporalPositionIdentifier",
-    "TemporalPositionTimeOffset",
-    "EchoNumbers",
-    "EchoTime",
-    "DiffusionBValue",
-    "DiffusionGradientOrientation",
-    "AcquisitionNumber",
-    "ImageType",
-    "EnergyWindowVector",
-    "DetectorVector",
-    "PhaseVector",
-    "RRIntervalVector",
-    "TimeSlotVector",
-    "TimeSliceVector",
-    "DimensionIndexValues",
-)
-"""Attributes whose purpose is to distinguish volumes of a series."""
+_BY_PURPOSE = attributes_that_separate("first")
 MAX_LOCALISERS = 5
 """Localisers that may cross a stack, if it has at least four times as many slices."""
 MAX_GEOMETRIES = 64
@@ -226,7 +207,7 @@ def _split_stack(slices: Sequence[Slice]) -> Volumes:
     except ScanError:
         return Volumes((tuple(slices),))
     whole = SliceGroup(tuple(slices), locate_slices(slices, np.cross(row, column)))
-    groups, names = _split_by_attributes(whole, VOLUME_ATTRIBUTES)
+    groups, names = _split_by_attributes(whole, _BY_PURPOSE)
     volumes: list[SliceGroup] = []
     for group in groups:
         subgroups, further_names = split_by_other_attributes(group)
@@ -248,7 +229,7 @@ def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
 
 
 def _split_by_attributes(
-    group: SliceGroup, names: Sequence[str]
+    group: SliceGroup, attributes: Sequence[SliceAttribute]
 ) -> tuple[list[SliceGroup], tuple[str, ...]]:
     """Split by each attribute that distinguishes volumes.
 
@@ -256,34 +237,36 @@ def _split_by_attributes(
     ----------
     group : SliceGroup
         Slices of one geometry.
-    names : sequence of str
+    attributes : sequence of SliceAttribute
         Attributes to try, in this order.
 
     Returns
     -------
-    list of Part, tuple of str
-        The volumes, and the attributes that distinguish them.
+    list of SliceGroup, tuple of str
+        The volumes, and the names of the attributes that distinguish them.
     """
-    phases = group.phases
-    varying = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
     if not group.repeats:
-        varying = [name for name in varying if not are_equivalent(name, group.slices)]
-    splits = {name: group.split(methodcaller("said", name)) for name in varying}
+        volumes, names = split_interleaved(group)
+        return volumes or [group], names
+    phases = group.phases
+    varying = [a for a in attributes if len({phase.get(a.name) for phase in phases}) > 1]
+    splits = {a: group.split_by(a, exact=True) for a in varying}
     for accept in (
         have_same_positions,
         are_interleaved_stacks,
         are_incomplete_volumes,
         have_nearly_same_positions,
     ):
-        for name, subgroups in splits.items():
-            if not accept(group, subgroups):
+        for attribute, subgroups in splits.items():
+            if len(subgroups) < 2 or not accept(group, subgroups):
                 continue
-            further = names[names.index(name) + 1 :] if accept is have_same_positions else names
-            volumes, used_names = [], [name]
+            further = attributes
+            if accept is have_same_positions:
+                further = attributes[attributes.index(attribute) + 1 :]
+            volumes, used_names = [], [attribute.name]
             for subgroup in subgroups.values():
                 finer, finer_names = _split_by_attributes(subgroup, further)
                 volumes += finer
                 used_names += finer_names
             return volumes, tuple(dict.fromkeys(used_names))
-    volumes, distinguishing = split_interleaved(group)
-    return volumes or [group], distinguishing
+    return [group], ()

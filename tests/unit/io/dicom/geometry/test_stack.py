@@ -371,7 +371,7 @@ BAD: dict[str, tuple[Edit, Reason]] = {
     "slope 0": (every(RescaleSlope="0"), Reason.RESCALE),
     "slope NaN": (nan_slope, Reason.RESCALE),
     "lookup table": (lookup_table, Reason.RESCALE),
-    "frames that nothing places": (every(NumberOfFrames="2"), Reason.NO_POSITION),
+    "frames of a class with one": (every(NumberOfFrames="2"), Reason.HEADER_CONTRADICTS),
     "mosaic": (every(ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]), Reason.MOSAIC),
     "colour": (colour, Reason.COLOR),
     "localisers": (every(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), Reason.LOCALIZER),

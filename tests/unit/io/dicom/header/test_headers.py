@@ -28,7 +28,6 @@ from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.header import byte_order
 from scanloom.io.dicom.header.elements import (
     KEPT_TAGS,
-    PER_SERIES_TAGS,
     PER_SLICE_TAGS,
     Elements,
     PixelDataLocation,
@@ -37,9 +36,6 @@ from scanloom.io.dicom.header.elements import (
 )
 from scanloom.io.dicom.header.fallback import parse_with_pydicom
 from scanloom.io.dicom.header.header import (
-    ACQUISITION_TAGS,
-    PHASE_ATTRIBUTES,
-    PRIVATE_B_VALUE,
     Header,
     header_from_elements,
     is_dicom,
@@ -47,8 +43,7 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
-from scanloom.io.dicom.splitting.attributes import may_vary_in_volume
-from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
+from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES, SLICE_ATTRIBUTES
 from support.real_scans import scans
 from support.write_dicom import MR, Coding, Words, noise, write_series
 
@@ -243,10 +238,8 @@ def test_threads_that_read_different_series_do_not_mix_them(tmp_path):
     assert all(elements == wanted[path] for path, elements in found)
 
 
-def test_acquisition_tags_are_shared_elements():
-    assert {tag for tags in ACQUISITION_TAGS.values() for tag in tags} & KEPT_TAGS <= set(
-        PER_SERIES_TAGS
-    )
+def test_headers_keep_the_attributes_that_separate_or_unite_slices():
+    assert {tag for attribute in SLICE_ATTRIBUTES for tag in attribute.tags} <= KEPT_TAGS
     assert set(PHASE_ATTRIBUTES.values()) <= PER_SLICE_TAGS
 
 
@@ -363,28 +356,6 @@ def test_headers_and_slices_created_without_init_have_all_fields(tmp_path: Path)
         assert vars(one).keys() == {field.name for field in fields(Slice)}
 
 
-def test_attributes_of_one_name_have_the_same_tags_in_all_tables():
-    meaning = {attribute.name: attribute.tags for attribute in QUANTITY_TAGS}
-    both = ACQUISITION_TAGS.keys() & meaning.keys()
-    assert PRIVATE_B_VALUE in both
-    assert {name for name in both if ACQUISITION_TAGS[name] != meaning[name]} == set()
-
-
 def test_attributes_have_distinct_names():
-    names = [attribute.name for attribute in QUANTITY_TAGS]
+    names = [attribute.name for attribute in SLICE_ATTRIBUTES]
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize(
-    ("tag", "varies"),
-    [
-        (tags.TRIGGER_TIME, True),
-        (tags.FLIP_ANGLE, False),
-        (tags.DIFFUSION_B_VALUE, False),
-        (tags.INSTANCE_NUMBER, True),
-        (tags.GE_B_VALUE, True),
-        (0x00181FFE, True),
-    ],
-)
-def test_private_and_unknown_attributes_may_vary_in_a_volume(tag, varies):
-    assert may_vary_in_volume(tag) is varies

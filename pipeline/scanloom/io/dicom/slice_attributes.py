@@ -1,0 +1,893 @@
+"""`SLICE_ATTRIBUTES`: which attributes separate the slices of a series, and which unite them.
+
+The one table of these rules. Headers keep the attributes it names; series are split, checked and
+flagged by it, for files of one frame and of many alike; `docs/write_attributes.py` prints it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable
+from datetime import date
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from scanloom.io.dicom import tags
+
+ROUNDING_SHARE = 0.05
+"""Largest difference of equivalent numbers, as a share of the larger: scanners write what they
+measured (echo times of 4.6 and 4.61 ms), but no protocol has two echoes or angles so close."""
+ADAPTED_SHARE = 0.25
+"""The same for numbers that scanners or their users adapt to the slice: the inversion time follows
+the contrast agent, the repetition time the heart, the thickness the pitch."""
+VOLTAGE_SHARE = 0.02
+"""The same for the voltage: the nearest settings that tubes have, 135 and 140 kV, differ by 3.6 %;
+a measured voltage is within 1 % of the setting."""
+MIN_YEAR = 1900
+"""Earlier dates are placeholders."""
+SAME_SESSION_DAYS = 1
+"""Days between slices of one volume, at most: a scan may pass midnight."""
+RECONSTRUCTION_DAYS = 366
+"""Days between the creation dates of the images of one volume, at most: some are reconstructed
+again."""
+MAX_PAUSE_S = 600.0
+"""Seconds between the acquisition of one slice and the next, at most, that are no reason for a
+flag: passes and bed positions last minutes."""
+_DAY_S = 86400.0
+
+_NEUTRAL = "-"
+"""Kind of all values without relevant information."""
+_JOINTS = re.compile(r"[\s_-]+")
+_SEPARATORS = re.compile(r"[\\/ ]+")
+_CONTENT_WORD = re.compile(
+    r"[MPRIWF]|[MPRI]_[A-Z0-9]+|[IO]P|FF|WF|FA|SUB|B0|INV\d|UNI|SWI|MI?NIP|TTP|MTT|NORM|[MC]PR"
+    r"|.*(?:MAGN|PHASE|REAL|IMAG|WATER|FAT|DIXON|STAR|ADC|TRACE|MAP|FIELD|FLOW|VELOC|PERF|CB[FV]"
+    r"|SUBTR|DIFFU|KEV|MONO_|IODINE|VNC|DET_|LABEL|CONTROL|ENERGY|REFORMAT|RESAMPLE|CURVED|SOFT"
+    r"|TISSUE|BONE|LUNG|QUANTITY|STD_DEV|FILTERED|MASKED|ADDITION|DIVISION|MULTIPLIC|MAXIM|MINIM)"
+    r".*|MEAN|[TR][12].*"
+)
+"""Words of image types that name the content, of the standard (PS3.3 C.7.6.1.1.2, C.8.3.1.1.1,
+C.8.13.3.1.1, C.8.16.1.4) and of manufacturers: a part of a complex image, water or fat, a map, an
+energy, a tissue, a reformat, correction of the intensity (NORM)."""
+_SILENT_WORDS = frozenset(("", "AXIAL", "VOLUME", "NONE", "OTHER"))
+"""Words of image types that say nothing, or only the plane."""
+_SEQUENCE_WITH_B_VALUE = re.compile(r"B\d+T?(?:#\d+)?$")
+"""End of Siemens' names of diffusion sequences: b-value, and the number of the direction."""
+_COIL_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
+"""Name of a single coil element, whose image was not combined with others."""
+_NO_AGENT = ("NO", "NONE", "N", "0", "NOT GIVEN", "WITHOUT")
+_COMPRESSION = re.compile(r"COMPRESS|LOSSY|LOSSLESS|JPE?G|JP2|J2K")
+"""Texts about another encoding only; GE writes each slice's own compression ratio."""
+
+
+class Rule(Enum):
+    """What a difference between the slices of a series means."""
+
+    MEANING = "never mixed"
+    """A voxel means something else: the slices are split, or refused if the parts are no volumes"""
+    VARIES = "ignored"
+    """It changes from slice to slice by nature"""
+    RECORDED = "flagged"
+    """It may matter: the slices are read as one volume with the flag SLICES_DIFFER"""
+
+
+Separates = Literal["first", "then", "as a time", ""]
+"""How an attribute separates volumes that share positions, where a reason is not needed: by its
+purpose, as part of the acquisition, as a time or number in passes, or as any other attribute."""
+Absent = Literal["differs", "flagged", "ignored", "says nothing"]
+"""What it means that some slices lack the attribute: another value; the same value, with the flag
+SLICES_DIFFER; the same value; or the same as a value without relevant information."""
+
+Normalise = Callable[[Collection[str]], dict[str, str]]
+"""Maps each of several values to its kind, which is the same for equivalent values."""
+
+# --- equivalent values ----------------------------------------------------------------------------
+
+
+def _text(values: Collection[str]) -> dict[str, str]:
+    """Ignore case, and how words are joined."""
+    return {value: _joined(value) for value in values}
+
+
+def _joined(text: str) -> str:
+    return _JOINTS.sub("", text.upper())
+
+
+def _unordered(values: Collection[str]) -> dict[str, str]:
+    """Ignore case and the order of several values."""
+    parts = {value: set(map(_joined, value.split("\\"))) for value in values}
+    return {value: "\\".join(sorted(parts[value] - {""})) for value in values}
+
+
+def _words(value: str) -> set[str]:
+    return set(_SEPARATORS.split(value.upper())) - _SILENT_WORDS
+
+
+def _image_content(values: Collection[str]) -> dict[str, str]:
+    """Keep only the words that name the content of an image, in any order."""
+    return {
+        value: "\\".join(sorted(filter(_CONTENT_WORD.fullmatch, _words(value)))) or _NEUTRAL
+        for value in values
+    }
+
+
+def _other_words(values: Collection[str]) -> dict[str, str]:
+    """Keep the other words of an image type, in any order."""
+    return {
+        value: "\\".join(sorted(w for w in _words(value) if not _CONTENT_WORD.fullmatch(w)))
+        for value in values
+    }
+
+
+def _numbers(share: float) -> Normalise:
+    """Return the function for numbers and vectors that are equivalent within a share."""
+
+    def normalise(values: Collection[str]) -> dict[str, str]:
+        try:
+            vectors = sorted((tuple(map(float, value.split("\\"))), value) for value in values)
+        except ValueError:
+            return _text(values)
+        kinds: dict[str, str] = {}
+        references: list[tuple[tuple[float, ...], str]] = []
+        for vector, value in vectors:
+            near = (text for reference, text in references if _is_near(reference, vector, share))
+            equivalent = next(near, None)
+            if equivalent is None:
+                references.append((vector, value))
+            kinds[value] = value if equivalent is None else equivalent
+        return kinds
+
+    return normalise
+
+
+def _is_near(reference: tuple[float, ...], vector: tuple[float, ...], share: float) -> bool:
+    scale = max(map(abs, reference + vector), default=0.0)
+    return len(reference) == len(vector) and all(
+        abs(a - b) <= share * scale for a, b in zip(reference, vector, strict=True)
+    )
+
+
+_number, _adapted_number = _numbers(ROUNDING_SHARE), _numbers(ADAPTED_SHARE)
+_voltage, _exact_number = _numbers(VOLTAGE_SHARE), _numbers(1e-9)
+
+
+def _first_number(values: Collection[str]) -> dict[str, str]:
+    """Compare the first of several numbers."""
+    firsts = {value: value.split("\\")[0] for value in values}
+    kinds = _number(set(firsts.values()))
+    return {value: kinds[first] for value, first in firsts.items()}
+
+
+def _coil_element(values: Collection[str]) -> dict[str, str]:
+    """Distinguish single elements of a coil."""
+    return {v: v.upper() if _COIL_ELEMENT.fullmatch(v.upper()) else _NEUTRAL for v in values}
+
+
+def _sequence_name(values: Collection[str]) -> dict[str, str]:
+    """Compare letters and b-values: other numbers count echoes or segments, also of a slice."""
+    kinds = {}
+    for value in values:
+        name = value.upper()
+        diffusion = _SEQUENCE_WITH_B_VALUE.search(name)
+        start = diffusion.start() if diffusion else len(name)
+        kinds[value] = re.sub(r"[\d_#*]+", "", name[:start]) + name[start:]
+    return kinds
+
+
+def _unless_none(values: Collection[str]) -> dict[str, str]:
+    """Ignore case, and take a value that says so for none."""
+    texts = _text(values)
+    return {v: _NEUTRAL if text in ("NONE", "NO", "OFF") else text for v, text in texts.items()}
+
+
+def _contrast_agent(values: Collection[str]) -> dict[str, str]:
+    """Distinguish only whether an agent was given."""
+    return {value: _NEUTRAL if value.upper() in _NO_AGENT else "GIVEN" for value in values}
+
+
+def _derivation(values: Collection[str]) -> dict[str, str]:
+    """Ignore case, and texts about compression."""
+    texts = _text(values)
+    return {v: _NEUTRAL if _COMPRESSION.search(text) else text for v, text in texts.items()}
+
+
+def _dates_within(days: int) -> Normalise:
+    """Return the function that treats dates as equivalent if each is near enough to the next."""
+
+    def normalise(values: Collection[str]) -> dict[str, str]:
+        known = {value: day for value in values if (day := _day(value)) is not None}
+        ordered = sorted(known.items(), key=lambda pair: pair[1])
+        kinds = dict.fromkeys(values, ordered[0][0] if ordered else _NEUTRAL)
+        for (earlier, earlier_day), (later, later_day) in itertools.pairwise(ordered):
+            kinds[later] = kinds[earlier] if later_day - earlier_day <= days else later
+        return kinds
+
+    return normalise
+
+
+_same_session, _same_year = _dates_within(SAME_SESSION_DAYS), _dates_within(RECONSTRUCTION_DAYS)
+
+
+def _day(value: str) -> int | None:
+    """Return the number of the day of a date or time; None if it is invalid or a placeholder."""
+    try:
+        day = date.fromisoformat(value[:8])
+    except ValueError:
+        return None
+    return day.toordinal() if day.year >= MIN_YEAR else None
+
+
+def _times_without_pause(values: Collection[str]) -> dict[str, str]:
+    """Treat times of day as equivalent if no pause lies between them; a scan may pass midnight."""
+    ordered = sorted((seconds_of(value), value) for value in values)
+    kinds = dict.fromkeys(values, _NEUTRAL)
+    pauses = [
+        n
+        for n, (time, _) in enumerate(ordered)
+        if (time - ordered[n - 1][0]) % _DAY_S > MAX_PAUSE_S
+    ]
+    if len(pauses) > 1:  # one of them is the rest of the day
+        for n, (_, value) in enumerate(ordered):
+            kinds[value] = str(sum(n >= pause for pause in pauses) % len(pauses))
+    return kinds
+
+
+def seconds_of(value: str) -> float:
+    """Return a time or date and time as seconds since midnight; 0 if it is not a time."""
+    text = value[8:] if len(value.split(".")[0]) > 8 else value
+    if not text[:6].isdigit():
+        return 0.0
+    return int(text[:2]) * 3600.0 + int(text[2:4] or 0) * 60 + int(text[4:6] or 0)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+class SliceAttribute(NamedTuple):
+    """An attribute, and what it means that slices of a series differ in it.
+
+    Parameters
+    ----------
+    name : str
+        The standard's keyword, or a description; of no other attribute.
+    tags : tuple of int
+        Tags of the attribute, in a file or in a frame's functional groups; the first that has a
+        value counts. None if its values are not compared, or computed for frames.
+    rule : Rule
+    why : str
+        What the standard says of it, or what scanners do.
+    normalise : function of (collection of str)
+        Maps each value to its kind.
+    absent : str
+        What it means that some slices lack the attribute.
+    separates : str
+        How it separates volumes that share positions.
+    counts : bool
+        Whether the attribute may number or name each slice: as many values as slices are all
+        equivalent.
+    """
+
+    name: str
+    tags: tuple[int, ...]
+    rule: Rule
+    why: str
+    normalise: Normalise = _text
+    absent: Absent = "flagged"
+    separates: Separates = ""
+    counts: bool = False
+
+    @property
+    def tolerance(self) -> str:
+        """Which values count as equal, for the documentation."""
+        numbering = "; as many values as slices" if self.counts else ""
+        return _TOLERANCES[self.normalise] + numbering
+
+    def kinds_of(
+        self, values: Collection[str], count: int, *, exact: bool = False
+    ) -> dict[str, str]:
+        """Return the kind of each value, as the lowest of the equivalent values.
+
+        Parameters
+        ----------
+        values : collection of str
+            Distinct values, as text; empty for slices without the attribute.
+        count : int
+            Number of slices.
+        exact : bool
+            Whether only notation may differ: 4.6 and 4.60, or the order of several values.
+        """
+        if self.counts and not exact and len(values) == count > 1:
+            return dict.fromkeys(values, min(values))
+        present = set(values) - {""}
+        normalise = self.normalise
+        if exact:
+            is_number = normalise in _NUMERIC
+            normalise = _exact_number if is_number else _unordered
+        kinds = _lowest(normalise(present))
+        if "" in values:
+            same = not exact and present and self.absent != "differs"
+            kinds[""] = self._kind_of_absent(present, kinds) if same else ""
+        return kinds
+
+    def _kind_of_absent(self, present: Iterable[str], kinds: dict[str, str]) -> str:
+        if self.absent == "says nothing":
+            normal = self.normalise(set(present))
+            silent = (kinds[v] for v in sorted(present) if normal[v] in ("", _NEUTRAL))
+            return next(silent, _NEUTRAL)
+        return min(kinds.values())
+
+
+def _lowest(normal: dict[str, str]) -> dict[str, str]:
+    """Return the lowest of the values with the same normal form as each value."""
+    lowest: dict[str, str] = {}
+    for value, form in sorted(normal.items()):
+        lowest.setdefault(form, value)
+    return {value: lowest[form] for value, form in normal.items()}
+
+
+_TOLERANCES: dict[Normalise, str] = {
+    _text: "in any case",
+    _unordered: "in any case and order",
+    _image_content: "with equal words, in any order",
+    _other_words: "with equal words, in any order",
+    _exact_number: "the same number",
+    _number: f"within {ROUNDING_SHARE * 100:.0f} %",
+    _adapted_number: f"within {ADAPTED_SHARE * 100:.0f} %",
+    _voltage: f"within {VOLTAGE_SHARE * 100:.0f} %",
+    _first_number: f"the first number within {ROUNDING_SHARE * 100:.0f} %",
+    _coil_element: "unless they name single elements",
+    _sequence_name: "but for numbers",
+    _unless_none: "in any case",
+    _contrast_agent: "given or not",
+    _derivation: "in any case; texts about compression",
+    _same_session: "within a day",
+    _same_year: "within a year",
+    _times_without_pause: f"without a pause of {MAX_PAUSE_S / 60:.0f} minutes",
+}
+_NUMERIC = (_number, _adapted_number, _voltage, _first_number, _exact_number)
+
+_MEANING, _VARIES, _RECORDED = Rule.MEANING, Rule.VARIES, Rule.RECORDED
+_SERIES_LEVEL = "of the series (PS3.3 C.7.3.1): slices that differ were merged from several"
+_PRIVATE_DIRECTIONS = {
+    "Siemens": tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+    "GE, first": tags.GE_USER_DATA_20,
+    "GE, second": tags.GE_USER_DATA_21,
+    "GE, third": tags.GE_USER_DATA_22,
+    "Philips, RL": tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+    "Philips, AP": tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+}
+
+_BY_PURPOSE = (
+    SliceAttribute(
+        "StackID",
+        (),
+        _RECORDED,
+        "frames that belong together; a slab of several has its own, too",
+        absent="ignored",
+        separates="first",
+    ),
+    SliceAttribute(
+        "TemporalPositionIdentifier",
+        (tags.TEMPORAL_POSITION_IDENTIFIER,),
+        _MEANING,
+        "the time point, as of a contrast agent; some number each slice",
+        _exact_number,
+        separates="first",
+        counts=True,
+    ),
+    SliceAttribute(
+        "TemporalPositionTimeOffset",
+        (),
+        _VARIES,
+        "the time of a frame from the start of the scan",
+        separates="first",
+    ),
+    SliceAttribute(
+        "EchoNumbers",
+        (tags.ECHO_NUMBERS,),
+        _MEANING,
+        "the echo; some number each slice",
+        separates="first",
+        counts=True,
+    ),
+    SliceAttribute(
+        "EchoTime",
+        (tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME),
+        _MEANING,
+        "the weighting by T2",
+        _number,
+        "differs",
+        "first",
+    ),
+    SliceAttribute(
+        "DiffusionBValue",
+        (tags.DIFFUSION_B_VALUE,),
+        _MEANING,
+        "the weighting by diffusion",
+        _number,
+        "differs",
+        "first",
+    ),
+    SliceAttribute(
+        "DiffusionGradientOrientation",
+        (tags.DIFFUSION_GRADIENT_ORIENTATION,),
+        _MEANING,
+        "the direction of diffusion",
+        _number,
+        "differs",
+        "first",
+    ),
+    SliceAttribute(
+        "AcquisitionNumber",
+        (tags.ACQUISITION_NUMBER,),
+        _VARIES,
+        "a pass, a rotation or a step of one scan has its own",
+        separates="first",
+    ),
+    SliceAttribute(
+        "ImageType",
+        (tags.IMAGE_TYPE, tags.FRAME_TYPE),
+        _MEANING,
+        "its words that name the content: part of a complex image, water or fat, map, reformat",
+        _image_content,
+        "says nothing",
+        "first",
+    ),
+    *(
+        SliceAttribute(name, (), _MEANING, why, _exact_number, "ignored", "first")
+        for name, why in (
+            ("EnergyWindowVector", "the energies that were counted (nuclear medicine)"),
+            ("DetectorVector", "the detector (nuclear medicine)"),
+            ("PhaseVector", "the time point (nuclear medicine)"),
+            ("RRIntervalVector", "the class of heartbeats (nuclear medicine)"),
+            ("TimeSlotVector", "the part of the heartbeat (nuclear medicine)"),
+            ("TimeSliceVector", "the time point (nuclear medicine)"),
+        )
+    ),
+    SliceAttribute(
+        "DimensionIndexValues",
+        (),
+        _VARIES,
+        "numbers of a frame along dimensions other than space",
+        separates="first",
+    ),
+)
+"""Attributes whose purpose is to separate volumes of a series; `phase=` counts in this order."""
+_OF_THE_ACQUISITION = (
+    SliceAttribute(
+        "KVP",
+        (tags.KVP,),
+        _MEANING,
+        "the voltage, which CT values depend on",
+        _voltage,
+        separates="then",
+    ),
+    SliceAttribute(
+        "ConvolutionKernel",
+        (tags.CONVOLUTION_KERNEL,),
+        _MEANING,
+        "sharp or soft; edges and noise depend on it",
+        _unordered,
+        separates="then",
+    ),
+    SliceAttribute(
+        "SliceThickness",
+        (tags.SLICE_THICKNESS,),
+        _MEANING,
+        "a value is the mean over it; it is rounded, and computed from the pitch",
+        _adapted_number,
+        separates="then",
+    ),
+    SliceAttribute(
+        "InversionTime",
+        (tags.INVERSION_TIME, tags.INVERSION_TIMES),
+        _MEANING,
+        "the weighting by T1",
+        _adapted_number,
+        "differs",
+        "then",
+    ),
+    SliceAttribute(
+        "FlipAngle",
+        (tags.FLIP_ANGLE,),
+        _MEANING,
+        "the weighting by T1",
+        _number,
+        separates="then",
+    ),
+    SliceAttribute(
+        "private b-value",
+        (
+            tags.SIEMENS_B_VALUE,
+            tags.GE_B_VALUE,
+            tags.PHILIPS_DIFFUSION_B_FACTOR,
+            tags.UIH_B_VALUE,
+        ),
+        _MEANING,
+        "the weighting by diffusion",
+        _first_number,
+        "differs",
+        "then",
+    ),
+    SliceAttribute(
+        "ScanningSequence",
+        (tags.SCANNING_SEQUENCE,),
+        _MEANING,
+        "spin echo, gradient echo, inversion",
+        _unordered,
+        separates="then",
+    ),
+    SliceAttribute(
+        "SequenceVariant",
+        (tags.SEQUENCE_VARIANT,),
+        _MEANING,
+        "preparation, such as magnetisation transfer",
+        _unordered,
+        separates="then",
+    ),
+    SliceAttribute(
+        "ScanOptions",
+        (tags.SCAN_OPTIONS,),
+        _MEANING,
+        "options, such as suppression of fat; empty if there are none",
+        _unordered,
+        "says nothing",
+        "then",
+    ),
+    SliceAttribute(
+        "SequenceName",
+        (tags.SEQUENCE_NAME,),
+        _MEANING,
+        "the pulse sequence, with b-value and direction; its other numbers count echoes",
+        _sequence_name,
+        separates="then",
+    ),
+    SliceAttribute(
+        "RepetitionTime",
+        (tags.REPETITION_TIME,),
+        _MEANING,
+        "the weighting by T1; it follows heart or breath",
+        _adapted_number,
+        separates="then",
+    ),
+    SliceAttribute(
+        "FilterType",
+        (tags.FILTER_TYPE,),
+        _MEANING,
+        "the filter in the beam, which CT values depend on",
+        _unordered,
+        separates="then",
+    ),
+    SliceAttribute(
+        "Units", (tags.UNITS,), _MEANING, "the unit of PET", absent="differs", separates="then"
+    ),
+    SliceAttribute(
+        "CorrectedImage",
+        (tags.CORRECTED_IMAGE,),
+        _MEANING,
+        "corrections of PET and nuclear images",
+        _unordered,
+        "differs",
+        "then",
+    ),
+    SliceAttribute(
+        "ReconstructionMethod",
+        (tags.RECONSTRUCTION_METHOD,),
+        _MEANING,
+        "the reconstruction of PET, which sets its resolution and bias",
+        separates="then",
+    ),
+    SliceAttribute(
+        "ProtocolName",
+        (tags.PROTOCOL_NAME,),
+        _MEANING,
+        _SERIES_LEVEL,
+        counts=True,
+        separates="then",
+    ),
+    SliceAttribute(
+        "SeriesNumber",
+        (tags.SERIES_NUMBER,),
+        _MEANING,
+        _SERIES_LEVEL,
+        _exact_number,
+        counts=True,
+        separates="then",
+    ),
+    SliceAttribute(
+        "SeriesDescription",
+        (tags.SERIES_DESCRIPTION,),
+        _MEANING,
+        _SERIES_LEVEL,
+        counts=True,
+        separates="then",
+    ),
+    SliceAttribute(
+        "ContrastBolusAgent",
+        (tags.CONTRAST_BOLUS_AGENT,),
+        _MEANING,
+        "whether an agent was given; its name may be written in several ways",
+        _contrast_agent,
+        "says nothing",
+        "then",
+    ),
+)
+"""Attributes of the acquisition or reconstruction as a whole."""
+_TIMES = (
+    SliceAttribute(
+        "TriggerTime",
+        (tags.TRIGGER_TIME,),
+        _VARIES,
+        "the time in a heartbeat; slices of one phase differ a little",
+        separates="as a time",
+    ),
+    SliceAttribute(
+        "AcquisitionTime",
+        (tags.ACQUISITION_TIME,),
+        _RECORDED,
+        "slices are acquired one after the other; a pause of more than ten minutes may mean two "
+        "scans",
+        _times_without_pause,
+        "ignored",
+        "as a time",
+    ),
+    SliceAttribute(
+        "ContentTime",
+        (tags.CONTENT_TIME,),
+        _VARIES,
+        "slices are reconstructed one after the other",
+        separates="as a time",
+    ),
+    SliceAttribute(
+        "InstanceNumber",
+        (tags.INSTANCE_NUMBER,),
+        _VARIES,
+        "the number of a slice, in any order",
+        separates="as a time",
+    ),
+)
+"""Attributes that also differ within a volume: they count only if positions repeat, or slices are
+not evenly spaced."""
+_OTHERS = (
+    SliceAttribute("Modality", (tags.MODALITY,), _MEANING, "the modality", absent="differs"),
+    SliceAttribute("Manufacturer", (tags.MANUFACTURER,), _MEANING, "the scanner"),
+    SliceAttribute("PatientSex", (tags.PATIENT_SEX,), _MEANING, "the patient"),
+    SliceAttribute(
+        "PatientPosition",
+        (tags.PATIENT_POSITION,),
+        _MEANING,
+        "the patient was turned or moved between the slices",
+    ),
+    SliceAttribute(
+        "PhotometricInterpretation",
+        (tags.PHOTOMETRIC_INTERPRETATION,),
+        _MEANING,
+        "how values are shown; slices of one image agree",
+    ),
+    SliceAttribute(
+        "private image type",
+        (tags.PHILIPS_IMAGE_TYPE, tags.SIEMENS_IMAGE_TYPE),
+        _MEANING,
+        "part of a complex image, water or fat, map",
+        _image_content,
+    ),
+    SliceAttribute(
+        "private image component", (tags.GE_IMAGE_TYPE,), _MEANING, "part of a complex image"
+    ),
+    SliceAttribute(
+        "ComplexImageComponent",
+        (tags.COMPLEX_IMAGE_COMPONENT,),
+        _MEANING,
+        "part of a complex image",
+        absent="differs",
+    ),
+    SliceAttribute(
+        "AcquisitionContrast",
+        (tags.ACQUISITION_CONTRAST,),
+        _MEANING,
+        "the weighting",
+        absent="differs",
+    ),
+    SliceAttribute(
+        "VolumeBasedCalculationTechnique",
+        (tags.VOLUME_BASED_CALCULATION_TECHNIQUE,),
+        _MEANING,
+        "a reformat or another computation over slices",
+        _unless_none,
+        "says nothing",
+    ),
+    SliceAttribute(
+        "DerivationDescription",
+        (tags.DERIVATION_DESCRIPTION,),
+        _MEANING,
+        "how the image was computed (PS3.3 C.7.6.1.1.3); compression is not counted",
+        _derivation,
+        "says nothing",
+        counts=True,
+    ),
+    SliceAttribute(
+        "ImageComments",
+        (tags.IMAGE_COMMENTS, tags.FRAME_COMMENTS),
+        _MEANING,
+        "free text, in which scanners name what no attribute does: phase, energy, motion",
+        _derivation,
+        counts=True,
+    ),
+    SliceAttribute(
+        "MagnetizationTransfer",
+        (tags.MAGNETIZATION_TRANSFER,),
+        _MEANING,
+        "a preparation, which the contrast depends on",
+        _unless_none,
+        "says nothing",
+    ),
+    SliceAttribute(
+        "SpectrallySelectedSuppression",
+        (tags.SPECTRALLY_SELECTED_SUPPRESSION,),
+        _MEANING,
+        "suppression of fat or water",
+        _unless_none,
+        "says nothing",
+    ),
+    SliceAttribute(
+        "ASLContext", (tags.ASL_CONTEXT,), _MEANING, "label or control", absent="differs"
+    ),
+    SliceAttribute("SUVType", (tags.SUV_TYPE,), _MEANING, "the unit of PET", absent="differs"),
+    SliceAttribute(
+        "DecayCorrection",
+        (tags.DECAY_CORRECTION,),
+        _MEANING,
+        "a correction of PET",
+        absent="differs",
+    ),
+    *(
+        SliceAttribute(
+            name, (tag,), _MEANING, "a correction of PET; absent if not made", absent="differs"
+        )
+        for name, tag in (
+            ("AttenuationCorrectionMethod", tags.ATTENUATION_CORRECTION_METHOD),
+            ("ScatterCorrectionMethod", tags.SCATTER_CORRECTION_METHOD),
+            ("RandomsCorrectionMethod", tags.RANDOMS_CORRECTION_METHOD),
+        )
+    ),
+    SliceAttribute(
+        "Radiopharmaceutical", (tags.RADIOPHARMACEUTICAL,), _MEANING, "the tracer of PET"
+    ),
+    *(
+        SliceAttribute(
+            f"private diffusion direction ({component})",
+            (tag,),
+            _MEANING,
+            "the direction of diffusion",
+            _number,
+        )
+        for component, tag in _PRIVATE_DIRECTIONS.items()
+    ),
+    SliceAttribute(
+        "ReceiveCoilName", (tags.RECEIVE_COIL_NAME,), _MEANING, "a coil has its own sensitivity"
+    ),
+    SliceAttribute(
+        "private coil element",
+        (tags.SIEMENS_COIL_STRING,),
+        _MEANING,
+        "the image of a single element",
+        _coil_element,
+    ),
+    SliceAttribute(
+        "NominalPercentageOfCardiacPhase",
+        (tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,),
+        _MEANING,
+        "the phase of the heart",
+        _number,
+    ),
+    SliceAttribute(
+        "PerformedProcedureStepID",
+        (tags.PERFORMED_PROCEDURE_STEP_ID,),
+        _MEANING,
+        _SERIES_LEVEL,
+        counts=True,
+    ),
+    SliceAttribute(
+        "StudyDate",
+        (tags.STUDY_DATE,),
+        _MEANING,
+        "another visit; a scan may pass midnight",
+        _same_session,
+    ),
+    SliceAttribute(
+        "AcquisitionDate",
+        (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
+        _MEANING,
+        "another visit; a scan may pass midnight",
+        _same_session,
+    ),
+    SliceAttribute(
+        "SeriesDate",
+        (tags.SERIES_DATE,),
+        _MEANING,
+        "another visit; some slices are reconstructed again",
+        _same_year,
+    ),
+    SliceAttribute(
+        "ContentDate",
+        (tags.CONTENT_DATE,),
+        _MEANING,
+        "another visit; some slices are reconstructed again",
+        _same_year,
+    ),
+    SliceAttribute(
+        "ImageType, other words",
+        (tags.IMAGE_TYPE, tags.FRAME_TYPE),
+        _RECORDED,
+        "original or derived, correction of distortion (ND, DIS2D), words unknown to us",
+        _other_words,
+        "ignored",
+    ),
+    SliceAttribute(
+        "ReconstructionDiameter",
+        (tags.RECONSTRUCTION_DIAMETER,),
+        _RECORDED,
+        "the field of view; PixelSpacing decides",
+        _number,
+    ),
+    *(
+        SliceAttribute(
+            name,
+            (tag,),
+            _RECORDED,
+            "padding, which is known only if slices agree on it",
+            _exact_number,
+        )
+        for name, tag in (
+            ("PixelPaddingValue", tags.PIXEL_PADDING_VALUE),
+            ("PixelPaddingRangeLimit", tags.PIXEL_PADDING_RANGE_LIMIT),
+        )
+    ),
+    *(
+        SliceAttribute(name, (), _VARIES, why)
+        for name, why in (
+            ("SliceLocation", "a position; ImagePositionPatient decides"),
+            ("TableHeight", "a position; ImagePositionPatient decides"),
+            ("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
+            ("GantryDetectorTilt", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
+            ("RescaleSlope", "applied slice by slice; PET has a slope for each slice"),
+            ("RescaleIntercept", "applied slice by slice"),
+            ("WindowCenter", "for display"),
+            ("WindowWidth", "for display"),
+            ("XRayTubeCurrent", "the dose follows the body"),
+            ("Exposure", "the dose follows the body"),
+            ("ExposureTime", "the dose follows the body"),
+            ("BodyPartExamined", "a scan covers several"),
+            ("NominalInterval", "the length of a heartbeat"),
+            ("HeartRate", "the length of a heartbeat"),
+            ("FrameReferenceTime", "bed positions of PET follow each other"),
+            ("ActualFrameDuration", "bed positions of PET may differ"),
+            ("DecayFactor", "follows the time of a bed position"),
+        )
+    ),
+)
+
+SLICE_ATTRIBUTES = (*_BY_PURPOSE, *_OF_THE_ACQUISITION, *_TIMES, *_OTHERS)
+"""The table. Its order decides which attribute a message names, which separates volumes first, and
+so how `phase=` counts. Names are distinct: `Slice.phase` has the values of a frame by name."""
+SERIES_ATTRIBUTES = tuple(a for a in SLICE_ATTRIBUTES if a.why is _SERIES_LEVEL)
+"""Attributes that also differ if one volume was sent again as part of another series."""
+KEPT_ATTRIBUTE_TAGS = frozenset(tag for attribute in SLICE_ATTRIBUTES for tag in attribute.tags)
+"""Tags that headers keep for the table."""
+PHASE_ATTRIBUTES = {
+    attribute.name: attribute.tags[0]
+    for attribute in (*_BY_PURPOSE, *_TIMES)
+    if attribute.tags and attribute.name != "ImageType"
+}
+"""Attributes that may separate volumes and have a value of their own in each file, by name."""
+
+
+def attributes_that_separate(how: Separates) -> tuple[SliceAttribute, ...]:
+    """Return the attributes that separate volumes at shared positions in a certain way."""
+    return tuple(a for a in SLICE_ATTRIBUTES if a.separates == how)
+
+
+def attributes_with(rule: Rule) -> tuple[SliceAttribute, ...]:
+    """Return the attributes with a rule."""
+    return tuple(a for a in SLICE_ATTRIBUTES if a.rule is rule)
