@@ -11,9 +11,11 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import published_cases
+from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import temporary_path
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
 from scanloom.review.corrections.revisions import latest_result, revision_number
 from scanloom.review.sources import read_source
@@ -55,6 +57,7 @@ def export(
         NOT_REVIEWED if no case counts; LABELS_UNKNOWN if there are results of several models, or a
         number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
     """
+    check_links(out)
     if folder.exists():
         raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
     left_out = dict[str, str]()
@@ -154,7 +157,8 @@ def _export(
     labels = {}
     for file in files:
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
-        shutil.copyfile(result / file, draft / target)
+        with open_regular_file(result / file) as stored, (draft / target).open("xb") as copy:
+            shutil.copyfileobj(stored, copy)
         labels[file] = f"./{target}"
     description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
     number = revision_number(result)

@@ -23,6 +23,7 @@ from scanloom.core.process.file_lock import lock_file
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import open_descriptor
 from scanloom.review.verdicts.chained_lines import ChainedLines, ChainError, read_lines
 from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
 
@@ -118,7 +119,7 @@ class VerdictLog:
         self.out, self._guard = out, threading.Lock()
         try:
             (out / REVIEW).mkdir(exist_ok=True)
-            self._lock = os.open(out / REVIEW / LOCK, LOCK_FLAGS, 0o600)
+            self._lock = open_descriptor(out / REVIEW / LOCK, LOCK_FLAGS, 0o600)
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:

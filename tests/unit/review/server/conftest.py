@@ -25,7 +25,7 @@ from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
-from support.review_cases import affine_of, publish, scan_array
+from support.review_cases import affine_of, enter, publish, scan_array
 
 ORIGIN = "http://127.0.0.1:8000"
 
@@ -54,7 +54,7 @@ class Server:
         client = TestClient(self.app, base_url=ORIGIN, raise_server_exceptions=False)
         client.headers["origin"] = ORIGIN
         if reviewer is not None:
-            assert client.get(f"/login?token={self.sessions.tokens[reviewer]}").status_code == 200
+            enter(client, f"{ORIGIN}/{reviewer}/#{self.sessions.tokens[reviewer]}")
         return client
 
 
