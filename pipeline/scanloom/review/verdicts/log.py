@@ -309,6 +309,8 @@ def _hold(descriptor: int, out: Path) -> None:
 
 
 def _open_lines(out: Path, name: str, mode: int) -> ChainedLines:
+    with suppress(FileNotFoundError):
+        os.close(open_descriptor(out / name, os.O_RDONLY | os.O_NONBLOCK))  # not if it is a link
     try:
         return ChainedLines(out / name, mode)
     except ChainError as exc:

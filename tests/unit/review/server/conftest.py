@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +80,8 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
 
     def start(reviewers: tuple[str, ...] = ("anna", "ben"), **sharing: float) -> Server:
         out = tmp_path / "out"
+        while logs:
+            logs.pop().close()  # of the server before
         if not out.exists():
             shutil.copytree(published / "out", out, copy_function=shutil.copy2)
         codes = reviewer_codes(out, reviewers)
@@ -98,9 +99,8 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
         return Server(out, desk, sessions, app, sorted(desk.worklist.cases))
 
     yield start
-    for log in logs:
-        with closing(log):
-            pass
+    while logs:
+        logs.pop().close()
 
 
 @pytest.fixture

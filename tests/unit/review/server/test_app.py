@@ -46,7 +46,9 @@ def body_of(client: Any, name: str, decision: str = "accept", **more: Any) -> di
 
 
 def decide(client: Any, name: str, decision: str = "accept", **more: Any) -> Any:
-    return client.post(f"/api/case/{name}/verdict", json=body_of(client, name, decision, **more))
+    content = json.dumps(body_of(client, name, decision, **more))
+    headers = {"content-type": "application/json"}
+    return client.post(f"/api/case/{name}/verdict", content=content, headers=headers)
 
 
 # --- access ---------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
     """The strokes of the second are painted on the revision of the first, and can be undone."""
     anna, ben, name = server.client("r1"), server.client("r2"), server.cases[0]
     paint(anna, name, radius_mm=2.0)
-    seen = paint(ben, name, points=[[9, 8]], radius_mm=2.0).json()["version"]
+    seen = paint(ben, name, points=[[8, 8]]).json()["version"]
     assert change(anna, name, "draft/save").json() == {"revision": 1}
 
     late = change(ben, name, "draft/save", seen)
@@ -392,7 +394,7 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
     label = opened.layers[0].structures[0]["number"]
     x, y = np.indices(opened.view.shape[:2])
     spacing = about(ben, name)["spacing"]
-    near = ((x - 9) * spacing[0]) ** 2 + ((y - 8) * spacing[1]) ** 2 <= 2.0**2
+    near = ((x - 8) * spacing[0]) ** 2 + ((y - 8) * spacing[1]) ** 2 <= 4.0**2
     expected = opened.layers[0].labels[..., 3].copy()
     expected[near] = label
     drafted = np.frombuffer(ben.get(f"{labels}?draft=1").content, expected.dtype)
@@ -766,12 +768,20 @@ SEGMENTS = st.sampled_from(
         "preview",
         "\u202e",
         "%00",
+        "%F0%90",
         "a" * 300,
+        "a" * 9_000,
+        "9" * 6_000,
+        "session",
+        "r1",
+        "me",
     ]
 )
+HUGE = st.sampled_from([10**400, -(10**400), 1e999, -1e999, 1e308, 2**63, 2**64, -1, 0, -0.0])
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=8)  # halves of characters too
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | HUGE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
 FIELDS = st.dictionaries(
@@ -792,8 +802,11 @@ FIELDS = st.dictionaries(
             "label",
             "only",
             "version",
+            "token",
+            "reviewer",
         ]
-    ),
+    )
+    | TEXTS,
     JSON,
     max_size=8,
 )
@@ -821,7 +834,36 @@ def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
         content = json.dumps(data.draw(FIELDS | JSON))
         headers = {"content-type": "application/json"}
         answer = client.post(path, content=content, headers=headers)
-    assert answer.status_code < 500 or answer.json()["reason"] != "INTERNAL", path
+    assert answer.status_code < 500, (path, answer.text)
+
+
+def test_values_beyond_all_sizes_are_refused(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[1, 1]], "radius_mm": 2.0}
+    stroke |= {"label": about(client, name)["layers"][0]["labels"][0]["value"]}
+    for field, value in (
+        ("points", [[10**400, 1]]),
+        ("points", [[1, -(10**400)]]),
+        ("radius_mm", 10**400),
+        ("label", 10**400),
+        ("index", 10**400),
+        ("only", [10**400]),
+    ):
+        answer = change(client, name, "stroke", "x", **{**stroke, field: value})
+        assert answer.status_code == 400, (field, answer.text)
+    assert decide(client, name, seconds=10**400).status_code == 200
+    assert decide(client, name, **{"\ud800": 1}).status_code == 400
+    body = {"token": "\ud800", "reviewer": "r1"}
+    headers = {"content-type": "application/json"}
+    answer = client.post("/api/session", content=json.dumps(body), headers=headers)
+    assert answer.status_code == 403
+    for path in (
+        f"/api/case/{'a' * 60_000}",
+        f"/api/case/{'a' * 60_000}/draft",
+        f"/api/case/{name}/labels/{'9' * 6_000}/axial/0-0",
+        f"/api/case/{name}/image/axial/{'9' * 6_000}-0",
+    ):
+        assert client.get(path).status_code == 404, path[:40]
 
 
 STROKE = st.fixed_dictionaries(
@@ -830,11 +872,12 @@ STROKE = st.fixed_dictionaries(
         "plane": st.sampled_from(["axial", "coronal", "sagittal", "oblique"]),
         "index": st.integers(-1, 20),
         "points": st.lists(
-            st.lists(st.floats(width=32) | st.integers(-5, 20), min_size=1, max_size=3), max_size=4
+            st.lists(st.floats(width=32) | st.integers(-5, 20) | HUGE, min_size=1, max_size=3),
+            max_size=4,
         ),
-        "radius_mm": st.floats(0, 250) | st.none(),
-        "label": st.integers(-1, 310),
-        "only": st.none() | st.lists(st.integers(-1, 310), max_size=3),
+        "radius_mm": st.floats(0, 250) | st.none() | HUGE,
+        "label": st.integers(-1, 310) | HUGE,
+        "only": st.none() | st.lists(st.integers(-1, 310) | HUGE, max_size=3),
     }
 )
 

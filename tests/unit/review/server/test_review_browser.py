@@ -6,12 +6,8 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +19,12 @@ import SimpleITK as sitk
 
 from scanloom.review.verdicts.log import read_verdicts
 from support.axe import axe_core, violations
-from support.review_cases import affine_of, origin_of, publish, scan_array
+from support.review_browser import Running, asked, chromium, opened
+from support.review_cases import affine_of, publish, scan_array
 
 pytestmark = pytest.mark.reference
+
+__all__ = ["chromium"]
 
 LPS = np.diag((-1.0, -1.0, 1.0, 1.0))
 SIDES = {"left": (0.1, 0.5), "right": (0.9, 0.5), "top": (0.5, 0.1), "bottom": (0.5, 0.9)}
@@ -35,43 +34,6 @@ PIXELS = """(name) => {
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   return [canvas.width, canvas.height, Number(canvas.dataset.index), Array.from(data)];
 }"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
-    with sync_api.sync_playwright() as play:
-        options = ["--no-sandbox", "--disable-gpu"]
-        browser = play.chromium.launch(executable_path=program, args=options)
-        yield browser
-        browser.close()
-
-
-class Running:
-    """`scanloom review` as a program."""
-
-    def __init__(self, out: Path, key: Path, *options: str) -> None:
-        words = [sys.executable, "-m", "scanloom", "review", str(out), "--key", str(key), *options]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.links: dict[str, str] = {}
-        for line in self.process.stdout:
-            if match := re.match(r"(\w+): (http\S+)", line):
-                self.links[match[1]] = match[2]
-            if line.startswith("Each link"):
-                break
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,30 +53,6 @@ def running(folder: Path, tmp_path: Path) -> Iterator[Running]:
     server.out = out  # type: ignore[attr-defined]
     yield server
     server.stop()
-
-
-def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") -> tuple[Any, Any]:
-    """Follow a reviewer's link; return the tab, and its messages and requests elsewhere."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, has_touch=width < 500
-    )
-    tab, said = context.new_page(), []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    origin = origin_of(link)
-    tab.on("request", lambda r: r.url.startswith((origin, "blob:")) or said.append(r.url))
-    tab.goto(link)
-    tab.wait_for_url(link.partition("#")[0])
-    tab.wait_for_selector("#filters button", state="attached")
-    return tab, said
-
-
-def asked(tab: Any, path: str) -> Any:
-    """Ask the server for something as a page does, with its session; return the body."""
-    reviewer = tab.url.split("/")[3]
-    session = tab.evaluate(f"localStorage.getItem('scanloom session {reviewer}')")
-    headers = {"Authorization": f"Bearer {session}"}
-    return tab.request.get(f"{origin_of(tab.url)}{path}", headers=headers)
 
 
 def open_case(tab: Any, name: str) -> None:
