@@ -30,6 +30,7 @@ NOBODY = 65_534
 KILLS = 20
 LISTENER = """
 import http.server, json, os, sys, urllib.request
+import email.parser, encodings.idna, html, mimetypes  # the other user may not read Python's folder
 if os.getuid() == 0:
     os.setuid(int(sys.argv[1]))
 heard = []
@@ -197,7 +198,7 @@ def test_strokes_that_were_answered_survive_kills(chromium: Any, folder: Path, o
             if k == 3:
                 tab.wait_for_timeout(int(rng.integers(20, 250)))
         server.process.send_signal(signal.SIGKILL)
-        server.process.wait(30)
+        server.process.communicate(timeout=30)
         tab.wait_for_timeout(100)
         answered = max([answered, *told])
         tab.context.close()
