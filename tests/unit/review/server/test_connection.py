@@ -168,6 +168,7 @@ def test_connections_that_are_answered_are_not_closed_for_others(address: tuple[
         reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         reading.connect(address)
         reading.sendall(head(address, 10) + b"x")  # its body is waited for
+        time.sleep(SOON_S / 8)
         for _ in range(LIMIT_PER_PEER + 3):
             stack.enter_context(socket.create_connection(address))
         reading.sendall(b"x" * 9)
