@@ -36,7 +36,7 @@ function drawRow(row) {
   }
   line.append(name, element("td", STATES[row.state], { class: row.state }), element("td", row.mine ? STATES[row.mine] : "", { "data-name": "Yours" }),
     doubts, element("td", `${row.modality} ${row.slices.join(" × ")}, ${row.spacing.join(" × ")} mm`),
-    element("td", row.models.join(", ")), element("td", [row.revision || "", row.draft ? "not saved yet" : ""].filter(Boolean).join(", "), { class: "number", "data-name": "Revision" }));
+    element("td", row.models.join(", ")), element("td", [row.revision || "", row.draft ? "correction not saved" : ""].filter(Boolean).join(", "), { class: "number", "data-name": "Revision" }));
   return line;
 }
 
