@@ -208,7 +208,7 @@ def main() -> None:
         words = [sys.executable, "-m", "scanloom", "review", str(folder / "out"), "--key", str(key)]
         server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
-            link = next(line.split()[1] for line in server.stdout or () if "login" in line)
+            link = next(line.split()[1] for line in server.stdout or () if "/#" in line)
             found = browse(link, sorted(names), given.steps)
             peak = memory(server.pid)
         finally:

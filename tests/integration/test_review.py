@@ -40,7 +40,16 @@ from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
-from support.review_cases import affine_of, change, publish, publish_scan, scan_array, seen
+from support.review_cases import (
+    affine_of,
+    change,
+    enter,
+    origin_of,
+    publish,
+    publish_scan,
+    scan_array,
+    seen,
+)
 from support.seg_witnesses import (
     assert_same_places,
     complaints,
@@ -560,7 +569,7 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
         stroke = {"layer": 0, "plane": "axial", "index": 2, "points": [[3, 3]], "radius_mm": 9.0}
         body = {"decision": "edit", "recipe": case["recipe"], "seen": case["seen"]}
         answers = [
-            client.get("/"),
+            client.get("/r1/"),
             client.get("/api/worklist"),
             client.get(f"/api/case/{name}"),
             change(client, name, "stroke", **stroke, label=1),
@@ -590,15 +599,15 @@ class Serving:
         assert self.process.stdout is not None
         self.links = []
         for line in self.process.stdout:
-            if "login?token=" in line:
+            if "/#" in line:
                 self.links.append(line.split()[-1])
             if line.startswith("Each link"):
                 break
 
     def client(self, reviewer: int = 0) -> Any:
-        origin = self.links[reviewer].split("/login", maxsplit=1)[0]
+        origin = origin_of(self.links[reviewer])
         client = httpx.Client(base_url=origin, headers={"origin": origin}, timeout=60)
-        assert client.get(self.links[reviewer]).status_code == 200
+        enter(client, self.links[reviewer])
         return client
 
     def close(self, by: signal.Signals = signal.SIGINT) -> None:

@@ -129,3 +129,19 @@ def change(client: Any, name: str, path: str, version: str | None = None, **body
     """Change the correction that there is now, or that of a version."""
     version = version_of(client, name) if version is None else version
     return client.post(f"/api/case/{name}/{path}", json={**body, "version": version})
+
+
+def enter(client: Any, link: str) -> str:
+    """Use a reviewer's link as its page does: the client sends the session from then on."""
+    address, _, token = link.partition("#")
+    body = {"token": token, "reviewer": address.rstrip("/").rpartition("/")[2]}
+    answer = client.post("/api/session", json=body)
+    assert answer.status_code == 200, answer.text
+    session = str(answer.json()["session"])
+    client.headers["authorization"] = f"Bearer {session}"
+    return session
+
+
+def origin_of(link: str) -> str:
+    """Return the address of the server of a link."""
+    return "/".join(link.split("/")[:3])

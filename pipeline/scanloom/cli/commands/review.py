@@ -112,8 +112,9 @@ def review(
 ) -> None:
     """Review results in a browser: look, accept or reject, comment.
 
-    Prints a link for each reviewer, which works once. Verdicts are kept in OUT/review, names and
-    comments in OUT/private. Stop it with Ctrl-C. New results appear while it runs.
+    Prints a link for each reviewer, which works once. Verdicts are kept in OUT/review, names,
+    comments and corrections in progress in OUT/private. Stop it with Ctrl-C. New results appear
+    while it runs.
     """
     _check(readers, corrections, address)
     out = results.path
@@ -149,7 +150,7 @@ def review(
             key=key.key,
         )
         say("Reading the results ...")
-        serve(out, options, _tell, partial(_publish, out, key.key))
+        serve(out, options, _tell, partial(_publish, out, key.key), _tell_kept)
 
 
 def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: AddressOptions) -> None:
@@ -228,6 +229,12 @@ def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> Non
         say(f"Left out: {name} ({code})", err=True)
     if left_out:
         raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _tell_kept(kept: dict[tuple[str, str], int]) -> None:
+    for (case, reviewer), count in kept.items():
+        strokes = f"{count} stroke{'s' if count != 1 else ''}"
+        say(f"Not saved, and kept for the next start: {strokes} of {reviewer} on case {case}.")
 
 
 def _tell(links: dict[str, str]) -> None:

@@ -92,15 +92,17 @@ class ResultsOptions:
 
     @property
     def path(self) -> Path:
-        """The output folder, given by --out or as an argument.
+        """The output folder, given by --out or as an argument; nothing in it may be a link.
 
         Raises
         ------
         typer.BadParameter
             If both are given and differ.
         """
-        if self.folder is None or self.folder == self.out:
-            return self.out
-        if self.out != DEFAULT_OUT:
+        if self.folder is not None and self.out not in (self.folder, DEFAULT_OUT):
             raise typer.BadParameter(f"OUT is {self.folder}, but --out is {self.out}: give one")
-        return self.folder
+        from scanloom.io.system.regular_files import refuse_links_below
+
+        path = self.out if self.folder is None else self.folder
+        refuse_links_below(path)
+        return path

@@ -12,7 +12,7 @@ from scanloom.engine.monitor.status import Status
 from scanloom.engine.run_log import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import CASES
 from scanloom.io.system.atomic_write import atomic_write
 
@@ -138,7 +138,7 @@ def _times(
             continue
         try:
             folder = cases / folders.get(case, case)
-            timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))["steps"]
+            timing = read_json(folder / TIMING)["steps"]
         except (OSError, ValueError, LookupError, TypeError):
             continue  # removed since, or damaged
         for name, step in timing.items():

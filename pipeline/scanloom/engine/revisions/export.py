@@ -12,9 +12,11 @@ from scanloom.io.output.contents import identity_of
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import published_cases
+from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import temporary_path
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
 from scanloom.review.corrections.revisions import latest_result, revision_number
 from scanloom.review.sources import read_source
@@ -56,6 +58,7 @@ def export(
         NOT_REVIEWED if no case counts; LABELS_UNKNOWN if there are results of several models, or a
         number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
     """
+    check_links(out)
     if folder.exists():
         raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
     left_out = dict[str, str]()
@@ -157,7 +160,8 @@ def _export(
         if identity_of((result / file).relative_to(out)) != "shapes":
             raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
-        shutil.copyfile(result / file, draft / target)
+        with open_regular_file(result / file) as stored, (draft / target).open("xb") as copy:
+            shutil.copyfileobj(stored, copy)
         labels[file] = f"./{target}"
     description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
     number = revision_number(result)

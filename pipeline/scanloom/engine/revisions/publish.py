@@ -34,10 +34,12 @@ from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import Scan
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import open_descriptor
 from scanloom.ops.measure import measure
 from scanloom.review.corrections.revisions import (
     REVISIONS,
@@ -103,6 +105,7 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
         OUTPUT_UNWRITABLE. Then nothing is published.
     """
     try:
+        check_links(out)
         with _locked(Path(out, *REVISIONS)):
             clean_up(out, time.time() - STALE_AFTER_S)
             return _publish(out, name, correction, key)
@@ -114,7 +117,7 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = open_descriptor(folder, os.O_RDONLY)
     try:
         lock_file(descriptor)
         yield

@@ -16,6 +16,7 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.private import check_links
 from scanloom.review.corrections.label_files import LabelFile, read_label_file
 from scanloom.review.corrections.revisions import (
     latest_result,
@@ -60,6 +61,7 @@ def take_file(
         ID_UNKNOWN; GRID_DIFFERS; LABELS_UNKNOWN; what `read_label_file` and `publish_revision`
         raise.
     """
+    check_links(out)
     folder = out / "cases" / name
     if not is_case_name(name) or not folder.is_dir():
         raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")

@@ -33,6 +33,7 @@ from scanloom.io.output.published import (
 from scanloom.io.output.work_folder import WorkEntry
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import check_folder
 
 
 def check_writable(out: Path) -> None:
@@ -82,6 +83,7 @@ class CaseFolder:
     def __enter__(self) -> Self:
         self._created = _missing_folders(self.path.parent)
         try:
+            check_folder(self.path.parent)
             self.path.mkdir(parents=True)
         except OSError as exc:
             self._undo()
@@ -123,6 +125,7 @@ class CaseFolder:
             If writing fails; leaving the block converts it to ScanError.
         """
         target = self.target
+        check_folder(target.parent)
         if target.exists() and not replace:
             published, built = _provenance(target), _provenance(self.path)
             if published is None or built is None or published.recipe != built.recipe:

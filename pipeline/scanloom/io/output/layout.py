@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,8 @@ OUTPUT_ENTRIES = EARLY_ENTRIES | {
 _MAY_BE_EMPTY = frozenset({CASES, "failed"})
 """Folders that a run may leave if it dies before its first result."""
 
+MAX_NAME_BYTES = 255
+"""Length of a file name that file systems have."""
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.output.source_names`
 _FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -144,7 +146,11 @@ def published_cases(out: Path) -> list[Path]:
     """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
     try:
         with os.scandir(out / CASES) as entries:
-            names = [entry.name for entry in entries if is_case_name(entry.name) and entry.is_dir()]
+            names = [
+                entry.name
+                for entry in entries
+                if is_case_name(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [out / CASES / name for name in sorted(names)]
@@ -162,14 +168,7 @@ def iter_cases(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Itera
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed.
     """
-    yield from iter_folders(published_cases(out), read, damaged)
-
-
-def iter_folders(
-    folders: Iterable[Path], read: Callable[[Path], T], damaged: set[str]
-) -> Iterator[T]:
-    """Yield the result of `read` for each of some published cases, as `iter_cases` does."""
-    for folder in folders:
+    for folder in published_cases(out):
         try:
             check_files(folder)
             case = read(folder)
@@ -192,4 +191,6 @@ def read_case(folder: Path) -> dict[str, Any]:
 
 def is_case_name(name: str) -> bool:
     """Return whether a folder in `cases/` with that name is a case folder."""
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        return False
     return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None

@@ -21,13 +21,21 @@ from scanloom.core import Reason, ScanError
 from scanloom.core.process.file_lock import lock_file
 from scanloom.io.identity import load_key, read_key
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.io.system.regular_files import open_link_free, read_regular_file
+from scanloom.io.system.regular_files import (
+    open_descriptor,
+    open_link_free,
+    read_regular_file,
+    refuse_links_below,
+)
 
 PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
-LINK_FREE_ENTRIES = (".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review")
+LINK_FREE_ENTRIES = (
+    *("cases", ".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review"),
+    "review/revisions",
+)
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 
 MAX_FINGERPRINT_BYTES = 1 << 10
@@ -73,11 +81,14 @@ def read_fingerprint(out: Path) -> str | None:
 def check_links(out: Path) -> None:
     """Refuse an OUT with linked subfolders: their targets must not be cleared or restricted.
 
+    From then on, this process opens nothing in OUT through a link.
+
     Raises
     ------
     ScanError
         OUTPUT_UNWRITABLE, with the name of the subfolder.
     """
+    refuse_links_below(out)
     for name in LINK_FREE_ENTRIES:
         if (out / name).is_symlink():
             detail = f"{name} in the output folder is a link: a folder is required"
@@ -200,7 +211,7 @@ def _open_lock(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
-            handle = os.open(folder / LOCK, _LOCK_FLAGS, 0o600)
+            handle = open_descriptor(folder / LOCK, _LOCK_FLAGS, 0o600)
         except FileNotFoundError:  # the folder was removed in between
             continue
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -213,7 +214,9 @@ def _check_files(folder: Path, timing: dict[str, Any]) -> None:
         raise ValueError("timing.json is malformed")  # noqa: TRY004
     touched = []
     for name, stamp in stamps.items():
-        state = os.stat(folder / name)  # noqa: PTH116
+        state = os.lstat(folder / name)
+        if not stat.S_ISREG(state.st_mode):
+            raise _ChangedFileError(f"{name} is not a regular file")
         if not isinstance(stamp, list) or state.st_size != stamp[0]:
             raise _ChangedFileError(f"{name} has a different size")
         if state.st_mtime_ns != stamp[1]:

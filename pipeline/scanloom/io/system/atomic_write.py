@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.system.regular_files import open_descriptor
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
@@ -33,7 +34,7 @@ def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666)
         If the file can't be written; an existing file is then unchanged.
     """
     temporary = temporary_path(path)
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    os.close(open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         write(temporary)
         fsync_path(temporary)
@@ -80,7 +81,7 @@ def remove_stale_temporaries(folder: Path, since: float) -> None:
 
 def fsync_path(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk: fsync(2) makes a rename durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_descriptor(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

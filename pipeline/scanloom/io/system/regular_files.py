@@ -1,4 +1,11 @@
-"""Open regular files only: reading a pipe, a socket or a device may never return."""
+"""Open regular files only, and nothing in an output folder through a link.
+
+Reading a pipe, a socket or a device may never return. An output folder may be one that other users
+write to: a link that they place there would let this process read, or overwrite, any file of its
+user. `refuse_links_below` names such folders; from then on the functions here refuse each link
+below them, in the middle of a path too. They open folder after folder, so that a link that is
+placed meanwhile is not followed either. Links on the way to the folder itself are the user's own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +14,11 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+
+_link_free = set[str]()
+"""Absolute paths of folders below which links are refused."""
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags for a folder that is passed through: permission to read its entries is not needed."""
 
 _SPECIAL = {
     stat.S_IFIFO: "pipe",
@@ -21,6 +33,70 @@ def special_file_name(mode: int) -> str:
     return _SPECIAL.get(stat.S_IFMT(mode), "")
 
 
+def refuse_links_below(folder: Path | str) -> None:
+    """Let this process open nothing below a folder through a link from now on."""
+    _link_free.add(os.path.abspath(folder))
+
+
+def open_descriptor(path: Path | str, flags: int, mode: int = 0o666) -> int:
+    """Open a file or folder, without following links below the folders that refuse them.
+
+    Parameters
+    ----------
+    path : Path or str
+    flags, mode : int
+        As of `os.open`.
+
+    Raises
+    ------
+    OSError
+        ELOOP if a part of the path is a link and must not be; as of `os.open`.
+    """
+    absolute = os.path.abspath(path)
+    roots = [each for each in _link_free if absolute.startswith(each.rstrip(os.sep) + os.sep)]
+    flags |= os.O_CLOEXEC
+    if not roots:
+        return os.open(path, flags, mode)
+    root = min(roots, key=len)
+    *folders, name = os.path.relpath(absolute, root).split(os.sep)
+    inside = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for folder in folders:
+            outer, inside = inside, _open_in(inside, folder, _FOLDER, 0)
+            os.close(outer)
+        return _open_in(inside, name, flags | os.O_NOFOLLOW, mode)
+    finally:
+        os.close(inside)
+
+
+def _open_in(folder: int, name: str, flags: int, mode: int) -> int:
+    try:
+        return os.open(name, flags, mode, dir_fd=folder)
+    except NotADirectoryError:  # what the system says of a link where a folder is required
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
+
+
+def check_folder(folder: Path | str) -> None:
+    """Refuse a folder that is reached through a link, before something is made in it.
+
+    What is missing of the path is not refused.
+
+    Raises
+    ------
+    OSError
+        As of `open_descriptor`.
+    """
+    try:
+        os.close(open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except FileNotFoundError:
+        if os.path.lexists(folder):  # a link to nowhere
+            raise
+    except PermissionError:
+        pass  # what is made in it will say so
+
+
 def open_regular_file(path: Path | str) -> BufferedReader:
     """Open a regular file for reading bytes, without blocking.
 
@@ -31,7 +107,7 @@ def open_regular_file(path: Path | str) -> BufferedReader:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = open_descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced after the first check
         file.close()
@@ -71,7 +147,7 @@ def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
     OSError
         ELOOP if it is a link, EINVAL if it is no regular file.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    folder = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path.name, flags, mode, dir_fd=folder)

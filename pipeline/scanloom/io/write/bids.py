@@ -204,7 +204,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _alphanumeric(text: str) -> str:

@@ -83,18 +83,9 @@ class Draft:
     def __init__(self, layers: Sequence[NDArray[Any]], spacing: tuple[float, float, float]) -> None:
         self._given, self.spacing = tuple(layers), spacing
         self._copies: dict[int, NDArray[Any]] = {}
-        self._packed: dict[int, tuple[tuple[NDArray[np.intp], ...], NDArray[Any]]] = {}
         self._done: list[_Change] = []
         self._undone: list[_Change] = []
         self._forgot = False  # whether strokes can't be undone any more
-        self.changes = 0
-        """Number of strokes, undone and repeated ones that changed it."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays, without those that were given."""
-        packed = sum(sum(w.nbytes for w in where) + v.nbytes for where, v in self._packed.values())
-        return packed + sum(copy.nbytes for copy in self._copies.values())
 
     @property
     def has_strokes(self) -> bool:
@@ -123,23 +114,6 @@ class Draft:
             for index, copy in self._copies.items()
         }
         return {index: count for index, count in counts.items() if count}
-
-    def pack(self) -> None:
-        """Keep the changed voxels only, and let go of all arrays, until `unpack`."""
-        for index, copy in self._copies.items():
-            where = np.nonzero(copy != self._given[index])
-            self._packed[index] = where, copy[where]
-        self._copies, self._given = {}, ()
-
-    def unpack(self, layers: Sequence[NDArray[Any]]) -> None:
-        """Take up the given label maps again, if they were let go of."""
-        if self._given:
-            return
-        self._given = tuple(layers)
-        for index, (where, values) in self._packed.items():
-            self._copies[index] = self._given[index].copy(order="K")
-            self._copies[index][where] = values
-        self._packed = {}
 
     def stroke(self, stroke: Stroke) -> int:
         """Paint a stroke; return the number of voxels that it changed.
@@ -200,7 +174,6 @@ class Draft:
         box = self._copies[change.layer][change.box]
         changed = np.unpackbits(change.bits, count=box.size).astype(bool).reshape(box.shape)
         box[changed] = values
-        self.changes += 1
 
 
 def painted_box(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import gzip
+import zlib
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,26 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import check_files
+from scanloom.io.system.disk_errors import is_passing
+from scanloom.io.system.regular_files import open_regular_file
 
 REVISIONS = ("review", "revisions")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError)
 
 
 def revision_folders(out: Path, name: str) -> list[Path]:
-    """Return the folders of a case's revisions, the first one first."""
+    """Return the folders of a case's revisions, the first one first.
+
+    Raises
+    ------
+    OSError
+        If it can't be known for the moment which there are.
+    """
     try:
         folders = [p for p in Path(out, *REVISIONS, name).iterdir() if p.name.isdecimal()]
-    except OSError:
+    except OSError as exc:
+        if is_passing(exc):
+            raise
         return []
     return sorted(folders, key=lambda path: int(path.name))
 
@@ -33,31 +46,59 @@ def latest_result(out: Path, name: str) -> Path:
 
     Revisions of a result that was replaced since don't count. One whose `case.json` can't be read
     does: whoever reads its label maps finds that it is damaged.
+
+    Raises
+    ------
+    OSError
+        If a file can't be read for the moment: an earlier result must not stand in.
     """
     folder = out / "cases" / name
     revisions = revision_folders(out, name)
     if not revisions:
         return folder
-    with suppress(*_DAMAGE):
-        case = read_json(folder / CASE)
-        made_of = case["recipe"], case["source"]["hash"]
-        for revision in reversed(revisions):
-            if _made_of(revision) in (made_of, None):
-                return revision
+    made_of = _made_of(folder, ("recipe",))
+    for revision in reversed(revisions if made_of else ()):
+        if _made_of(revision, ("revision", "of_recipe")) in (made_of, None):
+            return revision
     return folder
 
 
-def _made_of(revision: Path) -> tuple[str, str] | None:
-    """Return recipe and source of the result that was corrected; None of a damaged revision."""
-    with suppress(*_DAMAGE):
-        document = read_json(revision / CASE)
-        return document["revision"]["of_recipe"], document["source"]["hash"]
-    return None
+def _made_of(folder: Path, recipe: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return recipe and source that a result belongs to; None if `case.json` is damaged.
+
+    Parameters
+    ----------
+    folder : Path
+    recipe : tuple of str
+        Keys that lead to the recipe.
+    """
+    try:
+        document = read_json(folder / CASE)
+        return str(reduce(getitem, recipe, document)), document["source"]["hash"]
+    except _DAMAGE as exc:
+        if is_passing(exc):
+            raise
+        return None
 
 
 def revision_number(folder: Path) -> int:
     """Return the number of a revision's folder; 0 for that of a case."""
     return int(folder.name) if folder.parent.parent.name == REVISIONS[-1] else 0
+
+
+def read_label_map(file: Path) -> NDArray[Any]:
+    """Return the label map (I, J, K) in a NIfTI of a case or revision.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it can't be read, or is a link.
+    """
+    try:
+        with open_regular_file(file) as compressed, gzip.GzipFile(fileobj=compressed) as stream:
+            return np.asarray(nib.Nifti1Image.from_stream(stream).dataobj)
+    except (EOFError, zlib.error, nib.filebasedimages.ImageFileError) as exc:  # type: ignore[attr-defined]  # nibabel is not typed
+        raise ValueError("the label map is damaged") from exc
 
 
 def read_label_maps(folder: Path) -> dict[str, NDArray[Any]]:
@@ -67,11 +108,15 @@ def read_label_maps(folder: Path) -> dict[str, NDArray[Any]]:
     ------
     ScanError
         RESULT_DAMAGED if a file is missing, unreadable or changed.
+    OSError
+        If a file can't be read for the moment.
     """
     try:
         check_files(folder)
         files = [entry["file"] for entry in read_json(folder / SEGMENTS)["files"]]
-        return {name: np.asarray(nib.load(folder / name).dataobj) for name in files}
+        return {name: read_label_map(folder / name) for name in files}
     except _DAMAGE as exc:
+        if is_passing(exc):
+            raise
         detail = f"a file of {folder.parent.name}/{folder.name} is damaged"
         raise ScanError(Reason.RESULT_DAMAGED, detail) from exc

@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from scanloom.core import Measurement
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.outliers import Finding
 from scanloom.review.preview.tile_map import Pixels, Tile, TileMap, read_tile_map
 
@@ -47,7 +48,7 @@ class ShownSlice:
 def read_mosaic(preview: Path) -> Mosaic | None:
     """Read the mosaic of a preview; None of a preview without a map, or one that can't be read."""
     try:
-        with Image.open(preview) as page:
+        with open_regular_file(preview) as file, Image.open(file) as page:
             tiles, size = read_tile_map(page.info), page.size
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None

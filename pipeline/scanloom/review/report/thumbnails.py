@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import temporary_path
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
 
 SIZE = (264, 210)
@@ -64,10 +65,14 @@ def draw_thumbs(
 def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
     """Draw a thumbnail unless it is current; return its size, None for an unreadable preview."""
     if thumb.is_file() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
-        with suppress(UnidentifiedImageError), Image.open(thumb) as drawn:
+        with (
+            suppress(UnidentifiedImageError, OSError),
+            open_regular_file(thumb) as file,
+            Image.open(file) as drawn,
+        ):
             return drawn.size
     try:
-        with Image.open(preview) as page:
+        with open_regular_file(preview) as file, Image.open(file) as page:
             small = page.convert("RGB")
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None

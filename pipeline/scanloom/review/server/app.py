@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -11,15 +12,16 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import PREVIEW
-from scanloom.review.corrections.draft import Draft
+from scanloom.io.system.disk_errors import is_passing
+from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.server.desk import Desk
-from scanloom.review.server.drafts import check_result
+from scanloom.review.server.drafts import Step, check_result
 from scanloom.review.server.opened_case import OpenedCase, describe
 from scanloom.review.server.pixels import PLANES, slices
 from scanloom.review.server.requests import (
@@ -27,11 +29,12 @@ from scanloom.review.server.requests import (
     read_body,
     read_range,
     read_stroke,
+    read_token,
     read_verdict,
     read_version,
 )
 from scanloom.review.server.security import Guard, RefusedError
-from scanloom.review.server.sessions import COOKIE, Sessions
+from scanloom.review.server.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ STATUS = {
 }
 """HTTP status of each reason; 409 of others."""
 
+MAX_PREVIEW_BYTES = 1 << 26
 Endpoint = Callable[[Request, str], Response]
 """Answers a request of a reviewer."""
 
@@ -62,33 +66,27 @@ class Routes:
     ----------
     desk : Desk
     sessions : Sessions
-    secure : bool
-        Whether the server uses TLS.
     """
 
-    def __init__(self, desk: Desk, sessions: Sessions, *, secure: bool) -> None:
-        self.desk, self.sessions, self.secure = desk, sessions, secure
+    def __init__(self, desk: Desk, sessions: Sessions) -> None:
+        self.desk, self.sessions = desk, sessions
 
-    def login(self, request: Request) -> Response:
-        """Turn the token of a link into a cookie."""
-        cookie = self.sessions.enter(request.query_params.get("token", ""))
-        if cookie is None:
-            if self.sessions.reviewer(request.cookies.get(COOKIE)):
-                return RedirectResponse("/", 303)
+    async def enter(self, request: Request) -> Response:
+        """Turn the token of a link into a session."""
+        token, reviewer = read_token(read_body(await request.body()))
+        session = self.sessions.enter(token, reviewer)
+        if session is None:
+            raise RefusedError(403, "SESSION", "The link was used, or is not of this server.")
+        return JSONResponse({"session": session})
+
+    async def page(self, request: Request) -> Response:
+        """Return a page, which holds nothing of the results: its script asks for the rest.
+
+        Its address has the code of a reviewer, so that a browser can have pages of several.
+        """
+        if request.path_params.get("reviewer") not in self.sessions.tokens:
             return _page("used.html", 403)
-        answer = _page("enter.html")
-        answer.set_cookie(
-            COOKIE, cookie, httponly=True, samesite="strict", secure=self.secure, path="/"
-        )
-        return answer
-
-    def list_page(self, request: Request, reviewer: str) -> Response:
-        """Return the page with the list."""
-        return _page("list.html")
-
-    def case_page(self, request: Request, reviewer: str) -> Response:
-        """Return the page of a case; its script asks for the rest."""
-        return _page("case.html")
+        return _page("case.html" if "name" in request.path_params else "list.html")
 
     def me(self, request: Request, reviewer: str) -> Response:
         """Return who the reviewer is."""
@@ -96,7 +94,7 @@ class Routes:
 
     def worklist(self, request: Request, reviewer: str) -> Response:
         """Return the reviewer's cases; 304 if nothing changed since a version."""
-        if request.query_params.get("since") == self.desk.version():
+        if request.query_params.get("since") == self.desk.version(reviewer):
             return Response(status_code=304)
         return JSONResponse(self.desk.listed(reviewer))
 
@@ -120,7 +118,7 @@ class Routes:
 
     def labels(self, request: Request, reviewer: str) -> Response:
         """Return slices of a label map."""
-        case, layer = self._opened(request, reviewer), request.path_params["layer"]
+        case, layer = self._opened(request, reviewer), read_range(request.path_params["layer"])[0]
         if layer >= len(case.layers):
             raise RefusedError(404, "LAYER", "The case has no such layer.")
         held = self.desk.drafts.find(case.name, reviewer)
@@ -132,9 +130,13 @@ class Routes:
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
         path = self.desk.out / "cases" / self._name(request, reviewer) / PREVIEW
-        if not path.is_file():
-            raise RefusedError(404, "NO_PREVIEW", "The case has no preview.")
-        return FileResponse(path, media_type="image/png")
+        try:
+            content = read_regular_file(path, MAX_PREVIEW_BYTES)
+        except OSError as exc:
+            if is_passing(exc):
+                raise
+            raise RefusedError(404, "NO_PREVIEW", "The case has no preview.") from None
+        return Response(content, media_type="image/png")
 
     def verdict(self, request: Request, reviewer: str) -> Response:
         """Keep a verdict; return its number and the next case that is open."""
@@ -163,10 +165,10 @@ class Routes:
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
         check_result(case, version)  # before a draft of an earlier result is dropped
-        held = self.desk.drafts.begin(case, reviewer)
+        held = self.desk.drafts.of(case, reviewer)
         try:
-            with held.changing(case, version) as draft:
-                return JSONResponse({"changed": draft.stroke(stroke), **held.state})
+            with held.changing(case, version):
+                return JSONResponse({"changed": held.change(stroke), **held.state})
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
@@ -183,18 +185,18 @@ class Routes:
 
     def undo_stroke(self, request: Request, reviewer: str) -> Response:
         """Undo the last stroke."""
-        return self._step(request, reviewer, Draft.undo)
+        return self._step(request, reviewer, "undo")
 
     def redo_stroke(self, request: Request, reviewer: str) -> Response:
         """Paint the last undone stroke again."""
-        return self._step(request, reviewer, Draft.redo)
+        return self._step(request, reviewer, "redo")
 
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
         held = self.desk.drafts.of(case, reviewer)
         with held.changing(case, version):
-            self.desk.drafts.drop(held, reviewer)
+            self.desk.drafts.drop(held)
         return JSONResponse(self.desk.drafts.describe(case, reviewer))
 
     def save_draft(self, request: Request, reviewer: str) -> Response:
@@ -202,12 +204,12 @@ class Routes:
         name, version = self._name(request, reviewer), read_version(read_body(request.state.body))
         return JSONResponse({"revision": self.desk.save_draft(name, reviewer, version)})
 
-    def _step(self, request: Request, reviewer: str, change: Callable[[Draft], bool]) -> Response:
-        """Undo a stroke or paint it again, if there is a draft."""
+    def _step(self, request: Request, reviewer: str, step: Step) -> Response:
+        """Undo a stroke or paint it again."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
         held = self.desk.drafts.of(case, reviewer)
-        with held.changing(case, version) as draft:
-            return JSONResponse({"changed": change(draft), **held.state})
+        with held.changing(case, version):
+            return JSONResponse({"changed": held.change(step), **held.state})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
@@ -229,9 +231,7 @@ class Routes:
         return Response(content, media_type="application/octet-stream")
 
 
-def make_app(
-    desk: Desk, sessions: Sessions, origins: Sequence[str], *, secure: bool = False
-) -> ASGIApp:
+def make_app(desk: Desk, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
     """Return the review server as an ASGI application.
 
     Parameters
@@ -240,19 +240,15 @@ def make_app(
     sessions : Sessions
     origins : sequence of str
         Addresses of the server.
-    secure : bool
-        Whether it uses TLS.
     """
-    routes = Routes(desk, sessions, secure=secure)
+    routes = Routes(desk, sessions)
     of_case = "/api/case/{name}"
     known: list[tuple[str, str, Endpoint]] = [
-        ("GET", "/", routes.list_page),
-        ("GET", "/case/{name}", routes.case_page),
         ("GET", "/api/me", routes.me),
         ("GET", "/api/worklist", routes.worklist),
         ("GET", of_case, routes.case),
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
-        ("GET", f"{of_case}/labels/{{layer:int}}/{{plane}}/{{range}}", routes.labels),
+        ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/preview", routes.preview),
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
@@ -267,12 +263,17 @@ def make_app(
         Route(path, _for_reviewers(endpoint, sessions), methods=[method])
         for method, path, endpoint in known
     ]
-    listed += [Route("/login", routes.login), Route("/static/{name}", _static)]
+    listed += [
+        Route("/api/session", routes.enter, methods=["POST"]),
+        Route("/static/{name}", _static),
+        *(Route(path, routes.page) for path in ("/", "/{reviewer}/", "/{reviewer}/case/{name}")),
+    ]
     app = Starlette(
         routes=listed,
         exception_handlers={
             RefusedError: _refused,
             ScanError: _scan_error,
+            OSError: _passing_error,
             HTTPException: _http_error,
             Exception: _fault,
         },
@@ -284,11 +285,9 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
     """Return an endpoint that serves reviewers only, in a thread."""
 
     async def answer(request: Request) -> Response:
-        reviewer = sessions.reviewer(request.cookies.get(COOKIE))
+        reviewer = sessions.reviewer(request.headers.get("authorization", ""))
         if reviewer is None:
-            if request.url.path.startswith("/api/"):
-                raise RefusedError(403, "SESSION", "Open the link that the server printed.")
-            return _page("used.html", 403)
+            raise RefusedError(403, "SESSION", "Open the link that the server printed.")
         request.state.body = await request.body() if request.method == "POST" else b""
         return await run_in_threadpool(endpoint, request, reviewer)
 
@@ -310,7 +309,8 @@ def _page(name: str, status: int = 200) -> Response:
 def _refused(_: Request, exc: Exception) -> Response:
     if not isinstance(exc, RefusedError):
         raise exc
-    return JSONResponse({"reason": exc.reason, "text": exc.text}, exc.status)
+    text = exc.text.encode("utf-8", "replace").decode()  # it may quote half a character
+    return JSONResponse({"reason": exc.reason, "text": text}, exc.status)
 
 
 def _scan_error(_: Request, exc: Exception) -> Response:
@@ -318,6 +318,16 @@ def _scan_error(_: Request, exc: Exception) -> Response:
         raise exc
     plain = {"reason": exc.code, "text": f"{exc.detail}."}
     return JSONResponse(plain, STATUS.get(exc.reason, 409))
+
+
+def _passing_error(_: Request, exc: Exception) -> Response:
+    """Answer that a file can't be read or written now, which tells nothing of the case."""
+    if not isinstance(exc, OSError):
+        raise exc
+    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+    logger.error("a request failed: %s", name)
+    text = f"The server can't read its files for the moment ({name}): try again."
+    return JSONResponse({"reason": "BUSY", "text": text}, 503)
 
 
 def _http_error(_: Request, exc: Exception) -> Response:

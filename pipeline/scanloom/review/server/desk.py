@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from numpy.typing import NDArray
 
@@ -19,9 +20,12 @@ from scanloom.review.server.worklist import COLUMNS, STATES, ListedCase, Worklis
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
-from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about
+from scanloom.review.verdicts.verdict import TAGS, Verdict, about
 
-BLIND = "Others read this case without knowing of each other: save when all have decided."
+BLIND = (
+    "Others read this case without knowing of each other: the strokes are kept until all have "
+    "decided, save them then."
+)
 Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
 """Publishes corrected label maps: name of the case, number of the revision that was corrected (0
 for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
@@ -54,16 +58,17 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.worklist = Worklist(self.out)
-        self.drafts = Drafts(self._is_current)
+        self.drafts = Drafts(self.out)
 
     def listed(self, reviewer: str) -> dict[str, Any]:
         """Return the list of a reviewer's cases."""
-        version = self.version()
+        version = self.version(reviewer)
         current, back = self.log.current(), self._coming_back(reviewer)
         names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         visible = {name: self._visible(name, reviewer, current, back) for name in names}
         apart = [name for name in names if differ(visible[name])]
-        rows, counts = self.worklist.rows(names, reviewer, visible, apart)
+        drafts = self.drafts.cases_of(reviewer)
+        rows, counts = self.worklist.rows(names, reviewer, visible, apart, drafts)
         return {
             "columns": COLUMNS,
             "cases": rows,
@@ -72,10 +77,11 @@ class Desk:
             "version": version,
         }
 
-    def version(self) -> str:
-        """Return what changes when the list does, after a look for new cases."""
+    def version(self, reviewer: str) -> str:
+        """Return what changes when a reviewer's list does, after a look for new cases."""
         self.worklist.refresh()
-        return f"{self.worklist.version}.{self.log.count}"
+        drafts = crc32("/".join(sorted(self.drafts.cases_of(reviewer))).encode())
+        return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
 
     def me(self, reviewer: str) -> dict[str, Any]:
         """Return who the reviewer is, and what a verdict may hold."""
@@ -222,27 +228,21 @@ class Desk:
         self.worklist.update(name)
         case = self.opened(name)
         held = self.drafts.of(case, reviewer)
+        if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
+            raise RefusedError(409, "BLIND", BLIND)
         with held.changing(case, version) as draft:
             layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
             if not layers or self.publish is None:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
-            if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
-                raise RefusedError(409, "BLIND", BLIND)
             revision = case.revision
             self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
-            del case
-            draft.pack()
+            held.painted = None
+            del case, draft
             folder = self.publish(name, revision, layers, reviewer)
-            self.drafts.drop(held, reviewer)
+            self.drafts.drop(held)
         self.open_cases.forget(name)
         self.worklist.update(name)
         return int(folder.name)
-
-    def _is_current(self, name: str, seen: Seen, reviewer: str) -> bool:
-        """Return whether a result is still that of a case, and the case a reviewer's."""
-        listed = self.worklist.cases.get(name)
-        own = self.readers.cases_of(reviewer, [name], self._valid_of(name))
-        return listed is not None and listed.seen == seen and bool(own)
 
     def _visible(
         self,

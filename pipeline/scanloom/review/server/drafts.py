@@ -1,26 +1,89 @@
-"""Corrections in progress: one of each reviewer, kept until it is saved, discarded or outdated."""
+"""Corrections in progress, one of each reviewer and case, on disk with every stroke.
+
+`private/drafts/<case>/<reviewer>.jsonl` has a line about the result that is corrected, then a line
+for each stroke, undone and repeated one, in their order. A line is synced to the disk before the
+stroke is answered, so that a killed server has every stroke that a page was told of: the labels
+are painted again from the lines when they are needed. A process that dies while it writes leaves
+at most half a line, which is cut off.
+
+If the result was replaced since, the strokes are painted on the new one, where it has the same
+voxels and structures: nobody's strokes are lost because another saved a correction first.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from scanloom.core import Reason, ScanError
-from scanloom.review.corrections.draft import Draft
+from scanloom.io.output.layout import is_case_name
+from scanloom.io.output.private import PRIVATE, write_private
+from scanloom.io.system.atomic_write import fsync_path
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import check_folder, open_descriptor, open_regular_file
+from scanloom.review.corrections.draft import Draft, Stroke
 from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import Seen
 
+DRAFTS = "drafts"
+SCHEMA = 1
 CHANGED = "The correction was changed in another window."
-MAX_UNPACKED = 3
-"""Drafts with arrays of the size of their case; of others, only changed voxels are in memory."""
+MAX_PAINTED = 3
+"""Drafts whose label maps are in memory; those of others are painted again when they are used."""
+
+Step = Stroke | Literal["undo", "redo"]
+"""What changes a draft."""
+
+
+@dataclass(frozen=True)
+class Strokes:
+    """The file of a draft.
+
+    Parameters
+    ----------
+    seen : Seen
+        The result that is corrected.
+    shape : (X, Y, Z)
+    number : str
+        Random: no other draft has it.
+    steps : tuple of Step
+        Those that changed it, in their order.
+    """
+
+    seen: Seen
+    shape: tuple[int, ...]
+    number: str
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def left(self) -> list[Stroke]:
+        """The strokes that were not undone."""
+        done, undone = list[Stroke](), list[Stroke]()
+        for step in self.steps:
+            if isinstance(step, Stroke):
+                done.append(step)
+                undone.clear()
+            elif step == "undo":
+                undone.append(done.pop())
+            else:
+                done.append(undone.pop())
+        return done
+
+    @property
+    def head(self) -> bytes:
+        """Its first line."""
+        about = {"recipe": self.seen.recipe, "labels": dict(self.seen.labels)}
+        return _line({"schema": SCHEMA, "number": self.number, "shape": self.shape, **about})
 
 
 @dataclass(eq=False)
@@ -29,54 +92,66 @@ class HeldDraft:
 
     Parameters
     ----------
-    name : str
-        Name of the case.
-    seen : Seen
-        The result that is corrected.
-    draft : Draft
+    path : Path
+        Its file, which is there once it has a stroke.
+    name, reviewer : str
+        Name of the case, and code of the reviewer.
+    strokes : Strokes
+        Its file's content.
+    size : int
+        Bytes of its file.
     guard : lock
         Held while the draft is used.
-    number : str
-        Random: no other draft has it.
+    painted : Draft or None
+        The label maps with its strokes, if they are in memory.
     closed : bool
         Whether it was saved or dropped.
+    carried, dropped : int
+        Strokes on an earlier result that were painted on this one, or can't be, until that is told.
     """
 
+    path: Path
     name: str
-    seen: Seen
-    draft: Draft
+    reviewer: str
+    strokes: Strokes
+    size: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
-    number: str = field(default_factory=lambda: secrets.token_hex(4))
+    painted: Draft | None = None
     closed: bool = False
+    carried: int = 0
+    dropped: int = 0
 
     @property
     def version(self) -> str:
         """Text that changes with every stroke; equal for all drafts of a result without strokes."""
-        changes = self.draft.changes
-        return f"{_digest(self.seen)}.{f'{self.number}.{changes}' if changes else '0'}"
+        seen, count = self.strokes.seen, len(self.strokes.steps)
+        return f"{_digest(seen)}.{f'{self.strokes.number}.{count}' if count else '0'}"
 
     @property
     def state(self) -> dict[str, Any]:
         """Numbers of strokes to undo and redo, as JSON; read it while the draft is used."""
+        draft = self.painted
         return {
-            "undo": self.draft.can_undo,
-            "redo": self.draft.can_redo,
-            "strokes": self.draft.has_strokes,
-            "outdated": False,
+            "undo": draft.can_undo if draft else 0,
+            "redo": draft.can_redo if draft else 0,
+            "strokes": bool(draft and draft.has_strokes),
             "version": self.version,
         }
 
     def is_about(self, case: OpenedCase) -> bool:
         """Return whether it corrects the result of an open case."""
-        return (self.name, self.seen) == (case.name, case.seen)
+        return (self.name, self.strokes.seen) == (case.name, case.seen)
 
     @contextmanager
     def using(self, case: OpenedCase) -> Iterator[Draft]:
-        """Hold the draft, with the label maps of the case that it is about."""
+        """Hold the draft, painted on the label maps of the case that it is about."""
         with self.guard:
-            self.draft.unpack([layer.labels for layer in case.layers])
+            if self.painted is None:
+                self.painted = _blank(case)
+                for step in self.strokes.steps:
+                    _apply(self.painted, step)
             del case  # it may be closed while the draft is in use
-            yield self.draft
+            yield self.painted
 
     @contextmanager
     def changing(self, case: OpenedCase, version: str) -> Iterator[Draft]:
@@ -96,97 +171,198 @@ class HeldDraft:
                 raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
             yield draft
 
-    def pack(self) -> None:
-        """Let go of arrays, unless the draft is in use."""
+    def change(self, step: Step) -> int:
+        """Change the draft, which is held; return the number of voxels, or whether it changed.
+
+        Returns once the step is on the disk.
+
+        Raises
+        ------
+        IndexError
+            If a stroke is on a slice that there is not.
+        ScanError
+            DISK_FULL or OUTPUT_UNWRITABLE: then the draft is as before.
+        """
+        if self.painted is None:
+            raise ValueError("the draft is not held")
+        changed = _apply(self.painted, step)
+        if changed:
+            line = _line({"stroke": asdict(step)} if isinstance(step, Stroke) else {"step": step})
+            try:
+                self._append(line if self.size else self.strokes.head + line)
+            except OSError as exc:
+                self.painted = None  # it has the step: painted again without it
+                raise output_error(exc, "the stroke") from exc
+            self.strokes = replace(self.strokes, steps=(*self.strokes.steps, step))
+        return changed
+
+    def _append(self, lines: bytes) -> None:
+        new = not self.size
+        if new:
+            for folder in (self.path.parent.parent, self.path.parent):
+                check_folder(folder.parent)
+                folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = open_descriptor(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            try:
+                # half a line that an earlier failure, or a killed server, left
+                os.ftruncate(descriptor, self.size)
+                view = memoryview(lines)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except BaseException:
+                os.ftruncate(descriptor, self.size)
+                raise
+        finally:
+            os.close(descriptor)
+        self.size += len(lines)
+        if new:
+            for folder in (self.path.parent, self.path.parent.parent, self.path.parents[2]):
+                fsync_path(folder)
+
+    def let_go(self) -> None:
+        """Let go of the label maps, unless the draft is in use."""
         if self.guard.acquire(blocking=False):
             try:
-                self.draft.pack()
+                self.painted = None
             finally:
                 self.guard.release()
 
 
 class Drafts:
-    """The correction in progress of each reviewer.
+    """The corrections in progress of all reviewers.
 
     Parameters
     ----------
-    can_be_saved : callable
-        Whether a result is still that of a case (its name), and the case a reviewer's.
+    out : Path
+        The output folder, whose log of verdicts is held: one server changes its drafts.
     """
 
-    def __init__(self, can_be_saved: Callable[[str, Seen, str], bool]) -> None:
-        self._can_be_saved = can_be_saved
-        self._held: OrderedDict[str, HeldDraft] = OrderedDict()
+    def __init__(self, out: Path) -> None:
+        self.folder = out / PRIVATE / DRAFTS
+        self._held: OrderedDict[tuple[str, str], HeldDraft] = OrderedDict()
         self._guard = threading.Lock()
 
     def find(self, name: str, reviewer: str) -> HeldDraft | None:
-        """Return the draft of a reviewer for a case, or for a result that it had before."""
-        with self._guard:
-            held = self._of(name, reviewer)
-            if held is not None:
-                self._used(reviewer)
-            return held
-
-    def begin(self, case: OpenedCase, reviewer: str) -> HeldDraft:
-        """Return the draft of a reviewer for a case; a new one if there is none.
+        """Return the draft of a reviewer for a case, or for a result that it had before.
 
         Raises
         ------
-        RefusedError
-            DRAFT if there are strokes on another case that can be saved.
+        ScanError
+            REVIEW_DAMAGED if its file is damaged.
+        OSError
+            If it can't be read for the moment.
         """
         with self._guard:
-            held = self._held.get(reviewer)
-            if held is None or not held.is_about(case):
-                if other := self._other(held, case.name, reviewer):
-                    text = f"A correction of case {other} is not saved: save or discard it first."
-                    raise RefusedError(409, "DRAFT", text)
-                self._held[reviewer] = held = _new(case)
-            self._used(reviewer)
-            return held
+            return self._find(name, reviewer)
 
     def of(self, case: OpenedCase, reviewer: str) -> HeldDraft:
-        """Return the draft of a reviewer for a case, or one without strokes that is not kept."""
-        held = self.find(case.name, reviewer)
-        return held if held is not None and held.is_about(case) else _new(case)
+        """Return the draft of a reviewer for a case; one without strokes if there is none.
 
-    def drop(self, held: HeldDraft, reviewer: str) -> None:
-        """Drop a draft that is in use."""
-        held.closed = True
-        with self._guard:
-            if self._held.get(reviewer) is held:
-                del self._held[reviewer]
+        One of a result that was replaced since is painted on the new one. A draft's own lock is
+        taken before that of all drafts, as when a draft that is in use is dropped.
+
+        Raises
+        ------
+        ScanError, OSError
+            As of `find`.
+        """
+        while True:
+            with self._guard:
+                held = self._find(case.name, reviewer)
+                if held is None:
+                    held = self._held[case.name, reviewer] = _new(self.folder, case, reviewer)
+                if held.is_about(case):
+                    return held
+            with held.guard:  # a step that is under way ends first
+                if held.closed:
+                    continue
+                left, new = held.strokes.left, _new(self.folder, case, reviewer)
+                if _fit(held.strokes, case):
+                    new.carried = _carry(left, new, case)
+                else:
+                    new.dropped = len(left)
+                if new.carried:
+                    held.closed = True
+                else:
+                    self.drop(held)
+                with self._guard:
+                    self._held[case.name, reviewer] = new
+                return new
 
     def describe(self, case: OpenedCase, reviewer: str) -> dict[str, Any]:
         """Return how far a reviewer's draft of a case is, as JSON.
 
-        An outdated draft, of a result that was replaced since, can't be saved: it is dropped.
+        `carried` is the number of strokes that were painted on the result by which that of the
+        draft was replaced since; `dropped` of those that can't be.
         """
-        outdated = False
+        held = self.of(case, reviewer)
+        with held.using(case):
+            told = {"carried": held.carried, "dropped": held.dropped}
+            held.carried = held.dropped = 0
+            return {**held.state, **told}
+
+    def drop(self, held: HeldDraft) -> None:
+        """Drop a draft that is in use.
+
+        Raises
+        ------
+        ScanError
+            OUTPUT_UNWRITABLE if its file can't be removed.
+        """
+        held.closed = True
         with self._guard:
-            held = self._of(case.name, reviewer)
-            if held is not None and not held.is_about(case):
-                del self._held[reviewer]
-                outdated, held = held.draft.has_strokes, None
-        held = held or _new(case)
-        with held.guard:
-            return {**held.state, "outdated": outdated}
+            if self._held.get((held.name, held.reviewer)) is held:
+                del self._held[held.name, held.reviewer]
+        if held.size:
+            try:
+                held.path.unlink(missing_ok=True)
+                fsync_path(held.path.parent)
+            except OSError as exc:
+                raise output_error(exc, "the corrections in progress") from exc
+            with suppress(OSError):  # another reviewer has a draft of the case
+                held.path.parent.rmdir()
 
-    def _of(self, name: str, reviewer: str) -> HeldDraft | None:
-        held = self._held.get(reviewer)
-        return held if held is not None and held.name == name else None
+    def kept(self, reviewer: str = "") -> dict[tuple[str, str], int]:
+        """Return the number of strokes of each draft on disk, by case and reviewer.
 
-    def _used(self, reviewer: str) -> None:
-        """Note that a draft is used, and pack those that were used longest ago."""
-        self._held.move_to_end(reviewer)
-        for other in list(self._held.values())[:-MAX_UNPACKED]:
-            other.pack()
+        Parameters
+        ----------
+        reviewer : str
+            Code of the reviewer whose drafts are wanted; "" for all.
+        """
+        counts = {}
+        with suppress(OSError):
+            for path in sorted(self.folder.glob(f"*/{reviewer or '*'}.jsonl")):
+                with suppress(OSError, ScanError):
+                    strokes, _ = _read(path)
+                    if is_case_name(path.parent.name) and strokes.left:
+                        counts[path.parent.name, path.stem] = len(strokes.left)
+        return counts
 
-    def _other(self, held: HeldDraft | None, name: str, reviewer: str) -> str | None:
-        """Return the case of a draft that must not be lost for one of another case."""
-        if held is None or held.name == name or not held.draft.has_strokes:
-            return None
-        return held.name if self._can_be_saved(held.name, held.seen, reviewer) else None
+    def cases_of(self, reviewer: str) -> set[str]:
+        """Return the cases of which a reviewer has a draft."""
+        return {path.parent.name for path in self.folder.glob(f"*/{reviewer}.jsonl")}
+
+    def _find(self, name: str, reviewer: str) -> HeldDraft | None:
+        held = self._held.get((name, reviewer))
+        if held is None:
+            path = self.folder / name / f"{reviewer}.jsonl"
+            try:
+                held = HeldDraft(path, name, reviewer, *_read(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            self._held[name, reviewer] = held
+        self._held.move_to_end((name, reviewer))
+        for other in list(self._held.values())[:-MAX_PAINTED]:
+            other.let_go()
+        return held
+
+
+def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
+    strokes = Strokes(case.seen, tuple(case.view.shape), secrets.token_hex(4))
+    return HeldDraft(folder / case.name / f"{reviewer}.jsonl", case.name, reviewer, strokes)
 
 
 def check_result(case: OpenedCase, version: str) -> None:
@@ -201,11 +377,83 @@ def check_result(case: OpenedCase, version: str) -> None:
         raise ScanError(Reason.STALE, "the result was replaced since it was opened")
 
 
-def _new(case: OpenedCase) -> HeldDraft:
+def _fit(strokes: Strokes, case: OpenedCase) -> bool:
+    """Return whether strokes on another result can be painted on that of a case."""
+    numbers = [{s["number"] for s in layer.structures} | {0} for layer in case.layers]
+    return strokes.shape == tuple(case.view.shape) and all(
+        each.layer < len(numbers) and each.label in numbers[each.layer] for each in strokes.left
+    )
+
+
+def _carry(left: Sequence[Stroke], new: HeldDraft, case: OpenedCase) -> int:
+    """Paint strokes on a new draft, and replace the file by its own; return how many change it."""
+    new.painted = _blank(case)
+    steps = tuple(stroke for stroke in left if _apply(new.painted, stroke))
+    if steps:
+        new.strokes = replace(new.strokes, steps=steps)
+        lines = [_line({"stroke": asdict(stroke)}) for stroke in steps]
+        content = b"".join((new.strokes.head, *lines))
+        try:
+            write_private(new.path, lambda path: path.write_bytes(content))
+        except OSError as exc:
+            raise output_error(exc, "the corrections in progress") from exc
+        new.size = len(content)
+    return len(steps)
+
+
+def _apply(draft: Draft, step: Step) -> int:
+    if isinstance(step, Stroke):
+        return draft.stroke(step)
+    return draft.undo() if step == "undo" else draft.redo()
+
+
+def _blank(case: OpenedCase) -> Draft:
     spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
     layers = [layer.labels for layer in case.layers]
-    draft = Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
-    return HeldDraft(case.name, case.seen, draft)
+    return Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
+
+
+def _read(path: Path) -> tuple[Strokes, int]:
+    """Return what the file of a draft holds, and the bytes of its whole lines.
+
+    Raises
+    ------
+    ScanError
+        REVIEW_DAMAGED; NEWER_VERSION.
+    OSError
+    """
+    with open_regular_file(path) as file:
+        content = file.read()
+    whole = content.rfind(b"\n") + 1
+    try:
+        head, *lines = [json.loads(line) for line in content[:whole].splitlines()] or [None]
+        if head is None:  # the server was killed before the first stroke was on the disk
+            raise FileNotFoundError
+        if head["schema"] > SCHEMA:
+            detail = "a correction in progress is of a newer version of scanloom"
+            raise ScanError(Reason.NEWER_VERSION, detail)
+        seen = Seen(head["recipe"], head["labels"])
+        steps = tuple(map(_step, lines))
+        strokes = Strokes(seen, tuple(head["shape"]), head["number"], steps)
+        _ = strokes.left  # each undone stroke was there
+    except (ValueError, LookupError, TypeError) as exc:
+        detail = f"{PRIVATE}/{DRAFTS}/{path.parent.name}/{path.name} is damaged"
+        raise ScanError(Reason.REVIEW_DAMAGED, detail) from exc
+    return strokes, whole
+
+
+def _step(plain: Mapping[str, Any]) -> Step:
+    """Return the step in a line."""
+    if "stroke" not in plain:
+        known: dict[str, Step] = {"undo": "undo", "redo": "redo"}
+        return known[plain["step"]]
+    stroke = Stroke(**plain["stroke"])
+    only = None if stroke.only is None else tuple(stroke.only)
+    return replace(stroke, points=[(x, y) for x, y in stroke.points], only=only)
+
+
+def _line(plain: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
 def _digest(seen: Seen) -> str:

@@ -18,7 +18,9 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
-from scanloom.review.corrections.revisions import latest_result, revision_number
+from scanloom.io.system.disk_errors import is_passing
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.review.corrections.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.preview.slicing import View
 from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window, hounsfield
 from scanloom.review.server.pixels import PLANES, Image, as_image, describe_plane
@@ -122,6 +124,8 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     ------
     ScanError
         ID_UNKNOWN if there is no such case; RESULT_DAMAGED if a file is missing or changed.
+    OSError
+        If a file can't be read for the moment.
     """
     folder = out / "cases" / name
     if not folder.is_dir():
@@ -138,6 +142,8 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
         layers = tuple(_layers(latest, view))
         measurements = read_measurements(latest)
     except _DAMAGE as exc:
+        if is_passing(exc):
+            raise
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
     windows = _windows(volume) if volume else ()
@@ -155,14 +161,14 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _layers(folder: Path, view: View) -> list[Layer]:
     layers = []
     for entry in read_json(folder / SEGMENTS)["files"]:
-        labels = np.asarray(nib.load(folder / entry["file"]).dataobj)
+        labels = read_label_map(folder / entry["file"])
         if labels.shape != view.source.shape:
             raise ValueError("a label map has another shape than its case")
         kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)

@@ -143,8 +143,12 @@ def _whole(plain: Mapping[str, Any], field: str, highest: int) -> int:
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a number of a size that a place in a slice can have.
+
+    NaN and infinity are not; whole numbers may be too large for a float, and are compared as such.
+    """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and abs(value) <= MAX_INDEX  # type: ignore[arg-type]
+    return number and abs(value) <= MAX_INDEX  # type: ignore[arg-type]
 
 
 def read_range(text: str) -> tuple[int, int]:
@@ -162,6 +166,20 @@ def read_range(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
+def read_token(plain: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the token of a link and the code of its reviewer.
+
+    Raises
+    ------
+    RefusedError
+        If they are missing.
+    """
+    token, reviewer = plain.get("token"), plain.get("reviewer")
+    if not isinstance(token, str) or not isinstance(reviewer, str):
+        raise RefusedError(400, "TOKEN", "The token or its reviewer is missing.")
+    return token, reviewer
+
+
 def _texts(plain: object, field: str) -> dict[str, str]:
     if not isinstance(plain, dict) or len(plain) > MAX_STRUCTURES:
         raise RefusedError(400, field.upper(), f"{field} must be an object.")
@@ -173,6 +191,6 @@ def _texts(plain: object, field: str) -> dict[str, str]:
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RefusedError(400, "SECONDS", "seconds must be a number.")
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < math.inf:  # not NaN; a whole number may be too large for a float
         raise RefusedError(400, "SECONDS", "seconds must be a number from 0.")
     return float(min(value, MAX_SECONDS))

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
-from scanloom.review.server.connection import Connection
+from scanloom.review.server.connection import BACKLOG, Connection, Listener, max_connections
 from scanloom.review.server.desk import Desk, Publish
 from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
@@ -66,6 +66,7 @@ def serve(
     options: ServerOptions,
     tell: Callable[[dict[str, str]], None],
     publish: Publish | None = None,
+    tell_kept: Callable[[dict[tuple[str, str], int]], None] = lambda _: None,
 ) -> None:
     """Serve the results of an output folder to reviewers until the process is interrupted.
 
@@ -78,6 +79,9 @@ def serve(
         Receives the link of each reviewer, by name, once the server can be reached.
     publish : callable, optional
         Publishes corrections.
+    tell_kept : callable
+        Receives the number of strokes that are kept and not saved, by case and name of the
+        reviewer, when the server stops.
 
     Raises
     ------
@@ -95,19 +99,18 @@ def serve(
         desk.worklist.refresh()
         sessions = Sessions(list(codes.values()))
         origins = _origins(options, listening.getsockname()[1])
-        app = make_app(desk, sessions, origins, secure=options.secure)
+        app = make_app(desk, sessions, origins)
         log.announce(origins[0])
         server = uvicorn.Server(_config(app, options))
         tell(
-            {
-                name: f"{origins[0]}/login?token={sessions.tokens[code]}"
-                for name, code in codes.items()
-            }
+            {name: f"{origins[0]}/{code}/#{sessions.tokens[code]}" for name, code in codes.items()}
         )
         try:
             with suppress(KeyboardInterrupt):  # that is how it is stopped
                 server.run(sockets=[listening])
         finally:
+            kept = desk.drafts.kept()
+            tell_kept({(case, names.get(code, code)): n for (case, code), n in kept.items()})
             with disk_errors_as_scan_errors():
                 write_review_tables(out)
 
@@ -130,6 +133,8 @@ def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         date_header=False,
         lifespan="off",
         http=Connection,
+        loop="asyncio",  # another one would not accept connections through `Listener`
+        backlog=BACKLOG,
         ws="none",
         timeout_graceful_shutdown=2,
         ssl_certfile=options.certificate,
@@ -145,11 +150,11 @@ def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
 
 def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = Listener(family, max_connections())
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
-        listening.listen(128)  # connections wait until the server runs
+        listening.listen(BACKLOG)  # connections wait until the server runs
     except OSError as exc:
         listening.close()
         detail = f"{options.host}:{options.port} can't be used ({type(exc).__name__})"

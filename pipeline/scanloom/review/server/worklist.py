@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Measurement
+from scanloom.core import Measurement, ScanError
 from scanloom.io.output.file_names import CASE
-from scanloom.io.output.layout import iter_cases, iter_folders, read_case
+from scanloom.io.output.layout import published_cases, read_case
 from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.published import check_files
+from scanloom.io.system.disk_errors import is_passing
 from scanloom.review.cohort import Cohort
 from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
@@ -24,13 +26,15 @@ from scanloom.review.verdicts.verdict import Seen, Verdict
 
 COLUMNS = (
     *("id", "modality", "slices", "spacing", "models", "doubts", "risk", "review"),
-    *("state", "mine", "disagreed", "readers", "revision"),
+    *("state", "mine", "disagreed", "readers", "revision", "draft"),
 )
 """Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 LEAST_INTERVAL_S = 2.0
 """Time between two looks for new cases; with many cases, some times as long as a look takes."""
 _INTERVALS_PER_LOOK = 10
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""Exceptions when reading a file that was changed after its publication."""
 MAX_WAIT_S = 1.0
 """Time that a request waits for a look; then it is answered from the look before."""
 
@@ -104,10 +108,15 @@ class Worklist:
 
         Its findings are made anew; its place in the list, and what other cases are compared with,
         stay until the next look that finds another case in `cases/`.
+
+        Raises
+        ------
+        OSError
+            If it can't be read for the moment: then it stays as it was.
         """
         folder, damaged = self.out / "cases" / name, set[str]()
         before = self._known.get(name)
-        found = dict(iter_folders([folder], self._known_or_read, damaged)).get(name)
+        found = self._look_at(folder, damaged)
         if found is not None and found is before:
             return
         with self._swap:
@@ -125,21 +134,35 @@ class Worklist:
 
     def _read_changes(self) -> None:
         began = time.monotonic()
-        with suppress(FileNotFoundError):  # the folder is gone: the list stays
+        whole = True
+        with suppress(OSError):  # the folder is gone or can't be read now: the list stays
             stamps = _stamp(self.out / "cases"), revision_stamps(self.out)
             cases, revisions = self._stamps or (None, {})
             if stamps[0] != cases or self._stamps is None:
-                self._read()
+                whole = self._read()
             else:
                 for name in {name for name, _ in stamps[1].items() ^ revisions.items()}:
                     self.update(name)
-            self._stamps = stamps
+            self._stamps = stamps if whole else (None, stamps[1])  # look again soon
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read all cases; return whether each could be read, or is damaged.
+
+        One that can't be read for the moment stays as it was.
+        """
         damaged: set[str] = set()
-        found = dict(iter_cases(self.out, self._known_or_read, damaged))
+        found, whole = dict[str, tuple[object, ListedCase]](), True
+        for folder in published_cases(self.out):
+            try:
+                case = self._look_at(folder, damaged)
+            except OSError:
+                case, whole = self._known.get(folder.name), False
+                if case is None:
+                    damaged.add(folder.name)
+            if case is not None:
+                found[folder.name] = case
         cases = {name: case for name, (_, case) in found.items()}
         references = {m: r for case in cases.values() for m, r in case.references.items()}
         cohort = Cohort((m for case in cases.values() for m in case.measurements), references)
@@ -156,14 +179,27 @@ class Worklist:
             )
             self.cases = {name: cases[name] for name in sorted(cases, key=lambda n: (risks[n], n))}
             self.version += 1
+        return whole
 
-    def _known_or_read(self, folder: Path) -> tuple[str, tuple[object, ListedCase]]:
-        latest = latest_result(self.out, folder.name)
-        stamp = _stamp(folder / CASE), _stamp(latest / CASE)
-        known = self._known.get(folder.name)
-        if known is not None and known[0] == stamp:
-            return folder.name, known
-        return folder.name, (stamp, _listed(folder, latest))
+    def _look_at(self, folder: Path, damaged: set[str]) -> tuple[object, ListedCase] | None:
+        """Return a case, and what changes when it does; None if it is damaged or gone.
+
+        Raises
+        ------
+        OSError
+            If it can't be read for the moment, such as with too many open files.
+        """
+        try:
+            check_files(folder)
+            latest = latest_result(self.out, folder.name)
+            stamp = _stamp(folder / CASE), _stamp(latest / CASE)
+            known = self._known.get(folder.name)
+            return known if known and known[0] == stamp else (stamp, _listed(folder, latest))
+        except (*_DAMAGE, ScanError) as exc:
+            if is_passing(exc):
+                raise
+            damaged.add(folder.name)
+            return None
 
     def rows(
         self,
@@ -171,6 +207,7 @@ class Worklist:
         reviewer: str,
         visible: Mapping[str, Mapping[str, Verdict]],
         disagreed: Iterable[str],
+        drafts: Container[str] = (),
     ) -> tuple[list[list[Any]], Counter[str]]:
         """Return the rows of some cases, and the number of cases in each state.
 
@@ -184,6 +221,8 @@ class Worklist:
             Verdicts that the reviewer may see, by case and reviewer.
         disagreed : iterable of str
             Cases about which readers disagree, as far as the reviewer may know.
+        drafts : container of str
+            Cases that the reviewer is correcting.
         """
         apart, rows, counts = set(disagreed), list[list[Any]](), Counter[str]()
         for name in names:
@@ -195,7 +234,7 @@ class Worklist:
             own = verdicts.get(reviewer)
             counts[state] += 1
             counts["mine"] += own is not None
-            rows.append(self._row(case, state, own, verdicts))
+            rows.append([*self._row(case, state, own, verdicts), name in drafts])
         return rows, counts
 
     def _row(
@@ -218,10 +257,18 @@ def doubts(findings: Sequence[Finding]) -> list[str]:
 
 
 def revision_stamps(out: Path) -> dict[str, object]:
-    """Return what changes when a revision is added, by the name of its case."""
+    """Return what changes when a revision is added, by the name of its case.
+
+    Raises
+    ------
+    OSError
+        If the folder can't be read for the moment.
+    """
     try:
         return {path.name: _stamp(path) for path in Path(out, *REVISIONS).iterdir()}
-    except OSError:
+    except OSError as exc:
+        if is_passing(exc):
+            raise
         return {}
 
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
-from scanloom.io.output.json_file import read_json
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json
 from scanloom.io.output.layout import is_case_name
+from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.corrections.revisions import latest_result
 from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
@@ -35,7 +36,8 @@ def seen_of(result: Path) -> Seen:
         If a document is damaged.
     """
     files = {entry["file"] for entry in read_json(result / SEGMENTS)["files"]}
-    sums = _SUM_LINE.findall((result / CHECKSUMS).read_text("utf-8"))
+    lines = read_regular_file(result / CHECKSUMS, MAX_DOCUMENT_BYTES).decode("utf-8")
+    sums = _SUM_LINE.findall(lines)
     recipe = read_json(result / CASE)["recipe"]
     return Seen(recipe, {name: value for value, name in sums if name in files})
 

@@ -127,34 +127,3 @@ def test_strokes_outside_change_nothing() -> None:
     with pytest.raises(IndexError):
         draft.stroke(Stroke(0, 2, 0, 1, 9, [(1, 1)], 3.0, 1))
     assert draft.can_undo == 0
-
-
-def test_a_packed_draft_holds_the_changed_voxels_only() -> None:
-    array, other = labels(), labels()[::-1]
-    draft, kept = Draft([array, other], SPACING), Draft([array, other], SPACING)
-    strokes = [
-        Stroke(n % 2, *PLANES[plane], 4, [(3 + n, 3)], 2.0, n % 4)
-        for n, plane in enumerate(list(PLANES) * 3)
-    ]
-    for each in (draft, kept):
-        for stroke in strokes[:6]:
-            each.stroke(stroke)
-        each.undo()
-
-    draft.pack()
-
-    assert draft.nbytes < kept.nbytes
-    assert (draft.can_undo, draft.can_redo) == (kept.can_undo, kept.can_redo)
-    draft.unpack([array.copy(order="F"), other.copy()])
-    for each in (draft, kept):
-        each.redo()
-        each.stroke(strokes[7])
-        each.undo()
-    for n in (0, 1):
-        np.testing.assert_array_equal(draft.layer(n), kept.layer(n))
-    assert draft.changed == kept.changed
-    for each in (draft, kept):
-        while each.undo():
-            pass
-    assert draft.changed == kept.changed == {}
-    np.testing.assert_array_equal(array, labels())

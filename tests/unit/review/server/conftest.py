@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
-from support.review_cases import affine_of, publish, scan_array
+from support.review_cases import affine_of, enter, publish, scan_array
 
 ORIGIN = "http://127.0.0.1:8000"
 
@@ -54,7 +53,7 @@ class Server:
         client = TestClient(self.app, base_url=ORIGIN, raise_server_exceptions=False)
         client.headers["origin"] = ORIGIN
         if reviewer is not None:
-            assert client.get(f"/login?token={self.sessions.tokens[reviewer]}").status_code == 200
+            enter(client, f"{ORIGIN}/{reviewer}/#{self.sessions.tokens[reviewer]}")
         return client
 
 
@@ -81,6 +80,8 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
 
     def start(reviewers: tuple[str, ...] = ("anna", "ben"), **sharing: float) -> Server:
         out = tmp_path / "out"
+        while logs:
+            logs.pop().close()  # of the server before
         if not out.exists():
             shutil.copytree(published / "out", out, copy_function=shutil.copy2)
         codes = reviewer_codes(out, reviewers)
@@ -98,9 +99,8 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
         return Server(out, desk, sessions, app, sorted(desk.worklist.cases))
 
     yield start
-    for log in logs:
-        with closing(log):
-            pass
+    while logs:
+        logs.pop().close()
 
 
 @pytest.fixture

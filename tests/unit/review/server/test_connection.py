@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from starlette.responses import Response
 
-from scanloom.review.server.connection import Connection
+from scanloom.review.server.connection import BACKLOG, Connection, Listener
 from scanloom.review.server.security import Guard
 
 SOON_S = 0.4
@@ -28,13 +28,19 @@ class Soon(Connection):
     idle_seconds = SOON_S
 
 
+LIMIT, LIMIT_PER_PEER = 40, 30
+
+
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
     """A server with the guard and the connections of the review server; answers are large."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = Listener(socket.AF_INET, LIMIT, LIMIT_PER_PEER)
+    listening.bind(("127.0.0.1", 0))
+    listening.listen(BACKLOG)
     host, port = listening.getsockname()
     guard = Guard(Response(BODY), (f"http://{host}:{port}",), body_seconds=SOON_S)
-    config = uvicorn.Config(guard, http=Soon, log_config=None, lifespan="off", access_log=False)
+    options = {"log_config": None, "lifespan": "off", "access_log": False, "backlog": BACKLOG}
+    config = uvicorn.Config(guard, http=Soon, loop="asyncio", **options)  # type: ignore[arg-type]
     server = uvicorn.Server(config)
     thread = threading.Thread(target=partial(server.run, sockets=[listening]))
     thread.start()
@@ -133,3 +139,38 @@ def test_an_answer_that_is_not_read_is_dropped(address: tuple[str, int]) -> None
             while part := client.recv(1 << 16):
                 received += part
     assert len(received) < len(BODY)
+
+
+def test_of_too_many_connections_those_that_waited_longest_are_closed(
+    address: tuple[str, int],
+) -> None:
+    host, port = address
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(address))
+            for _ in range(LIMIT_PER_PEER + 5)
+        ]
+        answer = httpx.get(f"http://{host}:{port}/", timeout=20)
+        assert (answer.status_code, answer.content) == (200, BODY)
+        open_ones = 0
+        for client in clients:
+            client.settimeout(SOON_S / 20)
+            try:
+                open_ones += bool(client.recv(1))
+            except TimeoutError:
+                open_ones += 1
+        assert open_ones < LIMIT_PER_PEER
+
+
+def test_connections_that_are_answered_are_not_closed_for_others(address: tuple[str, int]) -> None:
+    with contextlib.ExitStack() as stack:
+        reading = stack.enter_context(socket.socket())
+        reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        reading.connect(address)
+        reading.sendall(head(address, 10) + b"x")  # its body is waited for
+        time.sleep(SOON_S / 8)
+        for _ in range(LIMIT_PER_PEER + 3):
+            stack.enter_context(socket.create_connection(address))
+        reading.sendall(b"x" * 9)
+        reading.settimeout(20)
+        assert reading.recv(1 << 10).startswith(b"HTTP/1.1 200 ")

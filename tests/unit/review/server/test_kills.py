@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from scanloom.review.verdicts.log import read_verdicts
+from support.review_cases import enter, origin_of
 
 KILLS = 40
 SERVER = """
@@ -29,9 +30,9 @@ Answered = list[tuple[int, str, str]]
 
 def decide(link: str, reviewer: str, answered: Answered, refused: list[int]) -> None:
     """Give verdicts about both cases in turn until the server is gone."""
-    origin = link.split("/login")[0]
+    origin = origin_of(link)
     with httpx.Client(base_url=origin, headers={"origin": origin}, timeout=20) as client:
-        client.get(link)
+        enter(client, link)
         names = [row[0] for row in client.get("/api/worklist").json()["cases"]]
         cases = [client.get(f"/api/case/{name}").json() for name in names]
         try:

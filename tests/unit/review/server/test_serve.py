@@ -21,7 +21,7 @@ from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.sharing import kept_readers, remove_reviewer
 from scanloom.review.verdicts.verdict import Verdict
 from support.https_server import write_certificate
-from support.review_cases import seen
+from support.review_cases import enter, origin_of, seen
 
 SERVER = """
 import json, sys
@@ -57,10 +57,10 @@ def test_tls(out: Path, tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=str(certificate))
     with running(out, certificate, key) as link, httpx.Client(verify=context) as client:
         assert link.startswith("https://127.0.0.1:")
-        cookie = client.get(link).headers["set-cookie"]
-        origin = link.split("/login")[0]
-        assert "Secure" in cookie
-        assert client.get(f"{origin}/api/me").json()["name"] == "anna"
+        origin = origin_of(link)
+        client.base_url, client.headers["origin"] = httpx.URL(origin), origin
+        enter(client, link)
+        assert client.get("/api/me").json()["name"] == "anna"
         with pytest.raises(httpx.TransportError):
             httpx.get(origin.replace("https", "http") + "/api/me")
 
@@ -124,8 +124,8 @@ def test_a_second_server_is_told_where_the_first_one_is(out: Path) -> None:
 
     [link] = stopped.value.args
     assert {error.reason for error in refused} == {Reason.REVIEW_OPEN}
-    assert all(link.split("/login")[0] in error.detail for error in refused)
-    assert all("token" not in str(error) for error in refused)
+    assert all(origin_of(link) in error.detail for error in refused)
+    assert all(link.partition("#")[2] not in str(error) for error in refused)
     assert (out / "review" / ".lock").read_bytes() == b""
 
 

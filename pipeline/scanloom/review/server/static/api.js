@@ -4,6 +4,40 @@ export class Refused extends Error {
   constructor(status, reason, text) { super(text); this.status = status; this.reason = reason; }
 }
 
+// The code of the reviewer: pages of several may be open in one browser.
+export const REVIEWER = location.pathname.split("/")[1];
+export const HOME = `/${REVIEWER}/`;
+const KEY = `scanloom session ${REVIEWER}`;
+
+// The secret stands in the storage of this origin, port included: no other server gets it. It is read anew
+// for each request, since the link of a server that was started again at this address may be opened in another tab.
+async function send(path, { signal, body } = {}) {
+  const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
+  const posted = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  return fetch(path, { credentials: "omit", cache: "no-store", headers, signal, ...posted });
+}
+
+// Turn the token of a link into the session, and return who the reviewer is. The token is not left in the address.
+export async function enter() {
+  const [, token] = location.hash.match(/^#([\w-]{43})$/) ?? [];
+  if (token) {
+    history.replaceState(null, "", location.pathname + location.search);
+    try {
+      const { session } = await post("/api/session", { token, reviewer: REVIEWER });
+      localStorage.setItem(KEY, session);
+    } catch (error) { if (error.reason !== "SESSION") throw error; }  // the link was used, perhaps in this browser
+  }
+  try {
+    const me = await get("/api/me");
+    if (me.reviewer === REVIEWER) return me;
+  } catch (error) { if (error.reason !== "SESSION") throw error; }
+  location.replace("/");  // says that this browser has no access
+  return new Promise(() => {});
+}
+
+addEventListener("hashchange", () => { if (location.hash.length > 40) enter().catch(() => {}); });  // another link, in this tab
+
 async function checked(answer) {
   if (answer.ok) return answer;
   let plain = {};
@@ -12,18 +46,16 @@ async function checked(answer) {
 }
 
 export async function get(path) {
-  const answer = await fetch(path, { credentials: "same-origin" });
+  const answer = await send(path);
   return [204, 304].includes(answer.status) ? null : (await checked(answer)).json();
 }
 
 export async function pixels(path, signal) {
-  return (await checked(await fetch(path, { credentials: "same-origin", signal }))).arrayBuffer();
+  return (await checked(await send(path, { signal }))).arrayBuffer();
 }
 
 export async function post(path, body = {}) {
-  const answer = await fetch(path, { method: "POST", credentials: "same-origin",
-    headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  return (await checked(answer)).json();
+  return (await checked(await send(path, { body }))).json();
 }
 
 export function rowsOf(listed) {

@@ -1,5 +1,5 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
-import { chosen, element, get, post, rowsOf } from "./api.js";
+import { HOME, chosen, element, enter, get, pixels, rowsOf } from "./api.js";
 import { Correction } from "./correct.js";
 import { Plane, colours, greys } from "./plane.js";
 import { Pointer } from "./pointer.js";
@@ -145,8 +145,7 @@ function following(count, step = 1) {
 }
 
 function go(id) {
-  if (!correction.leave()) return Promise.resolve();
-  history.pushState(null, "", `/case/${encodeURIComponent(id)}${location.search}`);
+  history.pushState(null, "", `${HOME}case/${encodeURIComponent(id)}${location.search}`);
   return open(id);
 }
 
@@ -387,7 +386,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   action(event);
 });
-byId("back").href = `/${location.search}`;
+byId("back").href = HOME + location.search;
 byId("next").addEventListener("click", () => step(1));
 byId("previous").addEventListener("click", () => step(-1));
 byId("keys").addEventListener("click", () => byId("help").showModal());
@@ -398,14 +397,23 @@ byId("outline").addEventListener("click", KEYS.o);
 byId("hide").addEventListener("click", KEYS.h);
 byId("all").addEventListener("click", () => showAll(true));
 byId("none").addEventListener("click", () => showAll(false));
-function showPreview() {
-  if (byId("preview").open) byId("preview").querySelector("img").src = `/api/case/${encodeURIComponent(about.id)}/preview`;
+// A picture in a page can't send the session: it is fetched, and shown from memory.
+async function showPreview() {
+  if (!byId("preview").open || !about) return;
+  const { id } = about, picture = byId("preview").querySelector("img");
+  let address = "";
+  try { address = URL.createObjectURL(new Blob([await pixels(`/api/case/${encodeURIComponent(id)}/preview`)], { type: "image/png" })); }
+  catch (error) { if (error.status !== 404) { failed(error); return; } }
+  if (about?.id !== id) { URL.revokeObjectURL(address); return; }
+  URL.revokeObjectURL(picture.src);
+  if (address) picture.src = address; else picture.removeAttribute("src");
 }
 
 byId("preview").addEventListener("toggle", showPreview);
 addEventListener("popstate", () => open(current()));
 addEventListener("beforeunload", (event) => { if (correction.unsaved || verdict.unsaved) event.preventDefault(); });
-const listed = list();
-verdict.tags((await get("/api/me")).tags);
-await listed;
-await open(current());
+try {
+  verdict.tags((await enter()).tags);
+  await list();
+  await open(current());
+} catch (error) { failed(error); }

@@ -8,7 +8,7 @@ const strokes = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 export class Correction {
   // page: { about, at, active, planes, reload(), say, failed, saved() }
   constructor(byId, page) {
-    Object.assign(this, { byId, page, on: false, eraser: false, points: null, left: false, waiting: [], sending: null, versions: new Map() });
+    Object.assign(this, { byId, page, on: false, eraser: false, points: null, waiting: [], sending: null, versions: new Map() });
     byId("correct").addEventListener("click", () => this.toggle());
     byId("eraser").addEventListener("click", () => this.erase(!this.eraser));
     byId("stroke-undo").addEventListener("click", () => this.send("draft/undo"));
@@ -31,11 +31,12 @@ export class Correction {
     const { about } = this.page, left = await answer;
     if (this.page.about !== about) return "";
     this.versions.set(about.id, left.version);
-    if (left.outdated) return "Strokes that were not saved are dropped: they were about the result before.";
+    if (left.dropped) return `${strokes(left.dropped)} that were not saved are dropped: the result has other voxels or structures now.`;
     this.steps(left);
     if (!left.strokes && !left.redo) return "";
     this.set(true);
     await this.page.reload();
+    if (left.carried) return `The result was replaced: ${strokes(left.carried)} of yours were painted on the new one. Look at it, then save or discard.`;
     return left.strokes ? `${strokes(left.undo)} of your correction not saved yet: save or discard.` : "";
   }
 
@@ -57,20 +58,13 @@ export class Correction {
   }
 
   steps({ undo, redo, strokes }) {
-    this.left = strokes;
     this.byId("stroke-undo").disabled = !undo;
     this.byId("save-correction").disabled = this.byId("discard").disabled = !strokes;
     this.byId("stroke-redo").disabled = !redo;
   }
 
-  get unsaved() { return this.left || this.waiting.length > 0; }
-
-  // Whether the case may be left: strokes that are not saved are asked about.
-  leave() {
-    if (this.unsaved && !confirm("The strokes of this correction are not saved. They are kept until the server stops. Leave this case?")) return false;
-    this.left = false;
-    return true;
-  }
+  // Strokes that the server does not have yet: those that it has are on its disk.
+  get unsaved() { return this.waiting.length > 0; }
 
   get radius() { return Number(this.byId("radius").value); }
 
@@ -140,7 +134,7 @@ export class Correction {
         const answer = await this.post(step);
         if (typeof answer.changed === "number") said = `${answer.changed} voxels changed`;
       } catch (error) {
-        if (!error.reason) { await this.pause(); continue; }
+        if (!error.reason || error.reason === "SESSION" || error.status === 503) { await this.pause(error); continue; }
         if (error.reason === "DRAFT_CHANGED" && step.path === "stroke") { again.add(step); continue; }
         refused = error;
         lost.push(...this.waiting.filter((each) => each === step || error.reason === "STALE" && each.id === id));
@@ -151,8 +145,9 @@ export class Correction {
     await this.tell(id, said, refused, lost.filter(({ path }) => path === "stroke").length);
   }
 
-  pause() {
-    this.page.say(`The server does not answer: ${strokes(this.waiting.length)} not painted yet.`, true);
+  pause(error) {
+    const text = error.reason ? error.message.replace(/\.$/, "") : "The server does not answer";
+    this.page.say(`${text}: ${strokes(this.waiting.length)} not painted yet.`, true);
     return new Promise((done) => setTimeout(done, RETRY_MS));
   }
 
@@ -196,7 +191,6 @@ export class Correction {
     this.page.say("Writing the correction ...");
     try {
       const { revision } = await this.post({ id, path: "draft/save" });
-      this.left = false;
       await this.page.saved(id, revision);
     } catch (error) {
       this.byId("save-correction").disabled = false;

@@ -1,5 +1,5 @@
 // The list of cases: filters and search stand in the address.
-import { STATES, chosen, element, get, rowsOf } from "./api.js";
+import { HOME, STATES, chosen, element, enter, get, rowsOf } from "./api.js";
 
 const PAGE = 100;
 const POLL_MS = 5000;
@@ -26,7 +26,7 @@ function drawFilters() {
 function drawRow(row) {
   const line = element("tr");
   const name = element("th", "", { scope: "row" });
-  name.append(element("a", row.id, { href: `/case/${encodeURIComponent(row.id)}${location.search}`, class: "id" }));
+  name.append(element("a", row.id, { href: `${HOME}case/${encodeURIComponent(row.id)}${location.search}`, class: "id" }));
   const doubts = element("td");
   if (row.doubts.length) {
     const list = element("ul");
@@ -36,7 +36,7 @@ function drawRow(row) {
   }
   line.append(name, element("td", STATES[row.state], { class: row.state }), element("td", row.mine ? STATES[row.mine] : "", { "data-name": "Yours" }),
     doubts, element("td", `${row.modality} ${row.slices.join(" × ")}, ${row.spacing.join(" × ")} mm`),
-    element("td", row.models.join(", ")), element("td", row.revision ? String(row.revision) : "", { class: "number", "data-name": "Revision" }));
+    element("td", row.models.join(", ")), element("td", [row.revision || "", row.draft ? "correction not saved" : ""].filter(Boolean).join(", "), { class: "number", "data-name": "Revision" }));
   return line;
 }
 
@@ -76,7 +76,7 @@ function draw(news = false) {
 function next() {
   const row = shown.find((each) => each.state === "open" || each.state === "stale") ||
     rows.find((each) => each.state === "open" || each.state === "stale");
-  if (row) location.assign(`/case/${encodeURIComponent(row.id)}${location.search}`);
+  if (row) location.assign(`${HOME}case/${encodeURIComponent(row.id)}${location.search}`);
 }
 
 async function load() {
@@ -113,6 +113,9 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
 });
-get("/api/me").then((me) => { byId("reviewer").textContent = `Reviewer: ${me.name}${me.blind ? ", double reading" : ""}`; }).catch(() => {});
+try {
+  const me = await enter();
+  byId("reviewer").textContent = `Reviewer: ${me.name}${me.blind ? ", double reading" : ""}`;
+} catch { /* told by what follows */ }
 await load();
 setInterval(load, POLL_MS);

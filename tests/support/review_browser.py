@@ -1,0 +1,78 @@
+"""The review as a program, in a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.review_cases import origin_of
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
+    with sync_api.sync_playwright() as play:
+        options = ["--no-sandbox", "--disable-gpu"]
+        browser = play.chromium.launch(executable_path=program, args=options)
+        yield browser
+        browser.close()
+
+
+class Running:
+    """`scanloom review` as a program."""
+
+    def __init__(self, out: Path, key: Path, *options: str) -> None:
+        words = [sys.executable, "-m", "scanloom", "review", str(out), "--key", str(key), *options]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.links: dict[str, str] = {}
+        for line in self.process.stdout:
+            if match := re.match(r"(\w+): (http\S+)", line):
+                self.links[match[1]] = match[2]
+            if line.startswith("Each link"):
+                break
+
+    def stop(self) -> str:
+        """Stop it as Ctrl-C does; return what it says."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            said, _ = self.process.communicate(timeout=30)
+        finally:
+            self.process.kill()
+        return str(said)
+
+
+def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") -> tuple[Any, Any]:
+    """Follow a reviewer's link; return the tab, and its messages and requests elsewhere."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, has_touch=width < 500
+    )
+    tab, said = context.new_page(), []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    origin = origin_of(link)
+    tab.on("request", lambda r: r.url.startswith((origin, "blob:")) or said.append(r.url))
+    tab.goto(link)
+    tab.wait_for_url(link.partition("#")[0])
+    tab.wait_for_selector("#filters button", state="attached")
+    return tab, said
+
+
+def asked(tab: Any, path: str) -> Any:
+    """Ask the server for something as a page does, with its session; return the body."""
+    reviewer = tab.url.split("/")[3]
+    session = tab.evaluate(f"localStorage.getItem('scanloom session {reviewer}')")
+    headers = {"Authorization": f"Bearer {session}"}
+    return tab.request.get(f"{origin_of(tab.url)}{path}", headers=headers)

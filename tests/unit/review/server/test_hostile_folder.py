@@ -1,0 +1,251 @@
+"""An output folder that others may write to: links that they place there lead nowhere."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.engine.revisions.export import export
+from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.io.system.regular_files import (
+    check_folder,
+    open_descriptor,
+    open_regular_file,
+    refuse_links_below,
+)
+from scanloom.review.corrections.revisions import read_label_maps
+from scanloom.review.report.page import write_report
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.sharing import share_cases
+from scanloom.review.verdicts.tables import write_review_tables
+from scanloom.review.verdicts.verdict import Verdict
+from support.review_cases import change, seen
+
+SECRET = b"the diary of the reviewer, in one line"
+
+
+@pytest.fixture
+def hers(tmp_path: Path) -> Path:
+    """A folder of the reviewer, outside of the output folder."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "diary").write_bytes(SECRET)
+    return folder
+
+
+@pytest.fixture
+def out(published: Path, tmp_path: Path) -> Path:
+    shutil.copytree(published / "out", tmp_path / "out", copy_function=shutil.copy2)
+    return tmp_path / "out"
+
+
+def replace(path: Path, target: Path) -> None:
+    """Put a link in the place of a file or folder, as another user with the right to write may."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def fit(case: Path) -> None:
+    """Make checksums and stamps of a case fit its files: they keep nobody out."""
+    names = [line[66:] for line in (case / "SHA256SUMS").read_text().splitlines()]
+    lines = [f"{hashlib.sha256((case / n).read_bytes()).hexdigest()}  {n}\n" for n in names]
+    (case / "SHA256SUMS").write_text("".join(lines))
+    timing = json.loads((case / "timing.json").read_text())
+    for name in timing["files"]:
+        state = (case / name).stat()
+        timing["files"][name] = [state.st_size, state.st_mtime_ns]
+    (case / "timing.json").write_text(json.dumps(timing))
+
+
+@pytest.mark.parametrize(
+    "name", ["verdicts.jsonl", "verdicts.last", "readers.json", ".lock", "review.csv"]
+)
+def test_files_of_a_review_that_are_links_change_nothing(out: Path, hers: Path, name: str) -> None:
+    (out / "review").mkdir()
+    (out / "review" / name).symlink_to(hers / "diary")
+
+    with suppress(ScanError, OSError), closing(VerdictLog(out)):
+        share_cases(out, ["r1"])
+        write_review_tables(out)
+
+    assert (hers / "diary").read_bytes() == SECRET
+
+
+@pytest.mark.parametrize("folder", ["private", "review", "review/revisions", "cases"])
+def test_folders_that_are_links_are_refused(out: Path, hers: Path, folder: str) -> None:
+    (out / "review").mkdir()
+    replace(out / folder, hers)
+
+    with pytest.raises(ScanError, match="is a link"):
+        VerdictLog(out)
+
+    assert [path.name for path in hers.iterdir()] == ["diary"]
+
+
+def test_a_preview_that_is_a_link_is_not_served(server: Any, hers: Path) -> None:
+    case, client = server.out / "cases" / server.cases[0], server.client()
+    assert client.get(f"/api/case/{case.name}/preview").status_code == 200
+    replace(case / "preview.png", hers / "diary")
+    fit(case)
+
+    answer = client.get(f"/api/case/{case.name}/preview")
+
+    assert answer.status_code == 404
+    assert SECRET not in answer.content
+
+
+@pytest.mark.parametrize("name", ["segmentation.nii.gz", "case.json", "image.nii.gz", ""])
+def test_results_that_are_links_are_not_opened(server: Any, hers: Path, name: str) -> None:
+    """Also where the whole folder of a case is one, and if its checksums are right."""
+    case = next(c for c in (server.out / "cases").iterdir() if (c / "image.nii.gz").exists())
+    target = hers / "moved"
+    if name:
+        shutil.copy2(case / name, target)
+    else:
+        shutil.copytree(case, target, copy_function=shutil.copy2)
+    replace(case / name if name else case, target)
+    if name:
+        fit(case)
+
+    answer = server.client().get(f"/api/case/{case.name}")
+
+    assert answer.status_code in (404, 409)
+
+
+def test_a_revision_is_not_written_through_a_link(server: Any, hers: Path, published: Path) -> None:
+    name = server.cases[0]
+    labels = read_label_maps(server.out / "cases" / name)
+    correction = Correction(labels, "r1", "brush", 0)
+    (server.out / "review" / "revisions").mkdir()
+    replace(server.out / "review" / "revisions" / name, hers)
+
+    with pytest.raises(ScanError, match="ELOOP"):
+        publish_revision(server.out, name, correction, published / "key")
+
+    assert [path.name for path in hers.iterdir()] == ["diary"]
+
+
+def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None:
+    client, name = server.client(), server.cases[0]
+    drafts = server.out / "private" / "drafts"
+    stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
+    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    (drafts / name).mkdir(parents=True)
+    (drafts / name / "r1.jsonl").symlink_to(hers / "diary")
+    assert change(client, name, "stroke", "x", label=label, **stroke).status_code in (409, 503)
+    shutil.rmtree(drafts)
+    drafts.symlink_to(hers)
+    version = client.get(f"/api/case/{name}/draft").json().get("version", "x")
+
+    answer = change(client, name, "stroke", version, label=label, **stroke)
+
+    assert answer.status_code == 503
+    assert (hers / "diary").read_bytes() == SECRET
+    assert [path.name for path in hers.iterdir()] == ["diary"]
+
+
+def test_reports_and_exports_open_no_links(server: Any, hers: Path, tmp_path: Path) -> None:
+    picture, [case, other] = hers / "moved", sorted((server.out / "cases").iterdir())
+    for each in (case, other):
+        server.desk.log.append(Verdict(each.name, "r1", seen(each), "accept"))
+    shutil.copy2(case / "preview.png", picture)
+    replace(case / "preview.png", picture)
+    fit(case)
+    damaged = set[str]()
+
+    write_report(server.out, damaged)
+    left_out = export(server.out, tmp_path / "export", None)
+
+    assert case.name in damaged
+    assert not (server.out / "report" / "thumbs" / f"{case.name}.webp").exists()
+    assert left_out[case.name] == "RESULT_DAMAGED"
+
+
+# --- the functions that open ----------------------------------------------------------------------
+
+
+def opens(call: Callable[[], Any]) -> int | None:
+    """Return the number of the error of a call; None if it has none."""
+    try:
+        opened = call()
+    except OSError as exc:
+        return exc.errno
+    if isinstance(opened, int):
+        os.close(opened)
+    elif opened is not None:
+        opened.close()
+    return None
+
+
+def test_no_part_of_a_path_below_a_guarded_folder_may_be_a_link(tmp_path: Path) -> None:
+    real, named = tmp_path / "disk" / "out", tmp_path / "out"
+    (real / "a" / "b").mkdir(parents=True)
+    (real / "a" / "b" / "file").write_text("x")
+    named.symlink_to(real)  # the way to the folder is the user's own
+    for link, target in (("l", "a"), ("a/l", "b"), ("a/b/l", "file"), ("gone", "nowhere")):
+        (real / link).symlink_to(target)
+    links = ["l/b/file", "a/l/file", "a/b/l"]
+    assert [opens(lambda n=n: open_regular_file(named / n)) for n in links] == [None] * 3
+
+    refuse_links_below(named)
+
+    assert opens(lambda: open_regular_file(named / "a" / "b" / "file")) is None
+    assert opens(lambda: open_regular_file(named / "a" / ".." / "a" / "b" / "file")) is None
+    assert [opens(lambda n=n: open_regular_file(named / n)) for n in links] == [errno.ELOOP] * 3
+    assert [opens(lambda n=n: open_descriptor(named / n, os.O_WRONLY)) for n in links] == [
+        errno.ELOOP
+    ] * 3
+    assert opens(lambda: check_folder(named / "l" / "b")) == errno.ELOOP
+    assert opens(lambda: check_folder(named / "a" / "b" / "later" / "x")) is None
+    new = os.O_WRONLY | os.O_CREAT
+    assert opens(lambda: open_descriptor(named / "gone", new)) == errno.ELOOP
+    assert not (real / "nowhere").exists()
+    assert opens(lambda: open_regular_file(named / "missing" / "x")) == errno.ENOENT
+    (tmp_path / "outside").symlink_to(real / "a" / "b" / "file")
+    assert opens(lambda: open_regular_file(tmp_path / "outside")) is None
+
+
+def test_a_link_that_is_placed_meanwhile_is_not_followed(tmp_path: Path) -> None:
+    """A folder is changed to a link and back as fast as it goes: no open gets through."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    for folder, text in ((out / "cases", "result"), (other, "secret")):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(text)
+    (out / "link").symlink_to(other)
+    refuse_links_below(out)
+    stop, read, refused = threading.Event(), set[str](), 0
+
+    def swap() -> None:
+        while not stop.is_set():
+            (out / "cases").rename(out / "kept")
+            (out / "link").rename(out / "cases")
+            (out / "cases").rename(out / "link")
+            (out / "kept").rename(out / "cases")
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for _ in range(4000):
+            try:
+                with open_regular_file(out / "cases" / "file") as file:
+                    read.add(file.read().decode())
+            except OSError:
+                refused += 1
+    finally:
+        stop.set()
+        swapping.join()
+    assert read == {"result"}
+    assert refused
