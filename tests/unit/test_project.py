@@ -76,7 +76,8 @@ def test_decisions_are_numbered_and_listed() -> None:
     names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
     listed = re.findall(r"\(decisions/([^)]+)\)", (ROOT / "docs/decisions.md").read_text())
 
-    assert [name[:4] for name in names] == [f"{n:04d}" for n in range(1, len(names) + 1)]
+    assert all(re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", name) for name in names)
+    assert len({name[:4] for name in names}) == len(names)
     assert listed == names
 
 
