@@ -34,7 +34,7 @@ except SystemExit as end:
     assert end.code == 0, end.code
 names = "matplotlib nrrd requests scipy.signal skimage sympy tifffile torch._dynamo"
 modules = "apps.detection engines inferers losses metrics"
-named = [*names.split(), *(f"monai.{name}" for name in modules.split()), "pyarrow.compute"]
+named = [*names.split(), *(f"monai.{name}" for name in modules.split())]
 print([name for name in named if sys.modules.get(name) is not None])
 """
 
