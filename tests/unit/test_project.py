@@ -178,8 +178,27 @@ def test_options_in_the_papers_exist() -> None:
             assert option in known, f"{page.name}: {option}"
 
 
+def source(path: str) -> Path | None:
+    """Return the file or folder that a page names, relative to the root, the package or others."""
+    roots = (ROOT, PACKAGE, ROOT / "benchmarks")
+    return next((root / path for root in roots if (root / path).exists()), None)
+
+
 def test_python_files_in_the_papers_exist() -> None:
     for page in PAGES_OF_TODAY:
         for path in re.findall(r"`(?:python )?([\w/.]+/\w+\.py)", page.read_text("utf-8")):
-            places = [ROOT / path, PACKAGE / path, ROOT / "benchmarks" / path]
-            assert any(place.exists() for place in places), f"{page.name}: {path}"
+            assert source(path), f"{page.name}: {path}"
+
+
+def test_places_of_additions_exist() -> None:
+    """CONTRIBUTING's "How to add ..." names folders, and names in files."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    text = page.partition("\n## How to add")[2].partition("\n## ")[0]
+    names = re.findall(r"`(\w+)`(?: in a panel)? of `([\w/]+\.py)`", text)
+    assert len(names) > 10
+    for name, path in names:
+        file = source(path)
+        assert file is not None, path
+        assert re.search(rf"\b{name}\b", file.read_text("utf-8")), f"{name} of {path}"
+    for folder in re.findall(r"`((?:\w+/)+)`", text):
+        assert source(folder), folder
