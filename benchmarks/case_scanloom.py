@@ -19,8 +19,6 @@ from typing import Any
 
 from meter import Watch
 
-from scanloom.own_python import collect_garbage_rarely
-
 
 def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Segment the scan as the command line does, into a new folder."""
@@ -98,7 +96,6 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     parser.add_argument("runs", type=int)
     given = parser.parse_args()
-    collect_garbage_rarely()  # as the command line does
     work = ways[given.way]
     results = [work(given.scan, given.bundle, given.out) for _ in range(given.runs + 1)]
     print(json.dumps({"first": results[0], "warm": results[1:]}))

@@ -7,65 +7,19 @@ starts Python there.
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 _PATH = "PYTHONPATH"
-_USUAL_THRESHOLDS = gc.get_threshold()
-_RARE_THRESHOLDS = (100_000, 50, 100)
-"""Of `gc.set_threshold`; Python's own are (700, 10, 10)."""
 
 
 def own_python(*arguments: str) -> list[str]:
     """Return a command line for this Python that keeps the working folder off `sys.path`."""
     return [sys.executable, "-P", *arguments]
-
-
-def collect_garbage_rarely() -> None:
-    """Run the cyclic garbage collector less often while a process of our own imports torch.
-
-    Imports create millions of objects, none of them garbage. With its own thresholds, each start
-    spends about 1 s of the processor on searching them.
-    """
-    gc.set_threshold(*_RARE_THRESHOLDS)
-
-
-def collect_no_garbage() -> None:
-    """Stop the collector until `collect_garbage_as_usual`, if `collect_garbage_rarely` was called.
-
-    A case's libraries alone create a million objects.
-    """
-    if gc.get_threshold() == _RARE_THRESHOLDS:
-        gc.disable()
-
-
-def collect_garbage_as_usual() -> None:
-    """End `collect_garbage_rarely`, if it was called: all libraries have been imported.
-
-    Objects that exist now are not searched again.
-    """
-    if gc.get_threshold() == _RARE_THRESHOLDS:
-        gc.freeze()
-        gc.enable()
-        gc.set_threshold(*_USUAL_THRESHOLDS)
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector: many objects are allocated, none in a cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def let_idle_threads_sleep() -> None:

@@ -5,17 +5,48 @@ from __future__ import annotations
 import importlib.util
 import re
 import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from typer.main import get_command
 
 import scanloom
+from scanloom.cli.main import app
 from scanloom.core import Flag, Reason
 from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
 from support.real_scans import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGE = ROOT / "pipeline" / "scanloom"
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PAGES_OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]
+NAME_IN_CAPITALS = r"[A-Z][A-Z0-9.]*(?:_+[A-Z0-9.]*[A-Z0-9])+"
+"""A code, a flag, a constant or a variable. The dot is for codes that a figure was put into."""
+
+VARIABLES_OF_OTHERS = {
+    "AVX512_CORE_FP16",
+    "CODE_OF_CONDUCT",
+    "CUDA_VISIBLE_DEVICES",
+    "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
+    "DASK_WORKER_NAME",
+    "HTTPS_PROXY",
+    "MALLOC_ARENA_MAX",
+    "NO_PROXY",
+    "SLURM_ARRAY_TASK_ID",
+}
+OPTIONS_OF_OTHERS = {
+    "dask": {"--local-directory", "--nthreads", "--scheduler-file"}
+    | {"--tls-ca-file", "--tls-cert", "--tls-key"},
+    "rsync": {"--exclude"},
+    "sbatch": {"--array", "--constraint", "--gres", "--nice"},
+    "sha256sum": {"--check", "--ignore-missing"},
+    "TotalSegmentator": {"--roi_subset", "--remove_small_blobs"},
+    "scanloom before 0.1": {"--body-box", "--fused-restore", "--output", "--price"},
+}
 
 
 def reasons_writer() -> ModuleType:
@@ -90,7 +121,8 @@ def test_decisions_are_numbered_and_listed() -> None:
     names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
     listed = re.findall(r"\(decisions/([^)]+)\)", (ROOT / "docs/decisions.md").read_text())
 
-    assert [name[:4] for name in names] == [f"{n:04d}" for n in range(1, len(names) + 1)]
+    assert all(re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", name) for name in names)
+    assert len({name[:4] for name in names}) == len(names)
     assert listed == names
 
 
@@ -104,3 +136,83 @@ def test_lines_of_the_changelog_are_short() -> None:
 def test_package_is_the_checkouts() -> None:
     """The suite judges this source, not another installed one."""
     assert scanloom.__file__ == str(ROOT / "pipeline" / "scanloom" / "__init__.py")
+
+
+def words_of(folders: list[Path], pattern: str) -> set[str]:
+    """Return the matches of a pattern in the Python files of folders."""
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    return {word for file in files for word in re.findall(pattern, file.read_text("utf-8"))}
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """Yield the options of a command and of its commands."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for inner in getattr(command, "commands", {}).values():
+        yield from options_of(inner)
+
+
+def names_in_capitals(text: str) -> list[str]:
+    return re.findall(rf"\b{NAME_IN_CAPITALS}\b", text)
+
+
+def test_codes_that_a_replacement_broke_are_seen() -> None:
+    assert names_in_capitals("`MODEL_NE0.83RK`, `STALE`") == ["MODEL_NE0.83RK"]
+
+
+def test_codes_and_variables_in_the_papers_exist() -> None:
+    known = {reason.code for reason in Reason} | {flag.code for flag in Flag}
+    known |= words_of([PACKAGE], rf"\b{NAME_IN_CAPITALS}\b") | VARIABLES_OF_OTHERS
+    options = (option.lstrip("-") for option in options_of(get_command(app)))
+    known |= {f"SCANLOOM_{option.upper().replace('-', '_')}" for option in options}
+    known |= {"SCANLOOM_SCANS", *names_in_capitals((ROOT / "Makefile").read_text("utf-8"))}
+    for page in PAGES_OF_TODAY:
+        for name in names_in_capitals(page.read_text("utf-8")):
+            assert name in known, f"{page.name}: {name}"
+
+
+def test_codes_in_tables_of_the_papers_exist() -> None:
+    """A code in the first column of a table whose head says so is a reason or a flag."""
+    known = {reason.code for reason in Reason} | {flag.code for flag in Flag}
+    for page in PAGES_OF_TODAY:
+        for head, rows in re.findall(
+            r"^\| (code|reason) \|.*\n((?:\|.*\n)+)", page.read_text("utf-8"), flags=re.MULTILINE
+        ):
+            for code in re.findall(r"^\| `([^`]+)`", rows, flags=re.MULTILINE):
+                assert code in known, f"{page.name}, {head}: {code}"
+
+
+def test_options_in_the_papers_exist() -> None:
+    pattern = r"(?<![\w-])--[a-z][\w-]*"
+    known = set(options_of(get_command(app))).union(*OPTIONS_OF_OTHERS.values(), {"--help"})
+    scripts = [ROOT / name for name in ("benchmarks", "docs", "tests/stress")]
+    known |= words_of(scripts, pattern)
+    for page in PAGES_OF_TODAY:
+        for option in re.findall(pattern, page.read_text("utf-8")):
+            assert option in known, f"{page.name}: {option}"
+
+
+def source(path: str) -> Path | None:
+    """Return the file or folder that a page names, relative to the root, the package or others."""
+    roots = (ROOT, PACKAGE, ROOT / "benchmarks")
+    return next((root / path for root in roots if (root / path).exists()), None)
+
+
+def test_python_files_in_the_papers_exist() -> None:
+    for page in PAGES_OF_TODAY:
+        for path in re.findall(r"`(?:python )?([\w/.]+/\w+\.py)", page.read_text("utf-8")):
+            assert source(path), f"{page.name}: {path}"
+
+
+def test_places_of_additions_exist() -> None:
+    """CONTRIBUTING's "How to add ..." names folders, and names in files."""
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    text = page.partition("\n## How to add")[2].partition("\n## ")[0]
+    names = re.findall(r"`(\w+)`(?: in a panel)? of `([\w/]+\.py)`", text)
+    assert len(names) > 10
+    for name, path in names:
+        file = source(path)
+        assert file is not None, path
+        assert re.search(rf"\b{name}\b", file.read_text("utf-8")), f"{name} of {path}"
+    for folder in re.findall(r"`((?:\w+/)+)`", text):
+        assert source(folder), folder

@@ -7,7 +7,6 @@ import gc
 import inspect
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -28,10 +27,9 @@ from scanloom.cli.commands import (
     verify,
     where,
 )
-from scanloom.cli.ending import quick_end
 from scanloom.cli.streams import steady_streams
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules
-from scanloom.own_python import collect_garbage_rarely, let_idle_threads_sleep, safe_path
+from scanloom.own_python import let_idle_threads_sleep, safe_path
 from scanloom.version import __version__
 
 app = typer.Typer(
@@ -117,9 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:  # a program of its own
         sys.path[:] = safe_path(sys.path)
-        collect_garbage_rarely()
         leave_out_unused_modules()
         let_idle_threads_sleep()
     atexit.register(gc.freeze)  # saves 1.5 s of garbage collection of torch's objects at exit
-    with quick_end() if arguments is None else nullcontext(), steady_streams():
+    with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")

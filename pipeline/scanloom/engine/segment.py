@@ -51,7 +51,6 @@ from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
-from scanloom.own_python import collect_no_garbage
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -318,7 +317,6 @@ class _Session:
             known = self._predictors
             yield lambda: known
             return
-        collect_no_garbage()
         # Reading and importing both change the process's warning filters for a while: what
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:

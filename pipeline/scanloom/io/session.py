@@ -1,4 +1,4 @@
-"""Caches of a reading session: parsed headers, unpacked files and header templates.
+"""Caches of a reading session: parsed headers and unpacked files.
 
 Scans are read in steps: they are found, probed and read. The caches let each step use the work of
 the previous one. They belong to a session, which frees them when it ends:

@@ -54,7 +54,6 @@ PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
 """Marks of texts about options of programs other than scanloom."""
 NOT_MESSAGES = (
     "core/reasons/reason.py",
-    "engine/clusters/kubernetes.py",
     "engine/clusters/remote_worker.py",
     "engine/clusters/slurm.py",
     "engine/clusters/ssh.py",

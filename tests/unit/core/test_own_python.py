@@ -152,26 +152,6 @@ def test_no_module_of_the_working_folder_is_imported(module: str, tmp_path: Path
     assert ended.stdout.startswith("scanloom ")
 
 
-def test_garbage_is_collected_rarely_only_while_libraries_are_imported() -> None:
-    script = """
-import gc
-from scanloom.own_python import (
-    collect_garbage_as_usual, collect_garbage_rarely, collect_no_garbage
-)
-usual = gc.get_threshold()
-collect_no_garbage()
-collect_garbage_as_usual()
-assert gc.isenabled() and gc.get_freeze_count() == 0  # a user's process is left alone
-collect_garbage_rarely()
-assert gc.isenabled() and gc.get_threshold() > usual
-collect_no_garbage()
-assert not gc.isenabled()
-collect_garbage_as_usual()
-assert gc.isenabled() and gc.get_threshold() == usual and gc.get_freeze_count() > 0
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 @pytest.mark.parametrize("own", ["", "20"])
 def test_idle_threads_sleep_at_once_unless_the_user_chose_a_time(
     own: str, monkeypatch: pytest.MonkeyPatch

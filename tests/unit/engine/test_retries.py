@@ -8,7 +8,7 @@ import pytest
 
 from scanloom.core import Reason
 from scanloom.engine import retries
-from scanloom.engine.clusters import kubernetes, slurm, ssh
+from scanloom.engine.clusters import slurm, ssh
 from scanloom.engine.retries import RetryPolicy, policy_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "retries.md"
@@ -63,7 +63,6 @@ def test_the_page_lists_each_reason_that_a_run_retries() -> None:
             f"{slurm.MAX_FUTILE_JOBS} more than requested until a worker joins",
         ),
         ("3. run, `ssh`", f"{ssh.MAX_FUTILE_ROUNDS} rounds until a worker joins"),
-        ("3. run, `kubernetes`", f"{kubernetes.MAX_FAILED_PODS} pods"),
     ],
 )
 def test_the_page_gives_the_limits(layer: str, limit: str) -> None:

@@ -26,17 +26,15 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
 SEGMENT = """
-import gc, sys
+import sys
 from scanloom.cli.main import main
-usual = gc.get_threshold()
 try:
     main()
 except SystemExit as end:
     assert end.code == 0, end.code
-assert gc.isenabled() and gc.get_threshold() == usual
-names = "matplotlib nrrd pandas requests scipy.signal skimage sympy tifffile torch._dynamo"
+names = "matplotlib nrrd requests scipy.signal skimage sympy tifffile torch._dynamo"
 modules = "apps.detection engines inferers losses metrics"
-named = [*names.split(), *(f"monai.{name}" for name in modules.split()), "pyarrow.compute"]
+named = [*names.split(), *(f"monai.{name}" for name in modules.split())]
 print([name for name in named if sys.modules.get(name) is not None])
 """
 

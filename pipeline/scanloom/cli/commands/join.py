@@ -15,7 +15,6 @@ from scanloom.cli.console import error_boundary, say
 from scanloom.cli.exit_codes import Exit
 from scanloom.cli.options.general import General
 from scanloom.cli.options.panels import takes_panels
-from scanloom.engine.machine.lean_imports import bring_back_pandas
 
 if TYPE_CHECKING:
     from scanloom.io.output.crosswalk import SourceRecord
@@ -57,7 +56,6 @@ def join(
     """
     out, to, column = crosswalk.out, joined.to, joined.column
     with error_boundary(general.mode):
-        bring_back_pandas()  # before pyarrow is imported
         from scanloom.io.output.join_sources import join_csv, read_ids
         from scanloom.io.system.atomic_write import check_replaceable
 

@@ -18,7 +18,6 @@ from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.output.engines import OutputEngines
 from scanloom.ops.shares import resolve_shares
-from scanloom.own_python import collect_garbage_as_usual
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
@@ -105,15 +104,12 @@ def import_heavy(kind: str = "") -> None:
     kind : str
         Of the series, if known: the tables that a DICOM SEG needs are read too.
     """
-    try:
-        for name in DEFERRED_MODULES:
-            importlib.import_module(name)
-        if kind == DICOM:
-            from scanloom.io.write.dicom_seg import read_standard
+    for name in DEFERRED_MODULES:
+        importlib.import_module(name)
+    if kind == DICOM:
+        from scanloom.io.write.dicom_seg import read_standard
 
-            read_standard()
-    finally:
-        collect_garbage_as_usual()
+        read_standard()
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:

@@ -1,1 +1,1 @@
-"""Clusters for workers: this machine, SLURM, ssh, Kubernetes, a Dask scheduler."""
+"""Clusters for workers: this machine, SLURM, ssh, a Dask scheduler."""

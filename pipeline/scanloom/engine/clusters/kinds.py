@@ -70,15 +70,8 @@ def _ssh(execution: Execution, host_list: str, private: Path) -> LauncherFactory
     return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
 
 
-def _kubernetes(execution: Execution, _: str, private: Path) -> LauncherFactory:
-    from scanloom.engine.clusters.kubernetes import KubernetesJob
-
-    return lambda contact: KubernetesJob(execution, contact, private)
-
-
 KINDS = {
     "slurm": ClusterKind(_slurm, worker_timeout_s=math.inf),
     "ssh": ClusterKind(_ssh, takes_hosts=True),
-    "kubernetes": ClusterKind(_kubernetes, worker_timeout_s=math.inf),
 }
 """All kinds by name."""

@@ -5,10 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import NoReturn
 
 UNUSED_PACKAGES = (
     "cffi",
@@ -47,9 +43,6 @@ UNUSED_MODULES = (
 """`import monai` imports all modules of MONAI, and passes over those that can't be imported. Its
 networks need none of these."""
 
-UNUSED_TABLES = "pandas"
-"""MONAI and pyarrow import pandas if it is installed. Only `join` needs it: `bring_back_pandas`."""
-
 
 @contextmanager
 def without_optional_imports() -> Iterator[None]:
@@ -68,13 +61,6 @@ def leave_out_unused_modules() -> None:
     Other code of a process may need what scanloom does not.
     """
     _hide(UNUSED_MODULES)
-    if UNUSED_TABLES not in sys.modules and not any(isinstance(f, _Absent) for f in sys.meta_path):
-        sys.meta_path.insert(0, _Absent())
-
-
-def bring_back_pandas() -> None:
-    """Let pandas be imported again: pyarrow needs it for times in nanoseconds of others' tables."""
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Absent)]
 
 
 def _hide(names: Sequence[str]) -> list[str]:
@@ -82,22 +68,3 @@ def _hide(names: Sequence[str]) -> list[str]:
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None stops an import
     return hidden
-
-
-class _Absent(MetaPathFinder, Loader):
-    """Answers imports of pandas with the error of a package that is not installed.
-
-    Unlike None in `sys.modules`, which Cython takes for a module: pyarrow would fail. A search that
-    imports nothing succeeds: torch's compiler looks for pandas to know its folder.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname == UNUSED_TABLES else None
-
-    def create_module(self, spec: ModuleSpec) -> NoReturn:
-        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
-
-    def exec_module(self, module: ModuleType) -> NoReturn:
-        raise NotImplementedError  # not reached: there is no module to execute

@@ -31,7 +31,7 @@ from scanloom.engine.machine.lean_imports import leave_out_unused_modules, witho
 from scanloom.engine.worker.memory_admission import MemoryAdmission
 from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
 from scanloom.io.system.messages import Message, receive
-from scanloom.own_python import collect_garbage_rarely, collect_no_garbage, safe_path
+from scanloom.own_python import safe_path
 
 
 class WorkerLoop:
@@ -152,8 +152,6 @@ def limit_memory(limit: int | None) -> None:
 
 def main() -> None:
     """Run the child: receive the setup, then process cases."""
-    collect_garbage_rarely()
-    collect_no_garbage()
     leave_out_unused_modules()
     die_with_parent()
     keep_memory_private()

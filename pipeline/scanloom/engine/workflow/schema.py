@@ -159,16 +159,12 @@ class Cluster(Section, frozen=True):
     walltime: Walltime | None = Field(
         default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
     )
-    cores: int | None = Field(
-        default=None, ge=1, description="slurm, kubernetes: CPU cores of a job"
-    )
-    memory: Bytes | None = Field(
-        default=None, description="slurm, kubernetes: memory of a job: 32 GiB"
-    )
+    cores: int | None = Field(default=None, ge=1, description="slurm: CPU cores of a job")
+    memory: Bytes | None = Field(default=None, description="slurm: memory of a job: 32 GiB")
     gpus: int = Field(
         default=0,
         ge=0,
-        description="GPUs of a job, host or pod, one worker for each; 0: those found there",
+        description="GPUs of a job or host, one worker for each; 0: those found there",
     )
     job_extra_directives: WordList = Field(
         default=(), description="slurm: further options of sbatch, such as --constraint=a100"
@@ -186,11 +182,6 @@ class Cluster(Section, frozen=True):
     )
     hosts: WordList = Field(default=(), description="ssh: hosts, in the syntax of the ssh client")
     ssh_options: WordList = Field(default=(), description="ssh: options of the client")
-    namespace: str = Field(default="default", description="kubernetes: the namespace")
-    image: str | None = Field(default=None, description="kubernetes: container image with scanloom")
-    volumes: tuple[str, ...] = Field(
-        default=(), description="kubernetes: CLAIM:/PATH, claims with scans and output"
-    )
     wait: Seconds | None = Field(
         default=None,
         description="Longest wait for the first worker; slurm: as long as the queue takes",

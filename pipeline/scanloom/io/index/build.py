@@ -39,7 +39,7 @@ from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
-from scanloom.own_python import gc_paused, make_private_folder
+from scanloom.own_python import make_private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ def build_index(
         check_foreign_entries(out)  # the index claims it
     path = cached_index_path(paths) if out is None else out / PRIVATE / INDEX_NAME
     stored = read_index(path, fingerprint)
-    with HeaderWorkers(processes or core_count()) as workers, gc_paused():
+    with HeaderWorkers(processes or core_count()) as workers:
         start_workers = workers.start if stored is None else None
         entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
         unchanged = None if stored is None else stored.rows_of(entries)

@@ -29,7 +29,6 @@ from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
 from scanloom.io.formats import FORMATS, format_by_suffix
 from scanloom.io.index.body_parts import body_part
-from scanloom.own_python import gc_paused
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ def inspect_chunk(files: Sequence[tuple[str, int]]) -> ChunkInfo:
     groups: dict[tuple[str, ...], list[int]] = {}
     headers: list[Header | None] = []
     infos = []
-    with pydicom_muted(), gc_paused():
+    with pydicom_muted():
         for n, (path, _) in enumerate(files):
             info, header = _inspect(path)
             infos.append(info)

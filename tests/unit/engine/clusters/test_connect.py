@@ -19,7 +19,6 @@ from scanloom.core import ScanError
 from scanloom.engine.clusters.connect import check_cluster, open_cluster
 from scanloom.engine.clusters.handshake import Answer, Handshake, answer, describe_mismatch
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
-from scanloom.engine.clusters.kubernetes import KubernetesJob
 from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
 from scanloom.engine.clusters.ssh import SshHosts
 from scanloom.engine.machine import gpus
@@ -30,7 +29,7 @@ from support import engine_models as em
 NO_CLUSTER = (
     "slrum",
     "slurm:node1",
-    "kubernetes:node1",
+    "kubernetes",
     "sshd:node1",
     "",
 )
@@ -40,7 +39,7 @@ NO_CLUSTER = (
 @pytest.mark.parametrize("name", NO_CLUSTER)
 def test_an_unknown_kind_of_cluster_is_refused(name: str, tmp_path: Path) -> None:
     assert find_kind(name) is None
-    with pytest.raises(ScanError, match="neither local, slurm, ssh:HOSTS, kubernetes, nor an"):
+    with pytest.raises(ScanError, match="neither local, slurm, ssh:HOSTS, nor an"):
         check_cluster(name, Execution())
     with (
         pytest.raises(ScanError, match="neither local"),
@@ -51,7 +50,7 @@ def test_an_unknown_kind_of_cluster_is_refused(name: str, tmp_path: Path) -> Non
 
 def test_a_queue_has_no_time_limit_without_a_worker() -> None:
     limits = {name: kind.worker_timeout_s for name, kind in KINDS.items()}
-    assert limits == {"slurm": float("inf"), "ssh": 600.0, "kubernetes": float("inf")}
+    assert limits == {"slurm": float("inf"), "ssh": 600.0}
 
 
 def test_a_new_kind_takes_part_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,67 +395,3 @@ def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> N
         assert "PRIVATE KEY" not in Path(reported.certificate).read_text() + path.read_text()
         assert (reported.workers, reported.lifetime) == (2, 3480.0)
     assert not list(tmp_path.iterdir())
-
-
-POD = Cluster(
-    image="registry/scanloom:1",
-    namespace="imaging",
-    volumes=("archive:/data", "results:/out"),
-    gpus=1,
-    cores=4,
-    memory=8 * 2**30,
-)
-
-
-def test_the_job_of_kubernetes(tmp_path: Path) -> None:
-    contact = tmp_path / "cluster.json"
-    job = KubernetesJob(Execution(workers=3, cluster=POD), contact, tmp_path / "20260101T1-ab")
-
-    reported = job.manifest()
-    pod = reported["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-
-    assert reported["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
-    assert reported["spec"]["parallelism"] == 3
-    assert container["command"] == [
-        "python",
-        "-P",
-        "-m",
-        "scanloom.engine.clusters.remote_worker",
-        str(contact),
-    ]
-    limits = {"cpu": "4", "memory": "8192Mi", "nvidia.com/gpu": "1"}
-    assert container["resources"]["limits"] == limits
-    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    claimed = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]}
-    assert {claimed[n]: path for n, path in mounted.items()} == {
-        "archive": "/data",
-        "results": "/out",
-    }
-
-
-def test_kubectl_is_told_once_and_the_job_goes_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat > {tmp_path}/told-$4\n')
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    job = KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", tmp_path)
-
-    job.ensure_running(came=False)
-    job.ensure_running(came=True)
-    job.close()
-
-    apply, delete = (tmp_path / "asked").read_text().split("\n")[:-1]
-    assert apply == "--namespace imaging apply -f -"
-    assert delete.startswith(f"--namespace imaging delete job {job.name} ")
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [(Cluster(), "needs execution.cluster.image"), (Cluster(image="i", volumes=("a",)), "CLAIM:")],
-)
-def test_a_job_without_what_it_needs(tmp_path: Path, options: Cluster, word: str) -> None:
-    with pytest.raises(ScanError, match=word):
-        KubernetesJob(Execution(cluster=options), tmp_path, tmp_path).manifest()

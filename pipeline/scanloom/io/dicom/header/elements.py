@@ -195,7 +195,12 @@ class Elements(NamedTuple):
 
 
 def elements_from_values(
-    values: Mapping[int, bytes], syntax: str, *, little: bool, pixels: PixelDataLocation | None
+    values: Mapping[int, bytes],
+    syntax: str,
+    *,
+    little: bool,
+    pixels: PixelDataLocation | None,
+    faults: int = 0,
 ) -> Elements:
     """Build `Elements` from values by tag.
 
@@ -210,10 +215,13 @@ def elements_from_values(
         Whether binary values are little endian.
     pixels : PixelDataLocation or None
         Location of the pixels.
+    faults : int
+        As in `Elements`.
     """
     own = {tag: value for tag, value in values.items() if tag in PER_SLICE_TAGS}
     common = intern_shared(syntax, little, tuple(map(values.get, PER_SERIES_TAGS)))
-    return Elements(common, own, bool(values.get(MODALITY_LUT_PRESENT)), pixels)
+    lookup_table = bool(values.get(MODALITY_LUT_PRESENT))
+    return Elements(common, own, lookup_table, pixels, faults=faults)
 
 
 def decode_elements(packed: EncodedElements) -> Elements:

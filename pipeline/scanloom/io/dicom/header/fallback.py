@@ -71,8 +71,9 @@ def parse_with_pydicom(path: Path) -> Elements:
     if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
         values[MODALITY_LUT_PRESENT] = b"present"
     little = dataset.original_encoding[1] is not False
-    result = elements_from_values(values, _syntax(dataset), little=little, pixels=location)
-    return result._replace(faults=faults)
+    return elements_from_values(
+        values, _syntax(dataset), little=little, pixels=location, faults=faults
+    )
 
 
 def read_dataset(path: Path) -> Dataset:

@@ -12,11 +12,14 @@ from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags, uids
-from scanloom.io.dicom.header.byte_order import BIG, LITTLE, UNDEFINED_LENGTH, ByteOrder
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS, inflate_header
 from scanloom.io.dicom.header.header import Header
-from scanloom.io.dicom.header.sequences import (
+from scanloom.io.dicom.header.parser import (
+    BIG,
+    LITTLE,
     MAX_SEQUENCE_DEPTH,
+    UNDEFINED_LENGTH,
+    ByteOrder,
     UnusualHeaderError,
     explicit_end,
     implicit_end,

@@ -25,7 +25,7 @@ from pydicom.valuerep import EXPLICIT_VR_LENGTH_16, EXPLICIT_VR_LENGTH_32
 from scanloom.core import ScanError
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import Slice, single_slice
-from scanloom.io.dicom.header import byte_order
+from scanloom.io.dicom.header import parser
 from scanloom.io.dicom.header.elements import (
     KEPT_TAGS,
     PER_SLICE_TAGS,
@@ -287,12 +287,10 @@ def test_a_mutated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
 
 
 def test_vrs_are_those_that_pydicom_knows():
-    assert set(byte_order.SHORT_LENGTH_VRS.decode().split()) == {
+    assert set(parser.SHORT_LENGTH_VRS.decode().split()) == {
         str(vr) for vr in EXPLICIT_VR_LENGTH_16
     }
-    assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {
-        str(vr) for vr in EXPLICIT_VR_LENGTH_32
-    }
+    assert set(parser.LONG_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
 
 
 def test_the_whole_data_set_can_be_read(tmp_path):
