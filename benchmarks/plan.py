@@ -1,10 +1,11 @@
-"""What `scanloom plan` says of a run over 2,000 small studies, and what the run takes.
+"""What `scanloom plan` says of runs over small archives, and what the runs take.
 
-    python plan.py --folder FOLDER [--studies 2010]
+    python plan.py [--seed N] [--times N] [--only KIND]
 
-The archive is that of `tests/stress/kill_runs.py` (12,000 files, a fifth compressed, some damaged),
-which is kept in FOLDER for the next time; a small UNet of random weights stands for the network.
-The plan knows nothing of this machine before: its rates are kept apart.
+Each archive is drawn anew: sizes and numbers of scans depend on the seed, which is printed. A small
+UNet of random weights stands for the network. The plan knows nothing of this machine but what the
+kind of archive says. The ratio is 1 if the run is within the planned range, else that of the
+nearer end to what happened.
 """
 
 from __future__ import annotations
@@ -12,21 +13,68 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from meter import machine, parse, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from stress.kill_runs import make_archive
 from support.commands import write_tiny_bundle
+from support.write_dicom import Words, noise, write_series
 
-WORDS = {"seconds": "time, s", "written": "results, MB", "host": "memory of a worker, MB"}
+TINY = (16, 10, 8)
+Shape = tuple[int, int, int]
+Draw = Callable[[np.random.Generator], list[Shape]]
+
+
+def scans(count: tuple[int, int], width: tuple[int, int], slices: tuple[int, int]) -> Draw:
+    """Return a function that draws the shapes of scans."""
+
+    def draw(rng: np.random.Generator) -> list[Shape]:
+        shapes = []
+        for _ in range(int(rng.integers(*count))):
+            i, j = (int(rng.integers(*width)) for _ in range(2))
+            shapes.append((i, j, int(rng.integers(*slices))))
+        return shapes
+
+    return draw
+
+
+def tiny(rng: np.random.Generator) -> list[Shape]:
+    """Return the shapes of 3 to 8 tiny scans."""
+    return [TINY] * int(rng.integers(3, 9))
+
+
+LARGE = scans((4, 9), (160, 260), (30, 60))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of archive: how it is drawn, what ran here before, and the workflow's execution."""
+
+    draw: Draw
+    before: Draw | None = None
+    execution: str = ""
+    execution_before: str = ""
+
+
+KINDS = {
+    "tiny and large": Kind(lambda rng: tiny(rng) + LARGE(rng)),
+    "alike": Kind(scans((10, 25), (60, 90), (15, 30))),
+    "large, tiny ones before": Kind(LARGE, tiny),
+    "another overlap before": Kind(LARGE, LARGE, "overlap: 0.6", "overlap: 0.1"),
+    "another engine before": Kind(LARGE, LARGE, "engine: torch", "engine: auto"),
+    "network dominates": Kind(scans((3, 5), (120, 160), (25, 40)), None, "overlap: 0.8"),
+    "tiny": Kind(tiny),
+}
 
 
 def scanloom(folder: Path, *arguments: str) -> Any:
@@ -36,43 +84,71 @@ def scanloom(folder: Path, *arguments: str) -> Any:
     done = subprocess.run(
         command, env={**os.environ, **own}, check=False, stdout=subprocess.PIPE, text=True
     )
-    if done.returncode not in (0, 1):  # 1: some cases failed, as they should
+    if done.returncode not in (0, 1):
         raise SystemExit(f"scanloom {arguments[0]} ended with {done.returncode}")
     return json.loads(done.stdout)
+
+
+def write_archive(folder: Path, shapes: list[Shape]) -> None:
+    """Write a CT of noise for each shape."""
+    for n, shape in enumerate(shapes):
+        stored = noise(shape, seed=n)
+        write_series(folder / str(n), stored, words=Words(name=f"{folder.name}-{n}"))
+
+
+def compare(kind: Kind, folder: Path, rng: np.random.Generator) -> list[Any]:
+    """Plan and run an archive; return a row."""
+    bundle = write_tiny_bundle(folder / "bundles")
+    named = {"before": (kind.before, kind.execution_before), "now": (kind.draw, kind.execution)}
+    row: list[Any] = []
+    for name, (draw, execution) in named.items():
+        if draw is None:
+            continue
+        shapes = draw(rng)
+        write_archive(folder / name, shapes)
+        workflow = folder / f"{name}.yaml"
+        text = f"name: planned\nmodels: [{bundle}]\nselect: {{modality: CT}}\n"
+        workflow.write_text(text + (f"execution: {{{execution}}}\n" if execution else ""))
+        asked = (str(workflow), str(folder / name), "--out", str(folder / f"out-{name}"))
+        began = time.monotonic()
+        plan = scanloom(folder, "plan", *asked)["plan"] if name == "now" else None
+        spent = time.monotonic() - began
+        compared = scanloom(folder, "run", *asked)["plan"]
+        if plan is not None:
+            low, high = plan["totals"]["seconds"] or (0.0, 0.0)
+            happened = compared["happened"]["seconds"]
+            ratio = compared["ratio"].get("seconds", 0.0)
+            row = [len(shapes), spent, plan["totals"]["tried"], plan["totals"]["known_share"]]
+            row += [low, high, happened, ratio]
+    return row
 
 
 def main() -> None:
     """Plan, run, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="kept; default a temporary one")
-    parser.add_argument("--studies", type=int, default=2010)
-    given = parse(parser, studies=12)
-    if given.folder:
-        compare(given.folder, given.studies)
-        return
-    with tempfile.TemporaryDirectory() as name:
-        compare(Path(name), given.studies)
-
-
-def compare(folder: Path, studies: int) -> None:
-    """Plan and run an archive of so many studies, which is drawn if it is not in the folder."""
-    make_archive(folder / "archive", studies)
-    for name in ("cache", "out", "bundles"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    bundle = write_tiny_bundle(folder / "bundles")
-    workflow = folder / "workflow.yaml"
-    workflow.write_text(f"name: planned\nmodels: [{bundle}]\nselect: {{modality: CT}}\n")
-    asked = (str(workflow), str(folder / "archive"), "--out", str(folder / "out"))
-    print(machine("scanloom", "torch", "distributed"), flush=True)
-    plan = scanloom(folder, "plan", *asked)["plan"]
-    print(f"{plan['files']['found']} files, {plan['todo']} cases to do", flush=True)
-    compared = scanloom(folder, "run", *asked)["plan"]
-    scale = {"seconds": 1.0, "written": 1e-6, "host": 1e-6}
-    rows = [
-        [words, *(compared[part][name] * scale[name] for part in ("planned", "happened"))]
-        for name, words in WORDS.items()
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--only", choices=list(KINDS))
+    given = parse(parser, times=1, only="tiny")
+    print(machine("scanloom", "torch", "distributed"), f"seed {given.seed}", sep="\n", flush=True)
+    rng, rows = np.random.default_rng(given.seed), []
+    for name in [given.only] if given.only else KINDS:
+        for _ in range(given.times):
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append([name, *compare(KINDS[name], Path(folder), rng)])
+                print(rows[-1], flush=True)
+    columns = [
+        "archive",
+        "cases",
+        "plan, s",
+        "tried",
+        "known",
+        "from, s",
+        "to, s",
+        "took, s",
+        "ratio",
     ]
-    print(table(["", "planned", "happened", "ratio"], [[*row, row[1] / row[2]] for row in rows]))
+    print(table(columns, rows))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 FolderNaming = Literal["id", "source"]
 
+MAX_OVERLAP: Final = 0.9
+"""Largest overlap of windows, as a fraction of a window: each voxel is then in up to 1,000 windows.
+Beyond it their number grows without bound, and a scan never ends. Models use 0.25 to 0.75."""
+
 PANELS: Final = ("Input", "Model", "Output", "Device", "Expert", "General")
 """Panels of help, in order."""
 
@@ -187,7 +191,7 @@ class ComputeOptions:
         metavar="SHARE",
         parser="window_overlap",
         ge=0.0,
-        le=0.9,
+        le=MAX_OVERLAP,
         examples=[0.25],
     )
     fast: bool = option(

@@ -12,6 +12,7 @@ from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
 from scanloom.cards.limits import Checks, ReferenceRange
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
+from scanloom.options import MAX_OVERLAP
 
 Precision = Literal["float32", "float16", "bfloat16"]
 ANY_MODALITY = "any"
@@ -164,7 +165,7 @@ class Window:
     size : (x, y, z) or None
         Voxels of the network grid; None passes the whole grid at once.
     overlap : float
-        Fraction of a window that the next window overlaps, 0 to below 1.
+        Fraction of a window that the next window overlaps, 0 to `MAX_OVERLAP`.
     blending : "constant", "gaussian" or "gaussian_filter"
         Weight of a voxel by its position in the window. "gaussian_filter" is nnU-Net's: SciPy's
         filter of a point, scaled to a maximum of 10, as float16.
@@ -198,6 +199,8 @@ class Window:
     plane: Literal[0, 1, 2] | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= MAX_OVERLAP:  # also nan
+            raise ValueError(f"overlap must be from 0 to {MAX_OVERLAP}, got {self.overlap}")
         if self.plane is not None and (self.size is None or self.size[self.plane] != 1):
             raise ValueError(f"a window must be 1 voxel along axis {self.plane}, got {self.size}")
         if len(set(self.mirror)) < len(self.mirror) or not {0, 1, 2}.issuperset(self.mirror):

@@ -56,7 +56,9 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
     raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {did_you_mean(name, known)}")
 
 
-def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow: str) -> None:
+def explain_nothing_selected(
+    reasons: Mapping[str, int], unstated: int, name: str, workflow: Workflow
+) -> None:
     """Report on stderr why no file of an archive became part of a case.
 
     Parameters
@@ -65,14 +67,16 @@ def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow
         Counts of files or series by the code of their reason; the key of a file without is "".
     unstated : int
         Number of series that were not selected because their files state no modality.
-    workflow : str
+    name : str
         The workflow, as it was given.
+    workflow : Workflow
+        The workflow that the name stands for.
     """
     counts = Counter({reason: count for reason, count in reasons.items() if reason})
     listed = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
     say(f"scanloom: files were found, but no case ({listed}).", err=True)
     if unstated:
-        explain_unstated(unstated, workflow)
+        explain_unstated(unstated, name, workflow)
     elif "NOT_SELECTED" in counts:
         say(
             "Check `select` and `policy` of the workflow. `scanloom index` lists the series.",
@@ -82,20 +86,34 @@ def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow
         say("`scanloom index` lists the series.", err=True)
 
 
-def explain_unstated(unstated: int, workflow: str) -> None:
+def explain_unstated(unstated: int, name: str, workflow: Workflow) -> None:
     """Report on stderr that series were not selected because their files state no modality.
 
-    Parameters are those of `explain_nothing_selected`.
+    The advice names the modalities that the workflow selects, and its other conditions that such
+    files, which state nothing but a grid, fail too. Parameters are those of
+    `explain_nothing_selected`.
     """
     from scanloom.core import counted
 
     series = counted(unstated, "series states", "series state")
-    file = shipped_workflows().get(workflow)
+    file = shipped_workflows().get(name)
     target = f"a copy of {file}" if file else "the workflow"
+    selections = [workflow.select, *workflow.channels.values()]
+    modalities = sorted({m for selection in selections for m in selection.modality})
+    stated = [
+        f"`{condition}`"
+        for condition in ("body_part", "description", "image_type")
+        if any(getattr(selection, condition) for selection in selections)
+    ]
+    policies = " or ".join(f"`policy: {{modality: {modality}}}`" for modality in modalities)
+    removed = f" and remove {' and '.join(stated)} from its `select`" if stated else ""
+    models = "".join(f" --model {model}" for model in workflow.models)
+    commands = " or ".join(
+        f"`scanloom segment --modality {m}{models} --series all`" for m in modalities
+    )
     say(
-        f"{series} no modality, such as NIfTI, and the workflow selects by it. If they are CT, add "
-        f"`policy: {{modality: CT}}` to {target}, or use "
-        "`scanloom segment --modality CT --series all`.",
+        f"{series} no modality, such as NIfTI, and the workflow selects by it. If they are "
+        f"{' or '.join(modalities)}, add {policies} to {target}{removed}, or use {commands}.",
         err=True,
     )
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.store import find_model
-from scanloom.core import CaseRecord, ComputeOptions, Reason, ScanError, settle_in
+from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.core.errors import in_python
 from scanloom.core.text import parse_bytes
 from scanloom.engine.default_model import default_model
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import iter_segment
+from scanloom.io.output.layout import no_results
 from scanloom.options import (
     Dates,
     Engine,
@@ -226,7 +227,7 @@ def measurements(out: str | Path) -> pd.DataFrame:
     Raises
     ------
     ScanError
-        NOT_FOUND if there are no results.
+        NOT_FOUND or NO_RESULTS if there are no results.
     ImportError
         If pandas is not installed.
     """
@@ -238,7 +239,7 @@ def measurements(out: str | Path) -> pd.DataFrame:
 
     folder = Path(out)
     if not (folder / "cases").is_dir():
-        raise ScanError(Reason.NOT_FOUND, "the folder has no results")
+        raise no_results(folder)
     damaged = set[str]()
     table = read_measurements_table(folder, damaged)
     if damaged:

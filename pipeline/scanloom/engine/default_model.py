@@ -9,6 +9,7 @@ from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.cards.store import list_models
 from scanloom.core import Reason, ScanError
 from scanloom.io.index.series import find_series
+from scanloom.io.index.walk import check_paths
 
 HINT = "name one with --model"
 
@@ -32,8 +33,10 @@ def default_model(
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN if no model fits, or several do.
+        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at the paths, the error
+        that says so: a path with a typo is not a question of models.
     """
+    check_paths(paths)
     cards = [entry.card for entry in list_models() if entry.card is not None]
     single = [card for card in cards if len(card.channels) == 1]
     if len(single) == 1:
@@ -56,13 +59,20 @@ def _fits(card: ModelCard, modalities: set[str | None]) -> bool:
 
 
 def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) -> set[str | None]:
-    """Return the modalities of the scans at some paths; of a path without scans, none."""
-    modalities = set[str | None]()
+    """Return the modalities of the scans at some paths.
+
+    A path without scans has none, unless it is the only one: its error is raised. If there are
+    others, it is reported when they are segmented.
+    """
+    modalities, errors = set[str | None](), list[ScanError]()
     for path in paths:
         try:
             listed = find_series(path, archives=archives)
-        except ScanError:  # told when the path is segmented
+        except ScanError as error:
+            errors.append(error)
             continue
         original = [series for series in listed if not series.derived] or listed
         modalities.update(series.modality or modality for series in original)
+    if errors and not modalities:
+        raise errors[0]
     return modalities or {modality}

@@ -28,8 +28,7 @@ from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.engine.machine.gpus import local_devices
 from scanloom.engine.monitor.board import StatusWriter, final_status
 from scanloom.engine.monitor.status import Status
-from scanloom.engine.planning.history import RunTimeline, compare_with_plan
-from scanloom.engine.planning.model import PLAN_FILE
+from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.results.outdated import OutdatedMarker
 from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases, record_sources
 from scanloom.engine.results.tables import write_tables
@@ -120,7 +119,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.history.compare_with_plan` returns
+        Comparison with the plan, as `scanloom.engine.planning.costs.compare_with_plan` returns
         it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.

@@ -9,6 +9,25 @@ ZOO_LIST: Final = (
     "https://raw.githubusercontent.com/Project-MONAI/model-zoo/dev/models/model_info.json"
 )
 """MONAI's model zoo: SHA-1 and address of the zip file, or of the repository, of each version."""
+ZOO_BUNDLES: Final = (
+    "brats_mri_segmentation",
+    "multi_organ_segmentation",
+    "pancreas_ct_dints_segmentation",
+    "pediatric_abdominal_ct_segmentation",
+    "prostate_mri_anatomy",
+    "renalStructures_CECT_segmentation",
+    "renalStructures_UNEST_segmentation",
+    "segmentation_template",
+    "spleen_ct_segmentation",
+    "spleen_deepedit_annotation",
+    "swin_unetr_btcv_segmentation",
+    "ventricular_short_axis_3label",
+    "vista3d",
+    "wholeBody_ct_segmentation",
+    "wholeBrainSeg_Large_UNEST_segmentation",
+)
+"""Bundles of the zoo that can be named alone: those that scanloom reads. So a word that is meant as
+the name of a folder, with a typo or in another folder, sends nothing to the network."""
 HUGGING_FACE: Final = "https://huggingface.co"
 ZOO_OWNER: Final = "MONAI"
 """Owner of the zoo's repositories on Hugging Face, which have the names of the bundles."""

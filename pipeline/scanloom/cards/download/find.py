@@ -34,8 +34,9 @@ def find_source(request: str) -> Source:
     Parameters
     ----------
     request : str
-        Address, path of a folder or zip file, `brainchop/NAME`, `totalsegmentator/TASK`, or name
-        of a bundle in MONAI's model zoo, with `@VERSION` or without.
+        Address, path of a folder or zip file, `brainchop/NAME`, `totalsegmentator/TASK`,
+        `monai/NAME` of a bundle in MONAI's model zoo, with `@VERSION` or without, or the bundle's
+        name alone if it is one of `ZOO_BUNDLES`.
 
     Raises
     ------
@@ -54,10 +55,17 @@ def find_source(request: str) -> Source:
         return _brainchop(name)
     if collection.lower() == "totalsegmentator":
         return _totalsegmentator(name.lower())
-    if collection:
-        detail = f"{printable(request[:200])} is neither a folder nor a zip file"
-        raise ScanError(Reason.MODEL_UNKNOWN, detail)
-    return ZooBundle.parse(name)
+    if collection.lower() == "monai":
+        return ZooBundle.parse(name)
+    known = addresses.ZOO_BUNDLES
+    bundle = name.partition("@")[0]
+    if not collection and bundle.lower() in map(str.lower, known):
+        return ZooBundle.parse(name)
+    detail = f"there is no folder or zip file {printable(request[:200])!r}"
+    if not collection and len(request) < _MAX_PATH_CHARACTERS:
+        hint = did_you_mean(bundle, known)
+        detail += f", and no model of that name is known; {hint}"
+    raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
 
 def _address(address: str) -> RemoteZips:

@@ -8,6 +8,7 @@ from scanloom.cards.card import Window
 from scanloom.cards.monai.config.arguments import Arguments, describe
 from scanloom.cards.monai.config.values import Component
 from scanloom.core import Reason, ScanError
+from scanloom.options import MAX_OVERLAP
 
 _BLENDING: dict[str, Literal["constant", "gaussian"]] = {
     "constant": "constant",
@@ -54,7 +55,7 @@ def _sliding(
     """Return the window of MONAI's SlidingWindowInferer."""
     overlap = args.same("overlap", 0.25)
     sigma_scale = args.same("sigma_scale", 0.125)
-    if not 0 <= overlap < 1 or sigma_scale <= 0:
+    if not 0 <= overlap <= MAX_OVERLAP or sigma_scale <= 0:
         raise args.refused("overlap", overlap)
     args.only("with_coord", False)
     # batch size and buffers change no label

@@ -20,6 +20,7 @@ from scanloom.cards.limits import Quantity
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError, printable
+from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
 
@@ -123,7 +124,7 @@ class ReferenceFields(_StrictModel):
 class FastFields(_StrictModel):
     """Settings of `--fast`; see `scanloom.cards.card.FastPreset`."""
 
-    overlap: float | None = Field(default=None, ge=0.0, le=0.9)
+    overlap: float | None = Field(default=None, ge=0.0, le=MAX_OVERLAP)
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     precisions: tuple[Literal["float16", "bfloat16"], ...] = ()
 

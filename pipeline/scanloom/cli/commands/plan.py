@@ -1,4 +1,4 @@
-"""`scanloom plan`: predict a run from headers."""
+"""`scanloom plan`: predict a run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scanloom.engine.planning.model import Plan
+    from scanloom.engine.planning.plan import Plan
 
 
 @takes_panels
 def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -> None:
     """Predict a run: cases, exclusions and their reasons, time, memory and disk space.
 
-    Only headers are read. If this machine has not run the models before, a few cases are segmented
-    to measure the time; their results are discarded.
+    Cases and memory follow from headers. Times are ranges, from cases that this machine has run
+    before; if these say too little of the archive, a few cases are segmented (half a minute on top
+    of loading the models) and their results discarded.
 
     Example: scanloom plan ct_tissue archive/ -o results
     """
@@ -49,9 +50,9 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         nothing = nothing and planned.files["found"] > 0
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
         if nothing:
-            explain_nothing_selected(planned.left_out, unstated, scans.workflow)
+            explain_nothing_selected(planned.left_out, unstated, scans.workflow, workflow)
         elif unstated and not general.quiet:
-            explain_unstated(unstated, scans.workflow)
+            explain_unstated(unstated, scans.workflow, workflow)
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
@@ -85,7 +86,8 @@ def table(planned: Plan) -> RenderableType:
     for name, text in _times(planned):
         rows.add_row(name, text)
     if totals.written is not None:
-        rows.add_row("results", format_bytes(totals.written))
+        low, high = (format_bytes(end) for end in totals.written)
+        rows.add_row("results", low if low == high else f"{low} to {high}")
     rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
     if totals.device:
         rows.add_row("", f"{format_bytes(totals.device)} on the device")
@@ -95,17 +97,24 @@ def table(planned: Plan) -> RenderableType:
 
 
 def _times(planned: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the expected time of the run, and of the whole archive if that is more cases."""
-    from scanloom.core import counted, format_duration
+    """Yield the expected time of the run, what it was estimated from, and that of all cases."""
+    from scanloom.core import counted
+    from scanloom.engine.planning.plan import format_range
 
     totals, todo = planned.totals, planned.todo
-    if totals.seconds is None or not todo:
+    if not todo:
         return
-    each = format_duration(totals.seconds / len(todo))
-    cases = counted(len(todo), "case")
-    yield "this run", f"{format_duration(totals.seconds)} on this machine: {cases}, {each} a case"
+    if totals.seconds is None:
+        yield "this run", f"time unknown: {totals.unknown}"
+    else:
+        each = format_range([end / len(todo) for end in totals.seconds])
+        cases = counted(len(todo), "case")
+        yield "this run", f"{format_range(totals.seconds)} on this machine: {cases}, {each} a case"
+        basis = f"from {counted(totals.tried, 'case')} that this machine has processed"
+        share = "all" if totals.known_share == 1 else f"{100 * totals.known_share:.0f} %"
+        yield "", f"{basis}; {share} of the voxels are in scans of no more than their size"
     if totals.archive_seconds is not None and planned.selected > len(todo):
-        duration = format_duration(totals.archive_seconds)
+        duration = format_range(totals.archive_seconds)
         cases = counted(planned.selected, "case")
         yield "whole archive", f"{duration} on this machine, if none were done yet: {cases}"
 
@@ -139,8 +148,10 @@ def compared_rows(compared: dict[str, Any]) -> list[tuple[str, str]]:
         "written": ("results", format_bytes),
         "host": ("memory", format_bytes),
     }
-    return [
-        (name, f"{format_value(happened[key])}, {format_value(planned[key])} planned")
-        for key, (name, format_value) in rows_by_key.items()
-        if planned[key]
-    ]
+    rows = []
+    for key, (name, format_value) in rows_by_key.items():
+        if planned[key]:
+            low, high = (format_value(end) for end in planned[key])
+            expected = f"up to {high}" if not planned[key][0] else f"{low} to {high}"
+            rows.append((name, f"{format_value(happened[key])}, {expected} planned"))
+    return rows

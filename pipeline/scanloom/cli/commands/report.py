@@ -44,16 +44,16 @@ def report(
     with error_boundary(general.mode):
         from importlib import metadata
 
-        from scanloom.core import Reason, ScanError
         from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
         from scanloom.engine.results.tables import merge_shard_tables
+        from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
         from scanloom.io.write.bids import has_bids, write_bids
         from scanloom.review.report.page import write_report
         from scanloom.review.report.runs import damaged_totals
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
-            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+            raise no_results(out)
         damaged: set[str] = set()
         behind = lacks_tables(out)
         try:

@@ -120,9 +120,10 @@ def review(
     names = _names(readers)
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
+        from scanloom.io.output.layout import no_results
 
         if not (out / "cases").is_dir():
-            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+            raise no_results(out)
         if readers.remove_reviewer is not None:
             _remove(out, readers.remove_reviewer)
             return

@@ -108,9 +108,9 @@ def run(
             reasons = chain.from_iterable(
                 files.items() for files in result.totals["files"].values()
             )
-            explain_nothing_selected(dict(reasons), result.unstated, scans.workflow)
+            explain_nothing_selected(dict(reasons), result.unstated, scans.workflow, selected)
         elif result.unstated and not general.quiet:
-            explain_unstated(result.unstated, scans.workflow)
+            explain_unstated(result.unstated, scans.workflow, selected)
         if stop.is_set():
             print_resume_command()
     raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))

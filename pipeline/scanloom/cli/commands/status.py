@@ -25,6 +25,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.core import Reason, ScanError
         from scanloom.engine.monitor.status import Status
         from scanloom.engine.run_folder import RUNS
+        from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.liveness import DIED
 
         out = results.path
@@ -44,13 +45,22 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
-        if reviewed := _reviewed(out):  # results of `segment`, which writes no status
-            plain = {"schema": 1, "status": None, "reviewed": reviewed}
-            print_result(general.mode, lambda: plain, lambda: console().print(_totals(reviewed)))
-            return
-        segmented = (out / "cases").is_dir()
-        hint = "; its results were written by `scanloom segment`" if segmented else ""
-        raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}", str(out))
+        cases, reviewed = len(published_cases(out)), _reviewed(out)
+        if not cases and not reviewed:
+            raise no_results(out, "runs")
+        plain = {"schema": 1, "status": None, "cases": cases, "reviewed": reviewed}
+        print_result(general.mode, lambda: plain, lambda: _print_segmented(out, cases, reviewed))
+
+
+def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
+    """Print what a folder without a run holds: results of `segment`, which writes no status."""
+    from scanloom.core import counted
+
+    if cases:
+        made = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
+        console().print(f"{made} To look at the results: scanloom report {out}", soft_wrap=True)
+    if reviewed:
+        console().print(_totals(reviewed))
 
 
 def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:

@@ -106,14 +106,14 @@ def check_holder(out: Path, key: Path | None) -> bytes:
     Raises
     ------
     ScanError
-        NOT_FOUND if the folder has no crosswalk; KEY_MISMATCH.
+        NOT_FOUND or NO_RESULTS if the folder has no crosswalk; KEY_MISMATCH.
     """
-    from scanloom.core import Reason, ScanError
     from scanloom.io.identity import key_fingerprint, read_key
+    from scanloom.io.output.layout import no_results
     from scanloom.io.output.private import check_key, read_fingerprint
 
     if read_fingerprint(out) is None:
-        raise ScanError(Reason.NOT_FOUND, "this output folder has no crosswalk", str(out))
+        raise no_results(out, "sources of results")
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
     return secret

@@ -46,11 +46,13 @@ def names(text: str) -> tuple[str, ...]:
 
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
+    from scanloom.options import MAX_OVERLAP
+
     with suppress(ValueError):
         share = float(text)
-        if 0 <= share <= 0.9:
+        if 0 <= share <= MAX_OVERLAP:
             return share
-    raise typer.BadParameter("a number from 0 to 0.9, such as 0.5")
+    raise typer.BadParameter(f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
 
 
 def percentage(text: str) -> float:

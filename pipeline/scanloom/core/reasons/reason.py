@@ -50,6 +50,12 @@ class Reason(Enum):
     # --- finding and reading -------------------------------------------------------------------
     NO_IMAGES = ("skipped", False, "Give a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
+    NO_RESULTS = (
+        "failed",
+        False,
+        "Give the output folder of `scanloom segment` or `scanloom run`",
+        "run",
+    )
     ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they come from")
     COLUMN_UNKNOWN = ("failed", False, "Select the column of the ids with --column")
     ID_TAKEN = ("failed", False, "Use a separate output folder for each of them")

@@ -1,47 +1,48 @@
-"""Plan a run from headers alone: its cases, duration, memory and bytes of results.
+"""Plan a run: its cases and their memory from headers, its duration and bytes from what was tried.
 
-Durations and bytes come from the cost model of this machine
-(`scanloom.engine.planning.cost_model`). Without one, a few cases of the archive are segmented to
-measure it, in a folder that is then removed.
+Durations and bytes are ranges, from cases that this machine has processed with the same models
+(`scanloom.engine.planning.costs`). If these say too little of the archive, a few of its cases are
+segmented first (`scanloom.engine.planning.trial`).
 """
 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts
-from scanloom.cards.requested import requested_card
+from scanloom.cards.parts import needed_parts, networks
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.cards.store import find_model
-from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError
+from scanloom.core import (
+    DICOM,
+    Case,
+    Grid,
+    Reason,
+    ScanError,
+    counted,
+    format_bytes,
+    format_duration,
+)
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
 from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
-from scanloom.engine.planning.calibrate import calibrate
-from scanloom.engine.planning.cost_model import CostModel
-from scanloom.engine.planning.gpu_break_even import gpu_advice, on_other_device
-from scanloom.engine.planning.model import (
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.planning.costs import (
     PLAN_FILE,
-    ExecutionSite,
-    Plan,
-    PlannedCase,
-    Totals,
-    cost_model_key,
+    Costs,
+    Range,
+    costs_key,
+    states_something,
 )
-from scanloom.engine.planning.notes import (
-    change_notes,
-    engine_notes,
-    limit_notes,
-    replacement_notes,
-)
+from scanloom.engine.planning.trial import Candidate, try_cases
 from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
@@ -58,8 +59,149 @@ from scanloom.io.probe import probe
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
 
+_LEAST_KNOWN_SHARE = 0.5
+"""If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
 _AXES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
 """Patient axes of a scan's columns, rows and slices, by the plane of its slices."""
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """Expected cost of one case, or the reason why it would be refused.
+
+    Parameters
+    ----------
+    case : str
+        The case id.
+    voxels, values : int
+        Voxels of the scan, and voxels of all windows that pass through the networks; 0 if the
+        headers do not determine them.
+    host, device : int
+        Peak memory in bytes if the case runs alone: of the host, and of a device with its own
+        memory.
+    most : int
+        Peak host memory in bytes while the case does not hold the device.
+    seconds, written : range or None
+        Seconds of a worker, and bytes of results; None without measurements.
+    reason, detail : str
+        The reason code and message of a refusal; empty if the case can run.
+    """
+
+    case: str
+    voxels: int = 0
+    values: int = 0
+    host: int = 0
+    device: int = 0
+    most: int = 0
+    seconds: Range | None = None
+    written: Range | None = None
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Expected cost of a whole run; a range is (lowest, highest).
+
+    Parameters
+    ----------
+    seconds : range or None
+        From the start of the workers to the end of the last case; None if it is unknown.
+    written : range or None
+        Bytes of all case folders; None if they are unknown.
+    host, device : int
+        Peak memory in bytes of one worker process, and of its device.
+    archive_seconds : range or None
+        As `seconds`, of a run over all cases of the archive: also over those with a result, those
+        that failed before, and those of other shards. None if no case is planned.
+    tried : int
+        Cases on this machine from which times and bytes were estimated.
+    known_share : float
+        Share of the run's voxels in scans that are not larger than those that were tried.
+    unknown : str
+        Why the time is unknown; empty if it is known.
+    """
+
+    seconds: Range | None
+    written: Range | None
+    host: int
+    device: int
+    archive_seconds: Range | None = None
+    tried: int = 0
+    known_share: float = 0.0
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Expected course of a run.
+
+    Parameters
+    ----------
+    workflow, recipe : str
+        The workflow's name, and the hash of everything that can change a result.
+    device, precision : str
+        Device and numeric precision of the networks.
+    workers, in_flight : int
+        Worker processes, and cases that each of them holds at once.
+    files : mapping
+        Counts of files found, used, skipped and failed, from the index alone.
+    before : int
+        Cases that have their result.
+    selected : int
+        Cases of the whole archive, also of other shards.
+    left_out : mapping
+        Count of excluded series by reason code.
+    left : tuple of (series id, reason code, detail)
+        The excluded series.
+    cases : tuple of PlannedCase
+        Cases that would run, and with a reason cases that would not: refused ones, and those that
+        an earlier run left without a current result.
+    totals : Totals
+    notes : tuple of str
+        Cases that exceed a limit and the consequence; whether a GPU pays.
+    """
+
+    workflow: str
+    recipe: str
+    device: str
+    precision: str
+    workers: int
+    in_flight: int
+    files: Mapping[str, int]
+    before: int
+    selected: int
+    left_out: Mapping[str, int]
+    left: tuple[tuple[str, str, str], ...]
+    cases: tuple[PlannedCase, ...]
+    totals: Totals
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def todo(self) -> list[PlannedCase]:
+        """The cases that would run."""
+        return [case for case in self.cases if not case.reason]
+
+
+@dataclass(frozen=True)
+class ExecutionSite:
+    """Device, workers and memory that a plan's networks would have on this machine.
+
+    Parameters
+    ----------
+    placement : Placement
+        Device and precision of the networks.
+    workers, in_flight : int
+        Worker processes, and cases that each of them holds at once.
+    host, device : int or None
+        Limit of a worker's host memory, and of its device memory, in bytes; None if unknown.
+    """
+
+    placement: Placement
+    workers: int
+    in_flight: int
+    host: int | None
+    device: int | None
 
 
 @dataclass(frozen=True)
@@ -129,36 +271,15 @@ def make_plan(
     planned = [
         _estimated(selection.series[case.id], case, workflow, requested, site) for case in pending
     ]
-    samples = [
-        (planned_case.voxels, case)
-        for planned_case, case in zip(planned, pending, strict=True)
-        if not planned_case.reason
+    costs, why = _costs(workflow, cards, site, pending, planned, out, key)
+    planned = _with_costs(planned, costs)
+    runnable, excluded = [case for case in planned if not case.reason], selection.left_out
+    totals = summarize(runnable, costs, site, selection.total, why)
+    planned += [
+        PlannedCase(record.id, reason=record.reason.code, detail=record.detail)
+        for record in selection.cases.records
+        if record.reason
     ]
-    cost_model = partial(_cost_model, cards=cards, samples=samples, out=out, key=key)
-    rates = cost_model(workflow, site)
-    planned = [_with_costs(case, rates) for case in planned]
-    advice = _gpu_advice(_runnable(planned), workflow, site, rates, cards, cost_model)
-    planned += [_without_result(r) for r in selection.cases.records if r.reason]
-    notes = (
-        *limit_notes(_runnable(planned), site, out),
-        *replacement_notes(pending, out),
-        *engine_notes(requested),
-        *change_notes(cards, requested),
-        advice,
-    )
-    return _assembled(workflow, index, selection, site, rates, planned, notes)
-
-
-def _assembled(
-    workflow: Workflow,
-    index: Index,
-    selection: _Selection,
-    site: ExecutionSite,
-    rates: CostModel,
-    planned: Sequence[PlannedCase],
-    notes: tuple[str, ...],
-) -> Plan:
-    pending, excluded = selection.cases.pending, selection.left_out
     return Plan(
         workflow=workflow.name,
         recipe=pending[0].recipe if pending else "",
@@ -172,9 +293,42 @@ def _assembled(
         left_out=dict(sorted(Counter(entry.reason.code for entry in excluded).items())),
         left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in excluded),
         cases=tuple(planned),
-        totals=summarize(_runnable(planned), rates, site, selection.total),
-        notes=notes,
+        totals=totals,
+        notes=(
+            *_limit_notes(runnable, totals, site, out),
+            *_replacement_notes(pending, out),
+            *_engine_notes(requested),
+            *_change_notes(cards, requested),
+            gpu_advice(runnable, workflow, site, costs, requested, cards),
+        ),
     )
+
+
+def _costs(
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+    site: ExecutionSite,
+    pending: Sequence[Case],
+    planned: Sequence[PlannedCase],
+    out: Path,
+    key: bytes,
+) -> tuple[Costs, str]:
+    """Return the costs of a workflow here, and why they are unknown; try cases if they are."""
+    name = costs_key(cards, site.placement.device, site.placement.precision, workflow)
+    costs, runnable = Costs.load(name), [case for case in planned if not case.reason]
+    before = summarize(runnable, costs, site, len(runnable))
+    if not runnable or (before.seconds is not None and before.known_share >= _LEAST_KNOWN_SHARE):
+        return costs, ""
+    candidates = [
+        Candidate(case, planned_case.voxels, planned_case.values)
+        for case, planned_case in zip(pending, planned, strict=True)
+        if not planned_case.reason
+    ]
+    tried, why = try_cases(candidates, workflow, [card_digest(card) for card in cards], out, key)
+    if tried.cases:
+        costs.learn(tried.cases, tried.starts[0])
+        costs.save(name)
+    return costs, why
 
 
 def _select_cases(
@@ -202,46 +356,6 @@ def _select_cases(
         left_out=left_out,
         total=len({case.id for _, case in in_index}),
     )
-
-
-def _cost_model(
-    workflow: Workflow,
-    site: ExecutionSite,
-    *,
-    cards: Sequence[ModelCard],
-    samples: Sequence[tuple[int, Case]],
-    out: Path,
-    key: bytes,
-) -> CostModel:
-    """Return the cached cost model of a workflow on a site, or else measure a few samples."""
-    name = cost_model_key(cards, site.placement.device, site.placement.precision, workflow)
-    rates = CostModel.load(name)
-    if not rates.known:
-        rates = calibrate(samples, workflow, out, key)
-        rates.save(name)
-    return rates
-
-
-def _gpu_advice(
-    cases: Sequence[PlannedCase],
-    workflow: Workflow,
-    site: ExecutionSite,
-    rates: CostModel,
-    cards: Sequence[ModelCard],
-    cost_model: Callable[[Workflow, ExecutionSite], CostModel],
-) -> str:
-    """Return whether a GPU pays for these cases, from the cost models of both devices."""
-    other_workflow = on_other_device(workflow, site.placement.device)
-    if other_workflow is None:
-        return "this machine has no GPU"
-    try:
-        other_site = find_site(other_workflow, cards)
-    except ScanError as error:  # such as half precision on a CPU that does not support it
-        return f"whether a GPU pays is not known: {error.detail}"
-    other_rates = cost_model(other_workflow, other_site)
-    if site.placement.device == "cpu":
-        return gpu_advice(cases, other_rates, rates, other_site.workers)
-    return gpu_advice(cases, rates, other_rates, site.workers)
 
 
 def save_plan(plan: Plan, out: Path) -> None:
@@ -315,11 +429,6 @@ def _estimated(
     return PlannedCase(case.id, voxels, values, estimate.peak, device, off_device)
 
 
-def _without_result(record: CaseRecord) -> PlannedCase:
-    code = record.reason.code if record.reason else ""
-    return PlannedCase(record.id, reason=code, detail=record.detail)
-
-
 def _check_size(count: int, limit: int | None) -> None:
     if count > (VOXEL_LIMIT_BYTES if limit is None else limit):
         raise ScanError(Reason.TOO_LARGE, f"{count >> 20} MiB of voxels")
@@ -342,46 +451,197 @@ def _grid_and_dtype(series: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[A
     return Grid((i, j, k), affine), np.dtype(np.int16 if is_integer else np.float32)
 
 
-def _with_costs(case: PlannedCase, rates: CostModel) -> PlannedCase:
-    if case.reason:
-        return case
-    seconds = rates.seconds(case.values, case.voxels)
-    return replace(case, seconds=seconds, written=rates.written.at(case.voxels))
-
-
-def _runnable(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    return [case for case in cases if not case.reason]
+def _with_costs(planned: Sequence[PlannedCase], costs: Costs) -> list[PlannedCase]:
+    """Return cases with their seconds and bytes, if anything was measured."""
+    runnable = [case for case in planned if not case.reason]
+    if not costs.cases or not runnable:
+        return list(planned)
+    voxels = [case.voxels for case in runnable]
+    ranges = zip(
+        costs.network([case.values for case in runnable]),
+        costs.rest(voxels),
+        costs.written(voxels),
+        strict=True,
+    )
+    with_costs = {
+        case.case: replace(
+            case, seconds=(network[0] + rest[0], network[1] + rest[1]), written=written
+        )
+        for case, (network, rest, written) in zip(runnable, ranges, strict=True)
+    }
+    return [with_costs.get(case.case, case) for case in planned]
 
 
 def summarize(
-    cases: Sequence[PlannedCase], rates: CostModel, site: ExecutionSite, total: int
+    cases: Sequence[PlannedCase], costs: Costs, site: ExecutionSite, total: int, why: str = ""
 ) -> Totals:
     """Return the expected cost of a run over some of all `total` cases of an archive.
 
     In each worker one case holds the device while others are read and written concurrently. Cases
-    that the run leaves out are taken to be like the others.
+    that the run leaves out are taken to be like the others. `why` nothing could be tried is stated
+    if the time is unknown.
     """
-    seconds = archive = written = None
-    if rates.known:
-        longest = max((case.seconds or 0.0 for case in cases), default=0.0)
-        mean_of_workers = sum(case.seconds or 0.0 for case in cases) / concurrent_workers(site)
-        start = rates.start or 0.0
-        seconds = start + max(mean_of_workers, longest) if cases else 0.0
-        if cases:
-            archive = start + max(mean_of_workers * total / len(cases), longest)
-        written = sum(case.written or 0.0 for case in cases)
     largest = max((case.host for case in cases), default=0)
     concurrent = sorted((case.most for case in cases), reverse=True)[1 : site.in_flight]
     host = largest + sum(concurrent)
-    return Totals(
-        seconds,
-        written,
-        min(host, max(largest, site.host)) if site.host else host,
-        max((case.device for case in cases), default=0),
-        archive,
+    totals = Totals(
+        seconds=None,
+        written=None,
+        host=min(host, max(largest, site.host)) if site.host else host,
+        device=max((case.device for case in cases), default=0),
     )
+    if not cases:
+        return totals
+    if not costs.cases:
+        return replace(totals, unknown=why or "this machine has not processed such cases yet")
+    voxels, values = [case.voxels for case in cases], [case.values for case in cases]
+    workers = concurrent_workers(site)
+    seconds = costs.run_time(values, voxels, workers, site.in_flight)
+    written = [sum(ends) for ends in zip(*costs.written(voxels), strict=True)]
+    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(voxels))
+    if states_something((written[0], written[1])):
+        totals = replace(totals, written=(written[0], written[1]))
+    if not states_something(seconds):
+        largest_tried = max(case.voxels for case in costs.cases)
+        detail = (
+            f"the {counted(len(costs.cases), 'case')} that were tried have up to "
+            f"{largest_tried:,.0f} voxels, the scans of this run up to {max(voxels):,.0f}"
+        )
+        return replace(totals, unknown=f"{detail}; {why}" if why else detail)
+    archive = costs.run_time(values, voxels, workers, site.in_flight, total / len(cases))
+    return replace(totals, seconds=seconds, archive_seconds=archive)
 
 
 def concurrent_workers(site: ExecutionSite) -> int:
     """Return the number of workers that speed a run up: a single one fills all cores of a CPU."""
     return 1 if site.placement.device == "cpu" else site.workers
+
+
+def _limit_notes(
+    cases: Sequence[PlannedCase], totals: Totals, site: ExecutionSite, out: Path
+) -> Iterator[str]:
+    """Yield a sentence for each limit that cases of a run exceed."""
+    if site.host:
+        if crowded := sum(case.host * site.in_flight > site.host for case in cases):
+            yield f"{counted(crowded, 'case')}: fewer than {site.in_flight} of them run at once"
+        if oversized := sum(case.host > site.host for case in cases):
+            alone = "may exceed the memory: run alone, in smaller pieces"
+            yield f"{counted(oversized, 'case')} {alone}"
+    if site.device and (large := sum(case.device > site.device for case in cases)):
+        slow = "too large for the device: fewer windows, scores on the host"
+        yield f"{counted(large, 'case')} {slow}"
+    folder = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
+    if written[1] > free:
+        verb = "need" if written[0] > free else "may need"
+        yield (
+            f"the disk has {format_bytes(free)} free; the results {verb} {format_bytes(written[1])}"
+        )
+
+
+def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
+    """Yield a sentence about cases of a run that have a result."""
+    count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
+    if count:
+        yield (
+            f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
+            "changed, or with --replace"
+        )
+
+
+def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
+    """Yield a line for each engine that was measured with a network of the models."""
+    from scanloom.inference.engines.verdicts import all_verdicts
+
+    names = {network.name for card in cards for network in networks(card)}
+    for verdict in all_verdicts():
+        if verdict.model in names:
+            yield f"{verdict.model} with {verdict}"
+
+
+def _change_notes(cards: Sequence[ModelCard], requested: Sequence[ModelCard]) -> Iterator[str]:
+    """Yield a line for each model that options ask to run otherwise than its card says."""
+    for card, changed in zip(cards, requested, strict=True):
+        if changes := describe_changes(card, changed):
+            yield f"{card.name}: {changes}"
+
+
+def gpu_advice(
+    cases: Sequence[PlannedCase],
+    workflow: Workflow,
+    site: ExecutionSite,
+    costs: Costs,
+    requested: Sequence[ModelCard],
+    cards: Sequence[ModelCard],
+) -> str:
+    """Return whether a GPU pays for some cases, if they have run on it and on the CPU."""
+    from scanloom.inference.device import choose_device
+
+    try:
+        choose_device("cuda")
+    except ScanError:
+        return "this machine has no GPU"
+    other = "cuda" if site.placement.device == "cpu" else "cpu"
+    execution = workflow.execution.model_copy(update={"device": other})
+    try:
+        other_site = find_site(workflow.model_copy(update={"execution": execution}), requested)
+    except ScanError as error:  # such as half precision on a CPU that does not support it
+        return f"whether a GPU pays is not known: {error.detail}"
+    placement = other_site.placement
+    other_costs = Costs.load(costs_key(cards, placement.device, placement.precision, workflow))
+    by_device = {
+        where.placement.device.partition(":")[0]: (known, where)
+        for known, where in ((costs, site), (other_costs, other_site))
+    }
+    return compare_devices(cases, by_device["cuda"], by_device["cpu"])
+
+
+def compare_devices(
+    cases: Sequence[PlannedCase],
+    gpu: tuple[Costs, ExecutionSite],
+    cpu: tuple[Costs, ExecutionSite],
+) -> str:
+    """Return a sentence on how much a GPU gains, in all and for single cases.
+
+    Parameters
+    ----------
+    cases : sequence of PlannedCase
+        The cases that would run.
+    gpu, cpu : (Costs, ExecutionSite)
+        What was measured on both devices.
+    """
+    unknown = "whether a GPU pays is not known"
+    if not cases:
+        return unknown
+    for name, (costs, _) in (("GPU", gpu), ("CPU", cpu)):
+        if not costs.cases:
+            return f"{unknown}: such cases have not run on the {name}"
+    values, voxels = [case.values for case in cases], [case.voxels for case in cases]
+    on_gpu, on_cpu = (
+        costs.run_time(values, voxels, concurrent_workers(site), site.in_flight)
+        for costs, site in (gpu, cpu)
+    )
+    if not (states_something(on_gpu) and states_something(on_cpu)):
+        return f"{unknown}: such cases have not run on both devices"
+    both = f"{format_range(on_gpu)} on it, {format_range(on_cpu)} on the CPU"
+    verb = "may pay"
+    if on_gpu[1] < on_cpu[0]:
+        verb = "pays"
+    elif on_cpu[1] < on_gpu[0]:
+        verb = "does not pay"
+    seconds = [
+        [
+            sum(network) + sum(rest)
+            for network, rest in zip(costs.network(values), costs.rest(voxels), strict=True)
+        ]
+        for costs, _ in (gpu, cpu)
+    ]
+    small = sum(cpu_s <= gpu_s for gpu_s, cpu_s in zip(*seconds, strict=True))
+    less = f"; {counted(small, 'small case')} sooner on the CPU" if 0 < small < len(cases) else ""
+    return f"a GPU {verb}: {both}{less}"
+
+
+def format_range(seconds: Sequence[float]) -> str:
+    """Return a range of durations as text, such as "2 min to 4 min"."""
+    low, high = (format_duration(end) for end in seconds)
+    return low if low == high else f"{low} to {high}"

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from scanloom.core import Reason, ScanError
 from scanloom.engine.results.verify_tables import (
     TableUnreadableError,
     altered_manifest,
@@ -18,7 +17,7 @@ from scanloom.engine.results.verify_tables import (
     recorded_cases,
 )
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
-from scanloom.io.output.layout import CASES, published_cases
+from scanloom.io.output.layout import CASES, no_results, published_cases
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
@@ -57,11 +56,11 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     Raises
     ------
     ScanError
-        NOT_FOUND if there are no results in `out`.
+        NOT_FOUND or NO_RESULTS if there are no results in `out`.
     """
     folders, expected = published_cases(out), recorded_cases(out)
     if not expected and not (out / CASES).is_dir():
-        raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+        raise no_results(out)
     intact = set()
     for folder in folders:
         findings = list(_verify_case(folder, f"{CASES}/{folder.name}"))

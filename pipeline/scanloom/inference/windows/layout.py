@@ -28,6 +28,10 @@ _LARGEST_WEIGHT = 10.0
 _STEP_DIGITS = 12
 """Decimals of a step, in window sizes: 1 - 0.7 is 0.3."""
 
+MAX_WINDOWS = 1_000_000
+"""Most windows of a scan, hours on a GPU: 512 x 512 x 300 voxels have 100,000 windows of 96 voxels
+with the largest overlap."""
+
 
 @dataclass(frozen=True)
 class WindowRow:
@@ -104,10 +108,19 @@ def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> Wi
         Axis across the planes that are yielded.
     batch : int
         Number of windows in a batch: planes that are run one by one are grouped to fill it.
+
+    Raises
+    ------
+    ScanError
+        TOO_LARGE if there are more than `MAX_WINDOWS` windows.
     """
     size = window_size(window, shape)
     x, y, z = (max(n, roi) for n, roi in zip(shape, size, strict=True))
     starts = _starts(window, (x, y, z), size)
+    if (count := math.prod(map(len, starts))) > MAX_WINDOWS:
+        windows = f"{count:,} windows of {' x '.join(map(str, size))} voxels"
+        limit = f"{MAX_WINDOWS:,} are the limit; a smaller overlap needs fewer"
+        raise ScanError(Reason.TOO_LARGE, f"{windows}; {limit}")
     earlier = (len(starts[n]) for n in range(axis) if n != window.plane)
     together = 1
     if window.plane == axis:  # windows of different planes do not overlap

@@ -111,6 +111,35 @@ def _foreign(out: Path) -> str | None:
     return None
 
 
+def no_results(out: Path, missing: str = "results") -> ScanError:
+    """Return the error for a folder whose results were asked for, saying what it is instead.
+
+    Parameters
+    ----------
+    out : Path
+        The folder that was named as output folder.
+    missing : str
+        What it lacks, such as "results".
+    """
+    try:
+        inside = [path.name for path in out.iterdir()]
+    except FileNotFoundError:
+        return ScanError(Reason.NOT_FOUND, "this path does not exist", str(out))
+    except NotADirectoryError:
+        return ScanError(Reason.NO_RESULTS, "this is a file, not an output folder", str(out))
+    except OSError as exc:
+        detail = f"this folder can't be read ({type(exc).__name__})"
+        return ScanError(Reason.UNREADABLE, detail, str(out))
+    if not is_output_folder(str(out), inside):
+        what = "no output folder of scanloom" if inside else "empty"
+        detail = f"there are no {missing}: this folder is {what}"
+        return ScanError(Reason.NO_RESULTS, detail, str(out))
+    detail = f"there are no {missing} in this output folder"
+    if not {CASES, "failed", "runs"}.intersection(inside):
+        detail += ", only an index of scans"
+    return ScanError(Reason.NO_RESULTS, detail, str(out))
+
+
 def published_cases(out: Path) -> list[Path]:
     """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
     try:
