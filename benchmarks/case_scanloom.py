@@ -22,7 +22,8 @@ from meter import Watch
 
 def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Segment the scan as the command line does, into a new folder."""
-    from scanloom.engine.segment import segment_options, segment_paths
+    from scanloom.engine.segment import segment_paths
+    from scanloom.options import segment_options
 
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)  # a key is made in an existing folder only

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions
-from scanloom.core.options import Mirror
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
+from scanloom.options import Mirror
 
 LEAST_TRUE_DICE = 0.5
 """A trained model finds each class with a larger Dice."""

@@ -22,7 +22,8 @@ import scanloom
 from scanloom.cards.store import shipped
 from scanloom.core import ComputeOptions, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
-from scanloom.engine.segment import SegmentOptions, segment_options, segment_paths
+from scanloom.engine.segment import segment_paths, segment_workflow
+from scanloom.options import SegmentOptions, segment_options
 from scanloom.review.report.page import write_report
 from support.commands import scanloom as scanloom_command
 
@@ -298,7 +299,7 @@ def test_a_run_does_not_do_again_what_segment_did(
     published: Path, tmp_path: Path, key: Path
 ) -> None:
     out = copy_of(published, tmp_path)
-    workflow = options(out, key).workflow()
+    workflow = segment_workflow(options(out, key))
 
     result = run(workflow, [SAMPLE], RunOptions(out, key, cluster="none"))
 

@@ -15,9 +15,9 @@ import scanloom
 from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Volume
-from scanloom.core.options import Precision
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.options import Precision
 from support.brainchop import brainchop
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ct_tissue_training.rules import BONE
+from evaluate import KIDNEYS, STACKS, ml_of_bone
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import ComputeOptions
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
-from scanloom.training.tissue_rules import BONE
 from support.real_scans import ROOT, scans
-
-sys.path.insert(0, str(ROOT / "models"))
-
-from evaluate_ct_tissue import KIDNEYS, STACKS, ml_of_bone
 
 pytestmark = pytest.mark.reference
 

@@ -30,11 +30,11 @@ from scanloom.core import (
 )
 from scanloom.engine.case.writers import WRITERS, write_files
 from scanloom.engine.case.writers import read_back as read_content
-from scanloom.extras import EXTRAS
 from scanloom.io.dicom.decimal_strings import decimal_strings
 from scanloom.io.output.measurements import write_measurements
 from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.scan import DicomSource, GridOnlySource, NiftiSource, Scan, SourceSlice
+from scanloom.options import EXTRAS
 
 SHAPE = (19, 14, 9)
 SPACING = (1.25, 1.5, 2.5)

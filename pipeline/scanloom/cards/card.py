@@ -12,7 +12,7 @@ from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
 from scanloom.cards.limits import Checks, ReferenceRange
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
-from scanloom.core.options import MAX_OVERLAP
+from scanloom.options import MAX_OVERLAP
 
 Precision = Literal["float32", "float16", "bfloat16"]
 ANY_MODALITY = "any"

@@ -17,7 +17,7 @@ from scanloom.cli.exit_codes import Exit, exit_of_reason
 
 if TYPE_CHECKING:
     from scanloom.engine.dry_run import PlannedScan
-    from scanloom.engine.segment import SegmentOptions
+    from scanloom.options import SegmentOptions
 
 
 def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:

@@ -4,7 +4,6 @@ from scanloom.core.case import DICOM, Case, CaseRecord, Series, SeriesChoice
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
 from scanloom.core.measurement import Measurement
-from scanloom.core.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
 from scanloom.core.paths import (
     home,
     settle_in,
@@ -20,6 +19,7 @@ from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_
 from scanloom.core.text import counted, did_you_mean, format_bytes, parse_bytes, printable
 from scanloom.core.timing import CpuWall, StepTimer, format_duration
 from scanloom.core.volume import MODALITIES, Volume
+from scanloom.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
 
 __all__ = [
     "DICOM",

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scanloom.core.measurement import Measurement
-from scanloom.core.options import ComputeOptions, Outputs, ReadOptions
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.relations import NO_RELATIONS, Relations
+from scanloom.options import ComputeOptions, Outputs, ReadOptions
 
 DICOM = "dicom"
 """`Series.kind` of a DICOM series; other kinds are formats of volume files."""

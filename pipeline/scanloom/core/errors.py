@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 
 from scanloom.core.reasons import Reason
+from scanloom.options import walk_options
 
-KEYWORDS = frozenset(
-    {
-        *("archives", "compiled_restore", "device", "gaps", "key", "max_size", "memory_limit"),
-        *("modality", "model", "names", "nan", "orientation", "out", "overlap", "phase"),
-        *("precision", "replace", "series", "structures"),
-    }
-)
+KEYWORDS = frozenset({"model", *(option.name for _, option, _ in walk_options())} - {"models"})
 """Options of the commands that are keywords of `scanloom.segment` or `scanloom.load_volume`."""
 _WITH_VALUE = re.compile(r"`(?:segment )?--([a-z-]+) (\w+)`")
 _OPTION = re.compile(r"(`?)(?:(?<=`)segment )?--([a-z][a-z-]*)\1")

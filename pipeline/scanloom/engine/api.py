@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.store import find_model
-from scanloom.core import (
-    CaseRecord,
-    ComputeOptions,
-    Gaps,
-    Nan,
-    Outputs,
-    ReadOptions,
-    settle_in,
-)
+from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.core.errors import in_python
-from scanloom.core.options import Dates, Engine, Mirror, Modality, Precision, SegKind, check_choices
 from scanloom.core.text import parse_bytes
 from scanloom.engine.default_model import default_model
-from scanloom.engine.results.case_registry import FolderNaming
 from scanloom.engine.results.tables import read_measurements_table
-from scanloom.engine.segment import SegmentOptions, iter_segment
+from scanloom.engine.segment import iter_segment
 from scanloom.io.output.layout import no_results
+from scanloom.options import (
+    Dates,
+    Engine,
+    FolderNaming,
+    Gaps,
+    Mirror,
+    Modality,
+    Nan,
+    Precision,
+    SegKind,
+    SegmentOptions,
+    check_choices,
+    segment_options,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,17 +80,13 @@ def segment(
     nan: Nan = "refuse",
     orientation: str | None = None,
     modality: Modality | None = None,
-    device: str = "auto",
-    precision: Precision = "auto",
+    max_size: int | str | None = None,
     seg: SegKind = "binary",
     dates: Dates = "source",
     also: str | Sequence[str] = (),
     structures: str | Sequence[str] = (),
-    key: str | Path | None = None,
-    names: FolderNaming = "id",
-    replace: bool = False,
-    memory_limit: int | str | None = None,
-    max_size: int | str | None = None,
+    device: str = "auto",
+    precision: Precision = "auto",
     skip_air: bool = True,
     compiled_restore: bool = True,
     mirror: Mirror = "auto",
@@ -93,10 +94,15 @@ def segment(
     overlap: float | None = None,
     fast: bool = False,
     engine: Engine = "auto",
+    memory_limit: int | str | None = None,
+    names: FolderNaming = "id",
+    replace: bool = False,
+    key: str | Path | None = None,
 ) -> tuple[CaseRecord, ...]:
     """Segment scans and publish a case folder for each, as `scanloom segment` does.
 
-    Every option has the name, default and meaning of the command's.
+    Every option has the name, default and meaning of the command's. The keywords after `progress`
+    are written by docs/write_api.py from `scanloom.options`.
 
     Parameters
     ----------
@@ -118,35 +124,31 @@ def segment(
     phase : int or None
         Index of the volume, from 0, if a scan has several.
     gaps : "refuse" or "interpolate"
-        Handling of missing slices.
+        Missing slices: refuse the series, or interpolate them and set a flag.
     nan : "refuse" or "padding"
-        Handling of voxels that are not numbers.
+        Voxels that are not numbers (NaN): refuse the scan, or replace them by its padding value
+        (air in a CT, else its smallest value) and set a flag.
     orientation : str or None
-        Axis codes such as "RAS", for files that do not state theirs. Warns if a scan states others.
+        Axis codes for files that do not state theirs.
     modality : "CT", "MR", "PT", "NM" or None
-        Modality for files that do not state theirs. Warns if a scan states another.
-    device : str
-        "auto", "cpu", "cuda" or "cuda:N".
-    precision : "auto", "float32" or "half"
-        Numeric precision of the networks.
+        Modality for files that do not state theirs (NIfTI).
+    max_size : int, str or None
+        Largest size of a scan's voxels: 8 GiB; 4 GiB if not given.
     seg : "binary" or "labelmap"
         Kind of DICOM SEG.
     dates : "source" or "now"
         Content dates of DICOM SEG.
     also : str, or sequence of str
-        Further files: "image" or ("image", "masks").
+        Also the scan, as image.nii.gz (image), a mask for each structure (masks), or maps of the
+        uncertainty of labels (uncertainty).
     structures : str, or sequence of str
-        Labels to keep: "bone" or ("bone", "lung"); by default, all.
-    key : path or None
-        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
-    names : "id" or "source"
-        How case folders are named; "source" uses words of headers and paths.
-    replace : bool
-        Whether results made with other models or options are replaced.
-    memory_limit, max_size : int, str or None
-        Memory that the process may use, and largest size of a scan's voxels: bytes, or "8GB".
+        Labels to keep; by default, all.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:N".
+    precision : "auto", "float32" or "half"
+        Numeric precision of the networks.
     skip_air : bool
-        Whether windows of air are skipped, if the model defines air.
+        Whether windows of air are skipped.
     compiled_restore : bool
         Whether compiled kernels map labels back to the scan's grid, or plain PyTorch.
     mirror : "auto" or "no"
@@ -154,14 +156,23 @@ def segment(
     remove_small : float
         Connected components of a structure up to this volume, in mm3, are removed.
     overlap : float or None
-        Fraction of a window that the next window overlaps, 0 to 0.9; None for the model's.
+        Fraction of a window that the next window overlaps, instead of the model's: fewer windows
+        are faster, labels differ slightly.
     fast : bool
         Whether less is computed than the model says: by the model's own preset, else the first of
-        several folds, no mirrored scans, and windows that overlap by a quarter at most. Labels
+        several folds, no mirrored scans, and windows that overlap by a quarter at most; labels
         differ.
-    engine : str
-        Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "tensorrt",
-        "compile" or "cudagraphs".
+    engine : "auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile" or "cudagraphs"
+        Library that runs the networks: the fastest with the labels of torch, as measured on this
+        machine, or a named one.
+    memory_limit : int, str or None
+        Memory that the process may use; by default, that of the machine.
+    names : "id" or "source"
+        How case folders are named; "source" uses words of headers and paths.
+    replace : bool
+        Whether results made with other models or options are replaced.
+    key : str, Path or None
+        File with the key of the case ids; by default, SCANLOOM_KEY or the user's own key.
 
     Returns
     -------
@@ -177,28 +188,25 @@ def segment(
     ValueError
         If an option has an unknown value.
     """
+    given = dict(locals())  # before other names are bound: the keywords above, by name
     settle_in()
     inputs = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
-    named = (model,) if isinstance(model, str) else tuple(model or ())
-    options = SegmentOptions(
-        models=named or (default_model(inputs, modality, archives=archives),),
-        out=Path(out),
-        archives=archives,
-        series=None if series is None else str(series),
-        phase=phase,
-        device=device,
-        read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
-        outputs=Outputs(seg, dates, _words(also), _labels(structures)),
-        compute=ComputeOptions(
-            precision, skip_air, compiled_restore, mirror, remove_small, overlap, fast, engine
-        ),
-        key=None if key is None else Path(key),
-        names=names,
-        replace=replace,
-        memory_limit=_size(memory_limit),
-    )
-    for group in (options, options.read, options.outputs, options.compute):
-        check_choices(group)
+    del given["paths"], given["progress"], given["model"]
+    given |= {
+        "models": (model,) if isinstance(model, str) else tuple(model or ()),
+        "out": Path(out),
+        "series": None if series is None else str(series),
+        "also": _words(also),
+        "structures": _labels(structures),
+        "key": None if key is None else Path(key),
+        "memory_limit": _size(memory_limit),
+        "max_size": _size(max_size),
+    }
+    options = segment_options(**given)
+    check_choices(options)
+    if not options.models:
+        name = default_model(inputs, options.read.modality, archives=archives)
+        options = replaced(options, models=(name,))
     return _segment(inputs, options, progress)
 
 

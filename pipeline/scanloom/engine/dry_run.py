@@ -17,12 +17,13 @@ from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.results.case_registry import CaseRegistry
-from scanloom.engine.segment import SegmentOptions
+from scanloom.engine.segment import segment_workflow
 from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.io.identity import case_id, read_key
 from scanloom.io.output.published import ResultState
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
+from scanloom.options import SegmentOptions
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _plan_series(
     grid, dtype = read_outline(series, options.read, phase=phase)
     number, folder, state = "", "", None
     if key is not None:
-        workflow = options.workflow()
+        workflow = segment_workflow(options)
         number = case_id(series, key, phase)
         recipe = workflow_recipe(workflow, cards)
         case = make_case(number, series, workflow, recipe, phase=phase)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.requested import requested_card
@@ -18,15 +17,11 @@ from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
-    ComputeOptions,
-    Outputs,
-    ReadOptions,
     Reason,
     ScanError,
     StepTimer,
     blame,
 )
-from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
@@ -37,7 +32,7 @@ from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.gpus import check_device
-from scanloom.engine.results.case_registry import CaseRegistry, FolderNaming
+from scanloom.engine.results.case_registry import CaseRegistry
 from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
@@ -51,6 +46,7 @@ from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
+from scanloom.options import SegmentOptions
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -59,94 +55,25 @@ OnStep = Callable[[Path, str], None]
 OnWindows = Callable[[Path, WindowCount], None]
 
 
-@dataclass(frozen=True)
-class SegmentOptions:
-    """Everything that can be requested of a segmentation.
-
-    Parameters
-    ----------
-    models : tuple of str
-        Names from the store, or bundle folders.
-    out : Path
-        The output folder.
-    archives : bool
-        Whether archives in a folder are looked into.
-    series : str or None
-        Which series, as in `scanloom.load_volume`; "all" for each series of a path.
-    phase : int or None
-        Index of the volume, from 0, if a scan has several.
-    device : str
-        "auto", "cpu", "cuda" or "cuda:N".
-    read, outputs, compute
-        How scans are read, which files are written, how networks are run.
-    key : Path or None
-        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
-    names : "id" or "source"
-        How case folders are named; "source" uses words of headers and paths.
-    replace : bool
-        Whether a result of another recipe is replaced.
-    memory_limit : int or None
-        Bytes that the whole process may take; None for the memory of the machine.
-    """
-
-    models: tuple[str, ...]
-    out: Path
-    archives: bool = False
-    series: str | None = None
-    phase: int | None = None
-    device: str = "auto"
-    read: ReadOptions = ReadOptions()
-    outputs: Outputs = Outputs()
-    compute: ComputeOptions = ComputeOptions()
-    key: Path | None = None
-    names: FolderNaming = "id"
-    replace: bool = False
-    memory_limit: int | None = None
-
-    def workflow(self) -> Workflow:
-        """Return the workflow that a run over an archive would need for the same results.
-
-        Raises
-        ------
-        ScanError
-            WORKFLOW if an option has a value that is not allowed.
-        """
-        return make_workflow(
-            name="segment",
-            models=self.models,
-            policy=asdict(self.read),
-            outputs=asdict(self.outputs),
-            execution={
-                **asdict(self.compute),
-                "device": self.device,
-                "memory_limit": self.memory_limit,
-            },
-        )
-
-
-_SUBJECTS: Mapping[str, type] = {
-    "read": ReadOptions,
-    "outputs": Outputs,
-    "compute": ComputeOptions,
-}
-
-
-def segment_options(**values: Any) -> SegmentOptions:
-    """Return options from flat values: fields of `SegmentOptions` and of the objects in it.
+def segment_workflow(options: SegmentOptions) -> Workflow:
+    """Return the workflow that a run over an archive would need for the same results.
 
     Raises
     ------
-    TypeError
-        If there is no such option.
+    ScanError
+        WORKFLOW if an option has a value that is not allowed.
     """
-    subjects: dict[str, Any] = {
-        subject: take(kind, values)
-        for subject, kind in _SUBJECTS.items()
-        if subject not in values and values.keys() & set(names_of(kind))
-    }
-    inner = {name for subject in subjects for name in names_of(_SUBJECTS[subject])}
-    own = {name: value for name, value in values.items() if name not in inner}
-    return SegmentOptions(**own, **subjects)
+    return make_workflow(
+        name="segment",
+        models=options.models,
+        policy=asdict(options.read),
+        outputs=asdict(options.outputs),
+        execution={
+            **asdict(options.compute),
+            "device": options.device,
+            "memory_limit": options.memory_limit,
+        },
+    )
 
 
 def segment_paths(
@@ -203,7 +130,7 @@ class _Session:
     """Models, key and output folder, held over several scans; networks are loaded once."""
 
     def __init__(self, options: SegmentOptions, paths: int) -> None:
-        self.options, self.workflow, self._paths = options, options.workflow(), paths
+        self.options, self.workflow, self._paths = options, segment_workflow(options), paths
         self.read_session = ReadSession()  # not active while `run` is suspended at a yield
         self.cards = unique_cards([find_model(name) for name in options.models])
         check_structures(self.cards, options.outputs)

@@ -21,7 +21,7 @@ from scanloom.io.index.series import find_series
 from scanloom.io.probe import is_single_volume, unused_options
 
 if TYPE_CHECKING:
-    from scanloom.engine.segment import SegmentOptions
+    from scanloom.options import SegmentOptions
 
 _SINGLE = "`--phase 0` was not needed: the scan has a single volume"
 

@@ -24,7 +24,6 @@ from scanloom.core import (
     printable,
 )
 from scanloom.core.errors import in_python
-from scanloom.core.options import check_choices
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
@@ -35,6 +34,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.io.voxel_values import rounding_flags
+from scanloom.options import check_choices
 
 
 def load_volume(

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_origin
 
 import pytest
 
 import scanloom
 from scanloom.cards.store import shipped
-from scanloom.core import ComputeOptions, Outputs, ReadOptions
+from scanloom.cli.commands.segment import segment
 from scanloom.core.errors import KEYWORDS, in_python
-from scanloom.engine.segment import SegmentOptions
+from scanloom.options import walk_options
 
 SAMPLE = shipped("data") / "torso_ct"
-OF_CALL = {"paths", "model", "out", "progress"}
-WIDER = {"series", "also", "structures", "key", "memory_limit", "max_size"}
-"""Keywords that take further types, such as the number of a series or a single name."""
-EMBEDDED = {"read": ReadOptions, "outputs": Outputs, "compute": ComputeOptions}
+ROOT = Path(__file__).parents[3]
 
 
-def test_every_option_is_a_keyword_with_its_default_and_type() -> None:
-    """An option that is added to the objects, and so to the command, must be added here."""
-    owners = [SegmentOptions, *EMBEDDED.values()]
-    options = {field.name: field for owner in owners for field in fields(owner)}
-    hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
-    for name in (*EMBEDDED, "models", "out"):
-        del options[name]
+def test_the_keywords_are_those_of_the_table() -> None:
+    """If this fails: python docs/write_api.py, then ruff format."""
+    spec = importlib.util.spec_from_file_location("write_api", ROOT / "docs/write_api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    module = page.MODULE.read_text(encoding="utf-8")
+
+    assert page.written(module) == module
+
+
+def test_every_option_is_a_keyword_with_its_default_and_an_option_of_the_command() -> None:
     parameters = inspect.signature(scanloom.segment).parameters
-    given = get_type_hints(scanloom.segment)
+    of_command = inspect.signature(segment).parameters
+    names = {option.name for _, option, _ in walk_options()}
 
-    assert set(parameters) - OF_CALL == set(options)
-    for name, field in options.items():
-        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-        assert parameters[name].default == field.default, name
-        assert hints[name] == given[name] or name in WIDER, name
+    assert set(parameters) - {"paths", "model", "progress"} == names - {"models"}
+    for _, option, hint in walk_options():
+        is_list = get_origin(hint) is tuple
+        assert of_command[option.name].default == (None if is_list else option.default)
+        if option.name not in ("models", "out"):
+            assert parameters[option.name].kind is inspect.Parameter.KEYWORD_ONLY
+            assert parameters[option.name].default == option.default
 
 
 @pytest.mark.parametrize(

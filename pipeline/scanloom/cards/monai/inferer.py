@@ -8,7 +8,7 @@ from scanloom.cards.card import Window
 from scanloom.cards.monai.config.arguments import Arguments, describe
 from scanloom.cards.monai.config.values import Component
 from scanloom.core import Reason, ScanError
-from scanloom.core.options import MAX_OVERLAP
+from scanloom.options import MAX_OVERLAP
 
 _BLENDING: dict[str, Literal["constant", "gaussian"]] = {
     "constant": "constant",

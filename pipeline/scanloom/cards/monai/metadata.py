@@ -20,7 +20,7 @@ from scanloom.cards.limits import Quantity
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError, printable
-from scanloom.core.options import MAX_OVERLAP
+from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
 

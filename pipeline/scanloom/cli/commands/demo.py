@@ -37,7 +37,7 @@ def demo(
         from scanloom.cli.commands.segment import run
         from scanloom.core import ScanError
         from scanloom.core.resources import shipped
-        from scanloom.engine.segment import SegmentOptions
+        from scanloom.options import SegmentOptions
 
         study = shipped("data") / "torso_ct"
         options = SegmentOptions(models=(MODEL,), out=out, replace=True)

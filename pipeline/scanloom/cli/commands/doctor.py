@@ -10,8 +10,9 @@ import typer
 
 from scanloom.cli.console import console, error_boundary, print_json
 from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import DEFAULT_OUT, Reporting
+from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
+from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from scanloom.cli.checks.finding import Finding

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -26,40 +26,36 @@ from scanloom.cli.model_tables import limitation_lines
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.scans import StrictOption
-from scanloom.cli.options.segmentation import (
-    DeviceOptions,
-    ExpertOptions,
-    ModelOptions,
-    OutputOptions,
-    ScanOptions,
-)
+from scanloom.cli.options.scans import PathOptions, StrictOption
 from scanloom.cli.planned_scans import show_dry_run
 from scanloom.cli.progress import Silence, progress
+from scanloom.options import SegmentOptions
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
     from scanloom.core.timing import MarkStep
-    from scanloom.engine.segment import SegmentOptions
 
     Records = Sequence[tuple[Path, CaseRecord]]
     """Each path with the record of a case."""
 
 
-_OF_COMMAND = ("paths", "input", "model", "dry_run", "strict", "profile")
-"""Fields of the panels that are not options of a segmentation."""
-
-
 @dataclass(frozen=True)
-class SegmentOutputOptions(OutputOptions):
-    """Folder of the results, and the scans that must have one."""
+class CallOptions:
+    """What a call of the command does beside segmenting."""
 
+    panel: ClassVar[str] = "Output"
+
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be done; write nothing.")
+    ] = False
     strict: StrictOption = False
 
 
 @dataclass(frozen=True)
-class SegmentExpertOptions(ExpertOptions):
-    """Options for running networks that are rarely needed, and for looking into them."""
+class ProfileOptions:
+    """Options for looking into networks."""
+
+    panel: ClassVar[str] = "Expert"
 
     profile: Annotated[
         Path | None,
@@ -69,11 +65,10 @@ class SegmentExpertOptions(ExpertOptions):
 
 @takes_panels
 def segment(
-    scans: ScanOptions,
-    model: ModelOptions,
-    output: SegmentOutputOptions,
-    device: DeviceOptions,
-    expert: SegmentExpertOptions,
+    scans: PathOptions,
+    options: SegmentOptions,
+    call: CallOptions,
+    profile: ProfileOptions,
     general: Reporting,
 ) -> None:
     """Segment scans; each result is a folder in OUT/cases.
@@ -82,40 +77,28 @@ def segment(
     """
     with error_boundary(general.mode, resumable=True):
         paths = scans.given
-        models = tuple(model.model or ()) or (_default_model(scans, general.mode),)
-        options = _options_of(models, scans, model, output, device, expert)
-        if output.dry_run:
+        if not options.models:
+            options = replace(options, models=(_default_model(paths, options, general.mode),))
+        if call.dry_run:
             raise typer.Exit(show_dry_run(paths, options, general.mode))
         started = time.monotonic()
-        records = run(paths, options, quiet=general.quiet, trace=expert.profile)
+        records = run(paths, options, quiet=general.quiet, trace=profile.profile)
         seconds = time.monotonic() - started
         if general.json:
             print_json(document(records))
         else:
             show(records, seconds, quiet=general.quiet)
-        code = exit_of_records([record for _, record in records], strict=output.strict)
+        code = exit_of_records([record for _, record in records], strict=call.strict)
         raise typer.Exit(code)
 
 
-def _options_of(models: tuple[str, ...], *panels: Any) -> SegmentOptions:
-    """Return the options of a segmentation from the panels, whose fields have the same names."""
-    from scanloom.engine.segment import segment_options
-
-    values = {name: value for panel in panels for name, value in vars(panel).items()}
-    labels = tuple(s.strip() for s in (values["structures"] or "").split(",") if s.strip())
-    settings = {name: value for name, value in values.items() if name not in _OF_COMMAND}
-    return segment_options(
-        **settings | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}
-    )
-
-
-def _default_model(scans: ScanOptions, mode: OutputMode) -> str:
+def _default_model(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> str:
     """Return the only model of the store that fits the scans, and say which it is."""
     from scanloom.engine.default_model import default_model
     from scanloom.io.session import read_session
 
     with read_session():
-        name = default_model(scans.given, scans.modality, archives=scans.archives)
+        name = default_model(paths, options.read.modality, archives=options.archives)
     if not (mode.quiet or mode.json):
         say(f"Model: {name}, the only one for such scans. Name another with --model.", err=True)
     return name

@@ -10,8 +10,9 @@ import typer
 
 from scanloom.cli.console import console, error_boundary, print_result, say
 from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import DEFAULT_OUT, KeyOption, Reporting
+from scanloom.cli.options.general import KeyOption, Reporting
 from scanloom.cli.options.panels import takes_panels
+from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

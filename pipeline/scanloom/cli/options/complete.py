@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer  # typer evaluates the annotations of completions
 
-from scanloom.extras import EXTRAS
+from scanloom.options import EXTRAS
 
 if TYPE_CHECKING:
     from scanloom.core import Structure
@@ -24,7 +24,7 @@ def structures(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return labels of the models on the command line, or else of all; after a comma, the next."""
     before, comma, last = incomplete.rpartition(",")
     taken = set(before.split(","))
-    labels = dict.fromkeys(s.label for s in _structures_of(ctx.params.get("model") or ()))
+    labels = dict.fromkeys(s.label for s in _structures_of(ctx.params.get("models") or ()))
     return [before + comma + label for label in _starting(last, labels) if label not in taken]
 
 

@@ -10,9 +10,7 @@ import typer
 
 from scanloom.cli.config_file import read_defaults
 from scanloom.cli.console import OutputMode
-
-DEFAULT_OUT = Path("scanloom-out")
-"""Output folder of every command, unless another is given."""
+from scanloom.options import DEFAULT_OUT
 
 
 @dataclass(frozen=True)

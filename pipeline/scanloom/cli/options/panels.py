@@ -3,50 +3,55 @@
 An option is written once, as a field of a panel:
 
     @dataclass(frozen=True)
-    class DeviceOptions:
-        panel: ClassVar[str] = "Device"
-        device: Annotated[str, typer.Option(help="...")] = "auto"
+    class InputPanel:
+        panel: ClassVar[str] = "Input"
+        archives: Annotated[bool, typer.Option(help="...")] = False
 
     @takes_panels
-    def segment(scans: ScanOptions, device: DeviceOptions) -> None: ...
+    def segment(scans: InputPanel, options: SegmentOptions) -> None: ...
 
-typer sees one parameter for each field; the command is called with the panels.
+or in `scanloom.options`, whose classes are taken like panels. typer sees one parameter for each
+field; the command is called with the panels.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
 from typer.models import OptionInfo
+
+from scanloom.cli.options import complete, values
+from scanloom.options import PANELS
+
+Values = Mapping[str, Any]
 
 
 def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one keyword parameter for each field of its panels."""
+    """Return a command with one keyword parameter for each field of its panels, in panel order."""
     hints = get_type_hints(command, include_extras=True)
-    panels: dict[str, type] = {}
     flat: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if is_dataclass(hints[name]):
-            panels[name] = hints[name]
             flat += _parameters(hints[name])
         else:
             flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-    names = {name: [field.name for field in fields(panels[name])] for name in panels}
-    inside = {field for listed in names.values() for field in listed}
+    flat.sort(key=_panel_number)
 
     @functools.wraps(command)
-    def flattened(**values: Any) -> None:
-        filled = {
-            name: panel(**{field: values[field] for field in names[name]})
-            for name, panel in panels.items()
-        }
-        own = {name: value for name, value in values.items() if name not in inside}
-        command(**own, **filled)
+    def flattened(**given: Any) -> None:
+        command(
+            **{
+                name: _filled(hint, given) if is_dataclass(hint) else given[name]
+                for name, hint in hints.items()
+                if name != "return"
+            }
+        )
 
     del flattened.__wrapped__
     flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
@@ -54,22 +59,72 @@ def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
     return flattened
 
 
-def _parameters(panel: type[Any]) -> list[inspect.Parameter]:
-    """Return a parameter for each field of a panel."""
+def _panel_number(parameter: inspect.Parameter) -> int:
+    """Return the number of a parameter's panel in help; arguments come first."""
+    info = get_args(parameter.annotation)[1]
+    panel = info.rich_help_panel if isinstance(info, OptionInfo) else None
+    return PANELS.index(panel) if panel in PANELS else -1 if panel is None else len(PANELS)
+
+
+def _parameters(panel: Any) -> list[inspect.Parameter]:
+    """Return a parameter for each field of a panel, and of the dataclasses in it."""
     hints = get_type_hints(panel, include_extras=True)
     parameters = []
     for field in fields(panel):
-        kind, info = get_args(hints[field.name])
-        info = copy(info)
-        if isinstance(info, OptionInfo):
-            info.rich_help_panel = panel.panel
-        required = field.default is MISSING
+        hint, default = hints[field.name], field.default
+        if is_dataclass(hint):
+            parameters += _parameters(hint)
+            continue
+        if "command" in field.metadata:
+            kind, info = _command_option(field, hint)
+            default = None if default == () else default
+        else:
+            kind, info = get_args(hint)
+            info = copy(info)
+            if isinstance(info, OptionInfo):
+                info.rich_help_panel = panel.panel
         parameters.append(
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if required else field.default,
+                default=inspect.Parameter.empty if default is MISSING else default,
                 annotation=Annotated[kind, info],
             )
         )
     return parameters
+
+
+def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
+    """Return the type and the option that typer needs for a field of `scanloom.options`."""
+    command, schema = field.metadata["command"], field.metadata["schema"]
+    parser = command["parser"] and getattr(values, command["parser"])
+    info = typer.Option(
+        *command["flags"],
+        help=command["help"],
+        metavar=command["metavar"],
+        parser=parser,
+        autocompletion=command["completion"] and getattr(complete, command["completion"]),
+        rich_help_panel=command["panel"],
+        min=None if parser else schema.get("ge"),
+        max=None if parser else schema.get("le"),
+        case_sensitive=False,
+    )
+    if get_origin(hint) is not tuple:
+        return hint, info
+    # The parser of a text with commas returns all items; other options of several are repeated
+    return (str if parser is values.names else list[str]) | None, info
+
+
+def _filled(panel: Any, given: Values) -> Any:
+    """Return a panel with its values, and with the dataclasses in it."""
+    hints = get_type_hints(panel)
+    arguments = {}
+    for field in fields(panel):
+        if is_dataclass(hints[field.name]):
+            arguments[field.name] = _filled(hints[field.name], given)
+            continue
+        value = given[field.name]
+        if "command" in field.metadata and get_origin(hints[field.name]) is tuple:
+            value = tuple(value or ())
+        arguments[field.name] = value
+    return panel(**arguments)

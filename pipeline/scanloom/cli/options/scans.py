@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from scanloom.cli.options import complete, values
-from scanloom.cli.options.general import DEFAULT_OUT, KeyOption
+from scanloom.cli.options.general import KeyOption
+from scanloom.options import DEFAULT_OUT
 
 PathArgument = Annotated[
     list[Path] | None,
@@ -54,19 +55,25 @@ def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]
 
 
 @dataclass(frozen=True)
-class ArchiveOptions:
-    """Files that are read from an archive."""
+class PathOptions:
+    """Paths of scans."""
 
     panel: ClassVar[str] = "Input"
 
     paths: PathArgument = None
     input: InputOption = None
-    archives: ArchivesOption = False
 
     @property
     def given(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
         return given_paths(self.paths, self.input)
+
+
+@dataclass(frozen=True)
+class ArchiveOptions(PathOptions):
+    """Files that are read from an archive."""
+
+    archives: ArchivesOption = False
 
 
 @dataclass(frozen=True)

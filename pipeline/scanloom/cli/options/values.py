@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import typer
 
-from scanloom.extras import EXTRAS
+from scanloom.options import EXTRAS
 
 
 def axis_codes(text: str) -> str:
@@ -36,16 +36,17 @@ def extra_name(text: str) -> str:
     return name
 
 
-def names(text: str) -> str:
-    """Return names with commas between them; refuse a text without any name."""
-    if not text.replace(",", "").strip():
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a text with commas between them; refuse one without any name."""
+    given = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not given:
         raise typer.BadParameter("at least one name, such as liver,spleen; leave it out for all")
-    return text
+    return given
 
 
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
-    from scanloom.core.options import MAX_OVERLAP
+    from scanloom.options import MAX_OVERLAP
 
     with suppress(ValueError):
         share = float(text)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.requested import requested_card
 from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
-from scanloom.core.options import take
 from scanloom.engine.case.recipe import card_digest, outputs_document
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state
+from scanloom.options import take
 
 _ABSENT = "none"
 
 
 def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, Any]:
     """Return the options that can change a result, as `case.json` has them."""
-    options = {**asdict(read), **asdict(compute)}
-    del options["max_size"]
-    return options
+    return {
+        option.name: getattr(each, option.name)
+        for each in (read, compute)
+        for option in fields(each)
+        if option.metadata["changes_result"]
+    }
 
 
 def explained_result_state(

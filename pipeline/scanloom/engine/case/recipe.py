@@ -57,12 +57,12 @@ _NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {
     "Weights": ("file",),
     "Checks": ("hounsfield",),
     "ModelCard": ("limitations", "reference_ranges", "fast"),
-    "ReadOptions": ("max_size",),
     "Outputs": ("also",),  # part of `outputs_document`
 }
-"""Fields that cannot change a result: weights are the same wherever their file is, labels however a
-model's limitations are worded and its results are judged, and a scan that is refused has none. A
-card's preset for `fast` counts only if it is requested: see `recipe_hash`."""
+"""Fields that cannot change a result, beside options whose entry in `scanloom.options` says so:
+weights are the same wherever their file is, and labels however a model's limitations are worded and
+its results are judged. A card's preset for `fast` counts only if it is requested: see
+`recipe_hash`."""
 _KEYS_OF_SCHEMA_1 = {"skip_air": "body_box", "compiled_restore": "fused_restore"}
 """Names of fields in recipes, if they were renamed since."""
 _EXTRAS_OF_SCHEMA_1 = {"image": "image", "masks": "split"}
@@ -121,7 +121,7 @@ def _recipe_fields(value: Any) -> list[Field[Any]]:
     """Return the fields of schema 1, in their order there, then later ones that are set."""
     kind = type(value).__name__
     first, left_out = FIELDS_OF_SCHEMA_1.get(kind, ()), _NOT_IN_RECIPE.get(kind, ())
-    by_name = {field.name: field for field in fields(value)}
+    by_name = {f.name: f for f in fields(value) if f.metadata.get("changes_result", True)}
     later = [
         field
         for name, field in by_name.items()

@@ -1,9 +1,9 @@
 """Files of a case: one writer for each kind, with its read-back and its memory.
 
 A new writer of a file on request takes three edits: a module in `scanloom.io.extras` that names,
-writes and checks the file, its `Writer` in `WRITERS`, and its name and description in
-`scanloom.extras.EXTRAS`. Command line, workflow schema and recipes follow from that table. A writer
-that always runs is not in the table.
+writes and checks the file, its `Writer` in `WRITERS`, and its name and description in `EXTRAS` of
+`scanloom.options`. Command line, workflow schema and recipes follow from that table. A writer that
+always runs is not in the table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Flag, Grid, Outputs, Segmentation
-from scanloom.extras import EXTRAS
 from scanloom.io.extras.image import IMAGE
 from scanloom.io.extras.masks import MASKS
 from scanloom.io.extras.uncertainty import UNCERTAINTY
@@ -29,6 +28,7 @@ from scanloom.io.readback.case import (
 from scanloom.io.scan import DicomSource
 from scanloom.io.system.parallel import run_parallel
 from scanloom.io.write.results import write_label_maps
+from scanloom.options import EXTRAS
 from scanloom.review.preview.about import About
 
 _PICTURE_BYTES = 64 * 1024**2

@@ -25,7 +25,6 @@ from scanloom.core import (
     ScanError,
     parse_bytes,
 )
-from scanloom.core.options import Modality
 from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
 from scanloom.engine.workflow.relations import (
     Crops,
@@ -36,8 +35,8 @@ from scanloom.engine.workflow.relations import (
     make_relations,
 )
 from scanloom.engine.workflow.section import Section, WordList, listed
-from scanloom.extras import EXTRAS
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.options import EXTRAS, Modality
 
 MAX_WORKFLOW_BYTES = 1 << 20
 """A workflow is a page of text."""

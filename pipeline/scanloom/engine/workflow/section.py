@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from scanloom.core.options import take
+from scanloom.options import take
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
 class Section(BaseModel, frozen=True):
     """A part of a workflow: unknown keys are errors, and instances are immutable.
 
-    A section that inherits from an options class of `scanloom.core.options` has its fields, with
+    A section that inherits from an options class of `scanloom.options` has its fields, with
     their defaults and descriptions; a field that is defined again differs only in its type.
     """
 
@@ -35,7 +35,8 @@ class Section(BaseModel, frozen=True):
             hints = get_type_hints(base, include_extras=True)
             for option in fields(base):
                 cls.__annotations__.setdefault(option.name, hints[option.name])
-                setattr(cls, option.name, Field(default=option.default, **option.metadata))
+                known = {"description": option.metadata["description"], **option.metadata["schema"]}
+                setattr(cls, option.name, Field(default=option.default, **known))
 
     def options(self, kind: type[T]) -> T:
         """Return the fields of an options class that this section inherits from."""

@@ -65,7 +65,7 @@ class Writer:
     Parameters
     ----------
     name : str
-        Its key in `scanloom.extras.EXTRAS` if it runs only on request.
+        Its key in `scanloom.options.EXTRAS` if it runs only on request.
     expected : callable
         Return the relative names of the files that it writes for a content; none if it does not
         apply.

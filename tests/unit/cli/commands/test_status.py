@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from scanloom.cli.options.general import DEFAULT_OUT, ResultsOptions
+from scanloom.cli.options.general import ResultsOptions
+from scanloom.options import DEFAULT_OUT
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged, load_models
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.segment import iter_segment, segment_options
+from scanloom.engine.segment import iter_segment
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
 from scanloom.engine.workflow.schema import Execution
+from scanloom.options import segment_options
 from support import engine_models as em
 from support.commands import write_tiny_bundle
 from support.real_run import other_weights

@@ -14,8 +14,8 @@ from scanloom.engine.case.writers import (
     write_files,
     writers_of,
 )
-from scanloom.extras import EXTRAS
 from scanloom.io.output.writer import CaseContent, Writer
+from scanloom.options import EXTRAS
 from support import case_folders, model_cards
 
 

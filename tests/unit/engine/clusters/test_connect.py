@@ -352,7 +352,7 @@ def test_logs_of_clusters_are_for_their_owner_and_results_as_before(
     logs.mkdir()
     worker = f'#!/bin/sh\necho started\n: > "{tmp_path}/result"\n'
     failing = "#!/bin/sh\necho /archive/DOE_JANE >&2\nexit 1\n"
-    texts = {"sbatch": SBATCH, "python": worker, "kubectl": failing, "ssh": failing}
+    texts = {"sbatch": SBATCH, "python": worker, "ssh": failing}
     for name, text in {**texts, "squeue": failing}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -366,15 +366,11 @@ def test_logs_of_clusters_are_for_their_owner_and_results_as_before(
         hosts = SshHosts(["node"], options, tmp_path / "c.json", logs)
         hosts.ensure_running(came=False)
         hosts.close()
-        with pytest.raises(ScanError, match=r"see kubernetes\.log"):
-            KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", logs).ensure_running(
-                came=False
-            )
     finally:
         os.umask(before)
 
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in logs.iterdir()}
-    names = ("kubernetes.log", "slurm-7.log", "slurm.log", "ssh-0.log")
+    names = ("slurm-7.log", "slurm.log", "ssh-0.log")
     assert modes == dict.fromkeys(names, 0o600)
     assert (logs / "slurm-7.log").read_text() == "started\n"
     assert b"DOE_JANE" in (logs / "ssh-0.log").read_bytes()

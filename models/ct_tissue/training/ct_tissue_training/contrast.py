@@ -7,7 +7,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.training.tissue_rules import BONE, SOFT_TISSUE
+from ct_tissue_training.rules import BONE, SOFT_TISSUE
 
 Image = NDArray[np.float32]
 Mask = NDArray[np.bool_]

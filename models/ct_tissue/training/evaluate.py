@@ -1,8 +1,8 @@
 """Print how good the model `ct_tissue` is on real scans.
 
-    python models/evaluate_ct_tissue.py [BUNDLE]
+    python models/ct_tissue/training/evaluate.py [BUNDLE]
 
-Needs scanloom installed and the data that `scanloom.training.tissue_data` names: in SCANLOOM_TRAIN,
+Needs scanloom installed and the data that `ct_tissue_training.data` names: in SCANLOOM_TRAIN,
 or in ../shared/data beside the checkout. BUNDLE is the folder of another version of the model.
 """
 
@@ -16,11 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 
-from scanloom.cards.monai.bundle import read_bundle
-from scanloom.core import ComputeOptions, Volume
-from scanloom.inference.predictor import TorchPredictor
-from scanloom.io.read import load_volume
-from scanloom.training.tissue_data import (
+from ct_tissue_training.data import (
     GRID_SPACING_MM,
     HELD_OUT_SCANS,
     TrainingScan,
@@ -28,9 +24,13 @@ from scanloom.training.tissue_data import (
     make_example,
     to_ras,
 )
-from scanloom.training.tissue_rules import BONE, NAMES
+from ct_tissue_training.rules import BONE, NAMES
+from scanloom.cards.monai.bundle import read_bundle
+from scanloom.core import ComputeOptions, Volume
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.io.read import load_volume
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 STACKS = (
     "scans/ct/crlm1004_abdomen_dicom/dicom",
     "scans/ct/totalseg_example_dicom/dicom",

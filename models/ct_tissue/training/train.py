@@ -1,11 +1,11 @@
 """Train the model `ct_tissue` again and write its weights into the bundle beside this file.
 
-    python models/train_ct_tissue.py [WEIGHTS]
+    python models/ct_tissue/training/train.py [WEIGHTS]
 
-Needs scanloom installed and the data that `scanloom.training.tissue_data` names: in SCANLOOM_TRAIN,
+Needs scanloom installed and the data that `ct_tissue_training.data` names: in SCANLOOM_TRAIN,
 or in ../shared/data beside the checkout. Also draws torsos with other seeds than that of the sample
 study, which is in no training set. With WEIGHTS of version 0.4.0, only the phases since then run.
-`evaluate_ct_tissue.py` judges the result.
+`evaluate.py` judges the result.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.training.tissue import (
-    SyntheticTorso,
-    average_weights,
-    calibrate,
-    round_to_bfloat16,
-    train,
-)
-from scanloom.training.tissue_data import (
+from ct_tissue_training.data import (
     GRID_SPACING_MM,
     TRAINING_SCANS,
     Example,
     data_folder,
     make_example,
 )
-from scanloom.training.tissue_phases import (
+from ct_tissue_training.phases import (
     CUT_PHASES,
     MARROW_PHASES,
     NOISE_PHASES,
     ORGAN_PHASES,
     PHASES,
 )
-from scanloom.training.tissue_rules import NAMES, resample_fine
+from ct_tissue_training.rules import NAMES, resample_fine
+from ct_tissue_training.training import (
+    SyntheticTorso,
+    average_weights,
+    calibrate,
+    round_to_bfloat16,
+    train,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "data"))
 
 import draw_torso as drawing
 from torso_anatomy import M, torso
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (101, 102, 103, 104)
 AVERAGED = (2, 3, 7, 8)
 """Of ORGAN_PHASES and MARROW_PHASES, from 1, those after which weights are averaged: the first find

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from torch import Tensor, nn
 
-from scanloom.training.tissue_contrast import add_contrast
-from scanloom.training.tissue_data import Example
-from scanloom.training.tissue_organs import add_organs, vary_marrow
-from scanloom.training.tissue_phases import Phase
+from ct_tissue_training.contrast import add_contrast
+from ct_tissue_training.data import Example
+from ct_tissue_training.organs import add_organs, vary_marrow
+from ct_tissue_training.phases import Phase
 
 HU_RANGE = (-1050.0, 550.0)
 _CLOTH_HU = -930.0

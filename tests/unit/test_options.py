@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from scanloom.cli.commands.segment import segment
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
-from scanloom.core.options import check_choices, take
-from scanloom.engine.segment import SegmentOptions, segment_options
-
-
-@pytest.mark.parametrize("kind", [ReadOptions, Outputs, ComputeOptions])
-def test_each_option_has_a_description_and_a_parameter_of_the_command_line(kind: type) -> None:
-    parameters = inspect.signature(segment).parameters
-    for option in fields(kind):
-        assert option.metadata["description"]
-        assert option.name in parameters
-        if option.name not in ("also", "structures"):  # lists are given as text
-            assert parameters[option.name].default == option.default
+from scanloom.options import SegmentOptions, check_choices, segment_options, take
 
 
 @pytest.mark.parametrize(

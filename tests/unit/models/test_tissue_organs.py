@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.training.tissue_organs import Drawing, add_organs, draw_bowel, vary_marrow
-from scanloom.training.tissue_rules import BONE, FAT, GAS, LUNG, OUTSIDE, SOFT_TISSUE
+from ct_tissue_training.organs import Drawing, add_organs, draw_bowel, vary_marrow
+from ct_tissue_training.rules import BONE, FAT, GAS, LUNG, OUTSIDE, SOFT_TISSUE
 
 HU_OF_TISSUE = [-1000, -860, -990, -104, 40, 600]
 

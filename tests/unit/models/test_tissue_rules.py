@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from scanloom.training.tissue_rules import (
+from ct_tissue_training.rules import (
     BONE,
     FAT,
     GAS,

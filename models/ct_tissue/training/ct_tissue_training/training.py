@@ -13,10 +13,10 @@ from monai.networks.nets import BasicUNet
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scanloom.training.tissue_data import Example
-from scanloom.training.tissue_patches import draw_batch, scale
-from scanloom.training.tissue_phases import Phase
-from scanloom.training.tissue_rules import NAMES
+from ct_tissue_training.data import Example
+from ct_tissue_training.patches import draw_batch, scale
+from ct_tissue_training.phases import Phase
+from ct_tissue_training.rules import NAMES
 
 NETWORK: dict[str, object] = {
     "spatial_dims": 3,

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.core import Volume
-from scanloom.training.tissue_rules import (
+from ct_tissue_training.rules import (
     BONE,
     SOFT_TISSUE,
     ScanHints,
@@ -21,6 +20,7 @@ from scanloom.training.tissue_rules import (
     majority_label,
     resample_fine,
 )
+from scanloom.core import Volume
 
 GRID_SPACING_MM = 3.0
 """Voxel size of the network's grid in mm."""

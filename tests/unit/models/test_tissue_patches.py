@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.training.tissue_contrast import add_contrast
-from scanloom.training.tissue_data import Example
-from scanloom.training.tissue_patches import cut_box, draw_patch, scale
-from scanloom.training.tissue_phases import Phase
-from scanloom.training.tissue_rules import BONE, FAT, OUTSIDE, SOFT_TISSUE
+from ct_tissue_training.contrast import add_contrast
+from ct_tissue_training.data import Example
+from ct_tissue_training.patches import cut_box, draw_patch, scale
+from ct_tissue_training.phases import Phase
+from ct_tissue_training.rules import BONE, FAT, OUTSIDE, SOFT_TISSUE
 
 
 def phase(**changes: float) -> Phase:

@@ -9,7 +9,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.training.tissue_rules import BONE, FAT, GAS, LUNG, OUTSIDE, SOFT_TISSUE
+from ct_tissue_training.rules import BONE, FAT, GAS, LUNG, OUTSIDE, SOFT_TISSUE
 
 Image = NDArray[np.float32]
 Labels = NDArray[np.uint8]

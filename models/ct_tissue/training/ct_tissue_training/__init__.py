@@ -1,0 +1,1 @@
+"""Data, labelling rules and training of the model `ct_tissue`."""

@@ -1,0 +1,402 @@
+"""All options of a segmentation, in one table: name, type, default, help, and what it changes.
+
+Everything else follows from the fields of these classes: the command line (`scanloom.cli.options`),
+the sections of a workflow (`scanloom.engine.workflow.section`), the signature of `scanloom.segment`
+(written by docs/write_api.py), recipes, messages and completion. A new option is a field here and
+the code that uses it. Its default must mean "as before": see `scanloom.engine.case.recipe`.
+
+This module imports nothing but the standard library, so that `scanloom --help` needs no NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Gaps = Literal["refuse", "interpolate"]
+"""Handling of missing slices of an otherwise regular stack."""
+Nan = Literal["refuse", "padding"]
+"""Handling of voxels that are not numbers (NaN)."""
+Modality = Literal["CT", "MR", "PT", "NM"]
+Precision = Literal["auto", "float32", "half"]
+Engine = Literal["auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile", "cudagraphs"]
+"""Library that runs networks."""
+Mirror = Literal["auto", "no"]
+"""Whether networks also run on mirrored scans: as the model card says, or not."""
+SegKind = Literal["binary", "labelmap"]
+Dates = Literal["source", "now"]
+FolderNaming = Literal["id", "source"]
+
+MAX_OVERLAP: Final = 0.9
+"""Largest overlap of windows, as a fraction of a window: each voxel is then in up to 1,000 windows.
+Beyond it their number grows without bound, and a scan never ends. Models use 0.25 to 0.75."""
+
+PANELS: Final = ("Input", "Model", "Output", "Device", "Expert", "General")
+"""Panels of help, in order."""
+
+EXTRAS: Final = {
+    "image": "the scan, as image.nii.gz",
+    "masks": "a mask for each structure",
+    "uncertainty": "maps of the uncertainty of labels",
+}
+"""Files of a case that are written only on request, by the names of their writers: see
+`scanloom.engine.case.writers`."""
+
+DEFAULT_OUT: Final = Path("scanloom-out")
+"""Output folder of every command, unless another is given."""
+
+T = TypeVar("T")
+
+
+def describe_extras() -> str:
+    """Return all descriptions with their names, as a list in words."""
+    *first, last = (f"{description} ({name})" for name, description in EXTRAS.items())
+    return f"{', '.join(first)}, or {last}"
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    panel: str,
+    help: str,
+    flags: tuple[str, ...] = (),
+    metavar: str | None = None,
+    parser: str | None = None,
+    completion: str | None = None,
+    changes_result: bool = True,
+    **schema: Any,
+) -> Any:
+    """Return a field of an options class.
+
+    Parameters
+    ----------
+    default
+        Its value if it is not given.
+    description : str
+        Sentence for the schema of workflows and the docstring of `scanloom.segment`.
+    panel : str
+        Panel of the command's help, of `PANELS`.
+    help : str
+        Line of the command's help.
+    flags : tuple of str
+        Its names on the command line; by default, `--` and the field's name.
+    metavar, parser, completion : str or None
+        How help calls its value, and the functions of `scanloom.cli.options.values` and `complete`
+        that parse and complete it.
+    changes_result : bool
+        Whether it can change a result, and so is part of the recipe.
+    **schema
+        Keywords of pydantic's Field, such as `ge`.
+    """
+    command = {"panel": panel, "help": help, "flags": flags, "metavar": metavar}
+    functions = {"parser": parser, "completion": completion}
+    return field(
+        default=default,
+        metadata={
+            "description": description,
+            "command": {**command, **functions},
+            "changes_result": changes_result,
+            "schema": schema,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options for reading a scan."""
+
+    gaps: Gaps = option(
+        "refuse",
+        "Missing slices: refuse the series, or interpolate them and set a flag",
+        panel="Input",
+        help="Handling of missing slices.",
+    )
+    nan: Nan = option(
+        "refuse",
+        "Voxels that are not numbers (NaN): refuse the scan, or replace them by its padding value "
+        "(air in a CT, else its smallest value) and set a flag",
+        panel="Input",
+        help="Handling of voxels that are NaN.",
+    )
+    orientation: str | None = option(
+        None,
+        "Axis codes for files that do not state theirs",
+        panel="Input",
+        help="Axes of a file that does not state them: RAS, LPS.",
+        metavar="CODES",
+        parser="axis_codes",
+        pattern="^[RLAPSI]{3}$",
+        examples=["RAS"],
+    )
+    modality: Modality | None = option(
+        None,
+        "Modality for files that do not state theirs (NIfTI)",
+        panel="Input",
+        help="Modality of a file that does not state it.",
+    )
+    max_size: int | None = option(
+        None,
+        "Largest size of a scan's voxels: 8 GiB; 4 GiB if not given",
+        panel="Input",
+        help="Largest size of a scan's voxels; default 4GiB.",
+        metavar="SIZE",
+        parser="byte_count",
+        changes_result=False,  # a scan that is refused has no result
+    )
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Options for running networks."""
+
+    precision: Precision = option(
+        "auto",
+        "Numeric precision of the networks",
+        panel="Device",
+        help="Numeric precision of the network.",
+    )
+    skip_air: bool = option(
+        True, "Whether windows of air are skipped", panel="Expert", help="Skip windows of air."
+    )
+    compiled_restore: bool = option(
+        True,
+        "Whether compiled kernels map labels back to the scan's grid, or plain PyTorch",
+        panel="Expert",
+        help="Restore labels by compiled kernels.",
+    )
+    mirror: Mirror = option(
+        "auto",
+        "Whether networks also run on mirrored scans: as the model says, or not",
+        panel="Expert",
+        help="Mirrored scans too.",
+    )
+    remove_small: float = option(
+        0.0,
+        "Connected components of a structure up to this volume, in mm3, are removed",
+        panel="Model",
+        help="Remove components up to this volume.",
+        metavar="MM3",
+        ge=0.0,
+        examples=[200.0],
+    )
+    overlap: float | None = option(
+        None,
+        "Fraction of a window that the next window overlaps, instead of the model's: fewer windows "
+        "are faster, labels differ slightly",
+        panel="Expert",
+        help="Overlap of windows (the model's)",
+        metavar="SHARE",
+        parser="window_overlap",
+        ge=0.0,
+        le=MAX_OVERLAP,
+        examples=[0.25],
+    )
+    fast: bool = option(
+        False,
+        "Whether less is computed than the model says: by the model's own preset, else the first "
+        "of several folds, no mirrored scans, and windows that overlap by a quarter at most; "
+        "labels differ",
+        panel="Device",
+        help="One fold, no mirroring, less overlap.",
+        flags=("--fast",),
+    )
+    engine: Engine = option(
+        "auto",
+        "Library that runs the networks: the fastest with the labels of torch, as measured on this "
+        "machine, or a named one",
+        panel="Device",
+        help="torch, openvino, onnxruntime ...",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files that are written for a case; `also` names keys of `EXTRAS`."""
+
+    seg: SegKind = option("binary", "Kind of DICOM SEG", panel="Output", help="Kind of DICOM SEG.")
+    dates: Dates = option(
+        "source",
+        "Content dates of DICOM SEG",
+        panel="Output",
+        help="Dates in DICOM SEG; now for PACS.",
+    )
+    also: tuple[str, ...] = option(
+        (),
+        f"Also {describe_extras()}",
+        panel="Output",
+        help="Also write the scan, or a mask for each structure.",
+        metavar="|".join(EXTRAS),
+        parser="extra_name",
+        completion="extras",
+    )
+    structures: tuple[str, ...] = option(
+        (),
+        "Labels to keep; by default, all",
+        panel="Model",
+        help="Structures to keep; default all.",
+        metavar="A,B",
+        parser="names",
+        completion="structures",
+    )
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.also if name not in EXTRAS]:
+            raise ValueError(f"also must be of {tuple(EXTRAS)}, got {unknown[0]!r}")
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """Everything that can be requested of a segmentation.
+
+    `read`, `outputs` and `compute` are what cases carry; the other fields are of the call.
+    """
+
+    models: tuple[str, ...] = option(
+        (),
+        "Names or folders of models; by default, the only model of the store that fits the scans",
+        panel="Model",
+        help="Name or folder, repeatable; default: the one that fits.",
+        flags=("--model", "-m"),
+        metavar="NAME",
+        completion="models",
+    )
+    out: Path = option(
+        DEFAULT_OUT,
+        "The output folder",
+        panel="Output",
+        help="Output folder.",
+        flags=("--out", "-o"),
+        metavar="DIR",
+    )
+    archives: bool = option(
+        False,
+        "Whether archives in a folder are looked into",
+        panel="Input",
+        help="Also read zip and tar archives inside folders.",
+        flags=("--archives",),
+    )
+    series: str | None = option(
+        None,
+        'Which series, as in `load_volume`; "all" for each series of a path',
+        panel="Input",
+        help="Of several: best, all, its # or name, UID.",
+        metavar="WHICH",
+    )
+    phase: int | None = option(
+        None,
+        "Index of the volume, from 0, if a scan has several",
+        panel="Input",
+        help="Of several volumes: its number, from 0.",
+        metavar="N",
+        ge=0,
+    )
+    read: ReadOptions = ReadOptions()
+    outputs: Outputs = Outputs()
+    device: str = option(
+        "auto",
+        '"auto", "cpu", "cuda" or "cuda:N"',
+        panel="Device",
+        help="auto, cpu, cuda, cuda:0 ...",
+        metavar="NAME",
+        parser="device_name",
+        completion="devices",
+    )
+    compute: ComputeOptions = ComputeOptions()
+    memory_limit: int | None = option(
+        None,
+        "Memory that the process may use; by default, that of the machine",
+        panel="Device",
+        help="Most memory to use: 8GB, 7.5GiB.",
+        metavar="SIZE",
+        parser="byte_count",
+    )
+    names: FolderNaming = option(
+        "id",
+        'How case folders are named; "source" uses words of headers and paths',
+        panel="Output",
+        help="Folder names; source names patients.",
+    )
+    replace: bool = option(
+        False,
+        "Whether results made with other models or options are replaced",
+        panel="Output",
+        help="Replace results of other models or options.",
+        flags=("--replace",),
+    )
+    key: Path | None = option(
+        None,
+        "File with the key of the case ids; by default, SCANLOOM_KEY or the user's own key",
+        panel="Output",
+        help="File with the key of the case ids.",
+        metavar="FILE",
+    )
+
+
+SUBJECTS: Final[Mapping[str, type]] = {
+    "read": ReadOptions,
+    "outputs": Outputs,
+    "compute": ComputeOptions,
+}
+"""Classes of the options objects in `SegmentOptions`, by field."""
+
+
+def walk_options(kind: type = SegmentOptions) -> Iterator[tuple[type, Field[Any], Any]]:
+    """Yield the class, field and type of each option, with those of objects inside, in order."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        if is_dataclass(hints[each.name]):
+            yield from walk_options(hints[each.name])
+        else:
+            yield kind, each, hints[each.name]
+
+
+def segment_options(**values: Any) -> SegmentOptions:
+    """Return options from flat values: fields of `SegmentOptions` and of the objects in it.
+
+    Raises
+    ------
+    TypeError
+        If there is no such option.
+    """
+    subjects: dict[str, Any] = {
+        subject: take(kind, values)
+        for subject, kind in SUBJECTS.items()
+        if subject not in values and values.keys() & set(names_of(kind))
+    }
+    inner = {name for subject in subjects for name in names_of(SUBJECTS[subject])}
+    own = {name: value for name, value in values.items() if name not in inner}
+    return SegmentOptions(**own, **subjects)
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    """Return the names of the options of a class, in order."""
+    return tuple(f.name for f in fields(kind))
+
+
+def take(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return the options of a class from values by name; other values are ignored."""
+    return kind(**{name: values[name] for name in names_of(kind) if name in values})
+
+
+def check_choices(options: Any) -> None:
+    """Refuse a value that is not one of the words of its option, also in objects inside.
+
+    Raises
+    ------
+    ValueError
+        Naming the option and its words.
+    """
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name)
+        if is_dataclass(hint):
+            check_choices(value)
+            continue
+        arguments = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+        literals = [argument for argument in arguments if get_origin(argument) is Literal]
+        choices = tuple(choice for argument in literals for choice in get_args(argument))
+        if literals and value not in choices and (value is not None or type(None) not in arguments):
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}")

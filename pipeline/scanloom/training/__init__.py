@@ -1,1 +1,0 @@
-"""Recipes that train the models that ship."""
