@@ -29,7 +29,7 @@ Both lists are closed. Their codes are in messages, in `--json`, in tables and i
 | failed | a result was expected |
 
 *Again* says whether trying again without a change can help: a later run then does
-([retries](retries.md)). Former names of codes: [compatibility](compatibility.md#renamed-before-10).
+([retries](retries.md)).
 """
 
 

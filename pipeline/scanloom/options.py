@@ -246,6 +246,8 @@ class Outputs:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.also if name not in EXTRAS]:
             raise ValueError(f"also must be of {tuple(EXTRAS)}, got {unknown[0]!r}")
+        # In one order, whatever order was given: recipes and results are the same
+        object.__setattr__(self, "also", tuple(name for name in EXTRAS if name in self.also))
 
 
 @dataclass(frozen=True)

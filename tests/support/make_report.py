@@ -66,7 +66,6 @@ def add_case(
     folder.mkdir(parents=True)
     models = sorted({m.model for m in measurements})
     document = {
-        "schema": 1,
         "case": case,
         "source": {"kind": "dicom", "files": 60, "hash": "h", "modality": "CT", "unit": "HU"},
         "grid": {"axes": "LPS", "shape": [60, 50, 40]},
@@ -90,7 +89,7 @@ def add_case(
     write_json(folder / "case.json", document)
     steps = {"load": 0.5, "network": 3.0, "restore": 0.25, "write": 1.0}
     timing = {name: {"wall_s": s, "cpu_s": s} for name, s in steps.items()}
-    write_json(folder / "timing.json", {"schema": 1, "steps": timing})
+    write_json(folder / "timing.json", {"steps": timing})
     write_measurements(folder, measurements)
     if preview is not None:
         (folder / "preview.png").hardlink_to(preview)

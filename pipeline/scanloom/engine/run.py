@@ -389,7 +389,7 @@ class _Run:
             self.out, self.course, self.workflow, self.cards, self.recipe
         )
         if self.compared is not None:
-            write_json(self.folder / PLAN_FILE, {"schema": 1, **self.compared})
+            write_json(self.folder / PLAN_FILE, self.compared)
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

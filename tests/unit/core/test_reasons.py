@@ -30,7 +30,7 @@ def test_reasons_of_results_and_runs():
         for subject in ("result", "run")
     }
     assert codes == {
-        "result": {"STALE", "RESULT_DAMAGED", "NEWER_VERSION"},
+        "result": {"STALE", "RESULT_DAMAGED", "NEWER_VERSION", "OLDER_VERSION"},
         "run": {"DISK_FULL", "KEY_MISMATCH", "MODEL_CHANGED"},
     }
 

@@ -308,6 +308,12 @@ class Reason(Enum):
         "See `scanloom verify`; remove its folder, or use --replace",
         "result",
     )
+    OLDER_VERSION = (
+        "failed",
+        False,
+        "Written by an older scanloom: use another --out, and segment the scans again",
+        "result",
+    )
     NEWER_VERSION = (
         "failed",
         False,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.requested import requested_card
 from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
-from scanloom.engine.case.recipe import card_digest, outputs_document
+from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
@@ -72,7 +72,7 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
         used = dict.fromkeys(model["engine"]["name"] for model in document["models"])
         differences = [
             *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
-            *_fields(document["outputs"], outputs_document(workflow.output_options)),
+            *_fields(document["outputs"], asdict(workflow.output_options)),
             *_fields(
                 document.get("options", {}),
                 options_document(workflow.read_options, workflow.compute_options),

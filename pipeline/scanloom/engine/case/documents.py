@@ -13,7 +13,7 @@ from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
-from scanloom.engine.case.recipe import card_digest, outputs_document
+from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
@@ -34,7 +34,6 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     case, volume = segmented.loaded.case, segmented.loaded.scan.volume
     labels = case.relations.labels_to_compute(case.outputs.structures)
     return {
-        "schema": 1,
         "case": case.id,
         "source": {
             "kind": case.series.kind,
@@ -47,7 +46,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
         "grid": _grid(volume.grid),
         "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
         "recipe": case.recipe,
-        "outputs": outputs_document(case.outputs),
+        "outputs": asdict(case.outputs),
         "options": options_document(case.read, case.compute),
         "models": [
             {
@@ -115,7 +114,6 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
     """Return the cost of a case: seconds by step, memory, and joules if they can be measured."""
     clock = segmented.loaded.clock
     return {
-        "schema": 1,
         SOURCE_STAMP: segmented.loaded.case.stamp,
         "steps": {
             name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core.reasons import current_code
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.liveness import DIED, observed_state
 
@@ -84,14 +83,12 @@ class Status:
         OSError, ValueError
             If the status is missing or not valid.
         ScanError
-            NEWER_VERSION if a newer scanloom wrote it.
+            OLDER_VERSION or NEWER_VERSION if another version wrote it.
         """
         document = read_json(folder / STATUS_FILE)
         known = {f.name: document[f.name] for f in fields(cls) if f.name in document}
         try:
-            reasons = {current_code(code): n for code, n in known.get("reasons", {}).items()}
-            reason = current_code(known.get("reason", ""))
-            return cls(**{**known, "reasons": reasons, "reason": reason})
+            return cls(**known)
         except (TypeError, AttributeError) as exc:
             raise ValueError("status.json has invalid fields") from exc
 

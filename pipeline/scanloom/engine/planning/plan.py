@@ -369,9 +369,7 @@ def save_plan(plan: Plan, out: Path) -> None:
     folder = out / "runs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(
-            folder / PLAN_FILE, lambda draft: write_json(draft, {"schema": 1, **asdict(plan)})
-        )
+        atomic_write(folder / PLAN_FILE, lambda draft: write_json(draft, asdict(plan)))
     except OSError as exc:
         reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
         raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc

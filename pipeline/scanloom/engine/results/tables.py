@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
-from scanloom.core.reasons import current_code
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES
 from scanloom.engine.workflow.selection import LeftOut
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
@@ -194,8 +193,7 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
         for row in table.filter(is_unused).to_pylist():
             current = rows.get((row["file"], row["copy"]))
             if current is not None and current["outcome"] == "open":
-                reason = current_code(row["reason"])
-                rows[row["file"], row["copy"]] = {**row, "reason": reason}
+                rows[row["file"], row["copy"]] = row
     return rows.values()
 
 

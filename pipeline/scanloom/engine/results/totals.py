@@ -58,7 +58,6 @@ def write_totals(
     done = status.done
     energy = sum(joules.values()) if joules else None
     totals = {
-        "schema": 1,
         "run": status.run,
         "state": status.state,
         "cases": {

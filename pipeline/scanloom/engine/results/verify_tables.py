@@ -15,7 +15,6 @@ from scanloom.core import ScanError
 from scanloom.engine.results.tables import (
     BATCH_ROWS,
     MANIFEST,
-    MEASUREMENT_COLUMNS,
     MEASUREMENTS,
     measurement_rows,
     stale_cases,
@@ -27,8 +26,6 @@ from scanloom.io.system.regular_files import open_regular_file
 
 _Row = dict[str, str]
 """A row of a table, each cell as the CSV file has it."""
-_EMPTY: _Row = dict.fromkeys(MEASUREMENT_COLUMNS, "")
-"""An empty row of measurements; an earlier version wrote fewer columns."""
 _CaseRows = tuple[str, list[_Row]]
 """A case, and its rows."""
 
@@ -98,12 +95,10 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
 
 
 def _equal(rows: list[_Row], expected: list[_Row] | None) -> bool:
-    """Return whether rows of a table are as expected; columns that it lacks count as empty."""
+    """Return whether rows of a table are as expected."""
     if expected is None:
         return True
-    if rows and "recipe" not in rows[0]:  # of an earlier version
-        expected = [{**row, "recipe": ""} for row in expected]
-    return [{**_EMPTY, **row} for row in rows] == expected
+    return rows == expected
 
 
 def altered_manifest(out: Path) -> set[str]:

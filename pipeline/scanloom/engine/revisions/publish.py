@@ -169,7 +169,7 @@ def _write(folder: Path, content: CaseContent, document: dict[str, Any]) -> None
     write_files(folder, content, writers)
     write_json(folder / CASE, document)
     read_back(folder, content, writers)
-    write_json(folder / TIMING, {"schema": 1, "steps": {}})
+    write_json(folder / TIMING, {"steps": {}})
 
 
 def _segmentations(

@@ -23,13 +23,6 @@ _EXPECTED = (
     ("dict_type", "keys and values"),
 )
 """Expected values by the prefix of pydantic's error types."""
-_RENAMED = {
-    "body_box": "skip_air",
-    "fused_restore": "compiled_restore",
-    "image": "`also: [image]`",
-    "split": "`also: [masks]`",
-}
-"""New names of former keys."""
 
 
 def duplicate_keys(node: yaml.Node | None) -> list[str]:
@@ -66,8 +59,6 @@ def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
     if error["type"] == "extra_forbidden" and section is not None:
-        if names[-1] in _RENAMED:
-            return f"{where} is now {_RENAMED[names[-1]]}"
         known = sorted(section.model_fields)
         return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
     if error["type"] == "missing":

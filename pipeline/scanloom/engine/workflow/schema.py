@@ -324,7 +324,7 @@ def parse_workflow(text: bytes | str) -> Workflow:
 
 
 def parse_stored_workflow(text: bytes | str) -> Workflow:
-    """Read a workflow that an earlier version may have stored with a run: JSON.
+    """Read the workflow that a run stored: JSON.
 
     Raises
     ------
@@ -333,16 +333,8 @@ def parse_stored_workflow(text: bytes | str) -> Workflow:
     """
     try:
         document = json.loads(text)
-        sections = {name: dict(document.get(name, {})) for name in ("outputs", "execution")}
-    except (ValueError, AttributeError, TypeError) as exc:
-        raise ScanError(Reason.WORKFLOW, "the stored workflow is not a JSON object") from exc
-    outputs, execution = sections["outputs"], sections["execution"]
-    for former, name in (("body_box", "skip_air"), ("fused_restore", "compiled_restore")):
-        if former in execution:
-            execution[name] = execution.pop(former)
-    extras = [
-        name
-        for former, name in (("image", "image"), ("split", "masks"))
-        if outputs.pop(former, False)
-    ]
-    return make_workflow(**{**document, **sections, "outputs": {"also": extras, **outputs}})
+    except ValueError as exc:
+        raise ScanError(Reason.WORKFLOW, "the stored workflow is not JSON") from exc
+    if not isinstance(document, dict):
+        raise ScanError(Reason.WORKFLOW, "the stored workflow is not a JSON object")
+    return make_workflow(**document)

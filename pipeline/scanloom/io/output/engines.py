@@ -69,7 +69,7 @@ class OutputEngines:
         try:
             draft.mkdir(parents=True)
             target.parent.mkdir(exist_ok=True)
-            document = {"schema": 1, "engine": decision.engine, "precision": decision.precision}
+            document = {"engine": decision.engine, "precision": decision.precision}
             write_json(draft / _DOCUMENT, document)
             fsync_path(draft / _DOCUMENT)
             fsync_path(draft)

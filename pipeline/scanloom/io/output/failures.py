@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason, ScanError
-from scanloom.core.reasons import reason_of
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
@@ -56,7 +55,6 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
     if record.reason is None or not record.id:
         raise ValueError("a failure record requires a case id and a reason")
     document = {
-        "schema": 1,
         "case": record.id,
         "outcome": record.reason.outcome,
         "reason": record.reason.code,
@@ -101,7 +99,7 @@ def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> Failur
         document = read_json(path, _MAX_RECORD_BYTES)
         if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
             return None
-        reason = reason_of(document["reason"])
+        reason = Reason[document["reason"]]
         return Failure(reason, str(document["detail"])) if reason.expects_result else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
         return None  # missing or not written by scanloom: the case is tried again

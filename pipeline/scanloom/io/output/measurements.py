@@ -37,7 +37,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
     significant digits in both. Flags are codes, separated by spaces in the CSV.
     """
     rows = [measurement_to_json(m) for m in measurements]
-    write_json(folder / MEASUREMENTS_JSON, {"schema": 1, "measurements": rows})
+    write_json(folder / MEASUREMENTS_JSON, {"measurements": rows})
     with (folder / MEASUREMENTS_CSV).open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()

@@ -209,7 +209,7 @@ def _has_foreign_files(folder: Path) -> bool:
 
 
 def _check_files(folder: Path, timing: dict[str, Any]) -> None:
-    stamps = timing.get(FILE_STAMPS, {})  # earlier versions had none
+    stamps = timing.get(FILE_STAMPS, {})
     if not isinstance(stamps, dict):
         raise ValueError("timing.json is malformed")  # noqa: TRY004
     touched = []

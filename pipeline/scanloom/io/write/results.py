@@ -36,7 +36,6 @@ def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
     """Return the structures of each label map, by their numbers."""
     models = [s.model for s in segmentations]
     return {
-        "schema": 1,
         "files": [
             {
                 "file": file_names.label_map_name("segmentation", s.model, models, n),

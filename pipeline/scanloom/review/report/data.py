@@ -13,7 +13,6 @@ from typing import Any
 
 from scanloom.cards.limits import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
-from scanloom.core.reasons import current_code
 from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import PREVIEW, TIMING
 from scanloom.io.output.json_file import read_json
@@ -248,7 +247,7 @@ def _failures(out: Path) -> Iterator[ReportCase]:
         with suppress(LookupError, TypeError):  # not written by scanloom: ignored
             if document is not None:
                 flags = tuple(flag["code"] for flag in document["flags"])
-                code = current_code(document["reason"])
+                code = document["reason"]
                 status = Reason[code].outcome if code in Reason.__members__ else "failed"
                 case = document["case"]
                 yield ReportCase(case, case, status, code, document["detail"], flags=flags)
@@ -268,7 +267,7 @@ def _manifest(out: Path) -> _Manifest:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
                 if row["reason"]:
-                    key, case = (current_code(row["reason"]), row["outcome"]), row["case"]
+                    key, case = (row["reason"], row["outcome"]), row["case"]
                     by_reason[key] += 1
                     if case:
                         series[key].add(case)

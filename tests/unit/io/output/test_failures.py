@@ -20,7 +20,7 @@ def test_a_failure_says_why_and_what_to_do(tmp_path: Path) -> None:
 
     assert path == tmp_path / "out" / "failed" / "abc.json"
     assert json.loads(path.read_text()) == {
-        "schema": 1,
+        "schema": 2,
         "case": "abc",
         "outcome": "failed",
         "reason": "SLICE_GAP",

@@ -104,7 +104,7 @@ def test_json_is_stable_and_strict(tmp_path: Path) -> None:
     write_json(path, {"b": 1, "a": {"ö": [1.5, None]}})
     assert (
         path.read_bytes().decode()
-        == '{\n  "b": 1,\n  "a": {\n    "ö": [\n      1.5,\n      null\n    ]\n  }\n}\n'
+        == '{\n  "schema": 2,\n  "b": 1,\n  "a": {\n    "ö": [\n      1.5,\n      null\n    ]\n  }\n}\n'
     )
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, {"x": float("nan")})
