@@ -33,10 +33,17 @@ def default_model(
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at the paths, the error
-        that says so: a path with a typo is not a question of models.
+        MODEL_UNKNOWN if no model fits, or several do. If there is no scan at any of the paths, the
+        error that says so: a path with a typo is not a question of models.
     """
-    check_paths(paths)
+    missing = []
+    for path in paths:
+        try:
+            check_paths([path])
+        except ScanError as error:  # reported when the path is segmented, if there are others
+            missing.append(error)
+    if len(missing) == len(paths):
+        raise missing[0]
     cards = [entry.card for entry in list_models() if entry.card is not None]
     single = [card for card in cards if len(card.channels) == 1]
     if len(single) == 1:

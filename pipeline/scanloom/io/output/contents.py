@@ -61,6 +61,7 @@ CONTENTS: tuple[Entry, ...] = (
     Entry("measurements.*", "ids"),
     Entry("failed/*.json", "ids"),
     Entry("runs/**", "ids"),
+    Entry("engines/*/engine.json", "ids"),
     Entry(".work/**", "dicom"),  # cases that are being written, or whose process died
     *_result("cases/*"),
     Entry("bids/**", "shapes"),

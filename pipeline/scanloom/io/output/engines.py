@@ -9,6 +9,7 @@ exactly one of several processes succeeds, on file systems without hard links or
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
@@ -84,4 +85,6 @@ class OutputEngines:
             raise output_error(exc) from exc
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+            with suppress(OSError):  # not empty: others write there
+                draft.parent.rmdir()
         return decision

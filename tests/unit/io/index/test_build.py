@@ -353,7 +353,7 @@ def test_an_index_of_another_version_is_made_anew(
     from scanloom.io.index import storage
 
     build_index([archive], KEY)
-    monkeypatch.setattr(storage, "version", lambda _: "0.0.0")
+    monkeypatch.setattr(storage, "__version__", "0.0.0")
     assert build_index([archive], KEY).opened == 15
 
 
