@@ -247,21 +247,24 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spacing", "least"),
+    ("name", "spacing"),
     [
-        ("3d", (1.0, 1.0, 2.0), 0.998),  # that of the network: nothing is resampled
-        ("3d", (0.9, 0.8, 1.7), 0.998),
-        ("regions", (1.1, 0.9, 4.6), 0.998),
+        ("3d", (1.0, 1.0, 2.0)),  # that of the network: nothing is resampled
+        ("3d", (0.9, 0.8, 1.7)),
+        ("regions", (1.1, 0.9, 4.6)),
     ],
 )
 def test_an_ensemble_averages_probabilities_as_nnunets_does(
-    name: str, spacing: tuple[float, float, float], least: float, tmp_path: Path
+    name: str, spacing: tuple[float, float, float], tmp_path: Path
 ) -> None:
     """Members differ in how sure they are: the mean of their logits has other labels."""
     changes, cards = dict(MODELS[name]), list[ModelCard]()
     channels = 2 if name == "regions" else 1
     volumes = [scan((19, 20, 14), spacing, "RAS", seed) for seed in range(channels)]
-    for n, scale in enumerate((1.0, 1.0, 6.0)):  # of two, the mean sigmoid is as of logits
+    # Of two members, the mean sigmoid decides as the mean logit does; two that are fairly sure
+    # outvote a third that is very sure only by their probabilities
+    scales = (8.0, 8.0, 60.0) if name == "regions" else (1.0, 1.0, 6.0)
+    for n, scale in enumerate(scales):
         place = write_model(tmp_path / str(n), **changes)
         state = state_dict(place, "3d_fullres", seed=n + 7)
         last = max(key for key in state if ".seg_layers." in key).rpartition(".")[0]
@@ -293,6 +296,6 @@ def test_an_ensemble_averages_probabilities_as_nnunets_does(
     chance = softmax if name == "3d" else sigmoids
     theirs = labels(np.mean([chance(each) for each in logits], axis=0), 0.5)
     of_logits = labels(np.mean([each.astype(np.float32) for each in logits], axis=0), 0.0)
-    assert agreement(found.layers[0].labels, theirs) >= least
+    assert agreement(found.layers[0].labels, theirs) >= 0.9995
     assert agreement(of_logits, theirs) < 0.995
     assert len(np.unique(theirs)) > 1

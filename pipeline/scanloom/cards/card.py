@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from scanloom.cards.cleaning import Cleaning
 from scanloom.cards.cleaning import KeepLargest as KeepLargest
@@ -210,6 +210,10 @@ class Window:
 @dataclass(frozen=True)
 class Argmax:
     """Assign each voxel the class with the largest score; channel n is structure number n."""
+
+
+SIGMOID_ABOVE_HALF: Final = 2.0**-23
+"""Largest score whose sigmoid, in float32, is not above 0.5: nnU-Net's regions are decided so."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from scanloom.cards.card import Argmax, Decision, Paint
+from scanloom.cards.card import SIGMOID_ABOVE_HALF, Argmax, Decision, Paint
 from scanloom.cards.codes import coding, color
 from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
@@ -17,8 +17,6 @@ from scanloom.cards.monai.metadata import Text
 from scanloom.cards.nnunet.plans import Fields, parse
 from scanloom.core import Reason, ScanError, Structure, slug
 
-SIGMOID_ABOVE_HALF: Final = 2.0**-23
-"""Largest score whose sigmoid, in float32, is not above 0.5."""
 _MODALITIES: Final = {
     "CT": ("ct", "cta", "cbct", "hu"),
     "PT": ("pt", "pet", "suv", "fdg"),

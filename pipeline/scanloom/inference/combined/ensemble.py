@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.card import SIGMOID_ABOVE_HALF, Argmax, ModelCard
 from scanloom.core import Reason, ScanError, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice, all_engines
 from scanloom.inference.device import PrecisionChoice
@@ -138,7 +138,7 @@ def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | Non
         return None
     if isinstance(card.decision, Argmax):
         return "softmax"
-    return "sigmoid" if card.decision.value == 0.0 else None
+    return "sigmoid" if card.decision.value in (0.0, SIGMOID_ABOVE_HALF) else None
 
 
 def with_probabilities(card: ModelCard) -> ModelCard:
