@@ -203,8 +203,9 @@ def _read(path: Path) -> pa.Table:
     if not path.exists():
         return _table([])
     try:
-        with open_regular_file(path) as plain, parquet.ParquetFile(plain) as file:
-            return file.read().select(list(COLUMNS)).cast(_table([]).schema)
+        # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
+        with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
+            return file.read(use_threads=False).select(list(COLUMNS)).cast(_table([]).schema)
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
         detail = (
             f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}) and is not overwritten: "
