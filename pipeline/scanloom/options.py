@@ -10,10 +10,12 @@ This module imports nothing but the standard library, so that `scanloom --help` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Gaps = Literal["refuse", "interpolate"]
 """Handling of missing slices of an otherwise regular stack."""
@@ -35,6 +37,9 @@ Beyond it their number grows without bound, and a scan never ends. Models use 0.
 
 PANELS: Final = ("Input", "Model", "Output", "Device", "Expert", "General")
 """Panels of help, in order."""
+
+AXIS_CODES: Final = "^([RL]([AP][SI]|[SI][AP])|[AP]([RL][SI]|[SI][RL])|[SI]([RL][AP]|[AP][RL]))$"
+"""One letter for each patient axis, in any order: RAS, LPS, ..."""
 
 EXTRAS: Final = {
     "image": "the scan, as image.nii.gz",
@@ -128,7 +133,7 @@ class ReadOptions:
         help="Axes of a file that does not state them: RAS, LPS.",
         metavar="CODES",
         parser="axis_codes",
-        pattern="^[RLAPSI]{3}$",
+        pattern=AXIS_CODES,
         examples=["RAS"],
     )
     modality: Modality | None = option(
@@ -179,7 +184,9 @@ class ComputeOptions:
         panel="Model",
         help="Remove components up to this volume.",
         metavar="MM3",
+        parser="volume",
         ge=0.0,
+        allow_inf_nan=False,
         examples=[200.0],
     )
     overlap: float | None = option(
@@ -248,6 +255,7 @@ class Outputs:
             raise ValueError(f"also must be of {tuple(EXTRAS)}, got {unknown[0]!r}")
         # In one order, whatever order was given: recipes and results are the same
         object.__setattr__(self, "also", tuple(name for name in EXTRAS if name in self.also))
+        object.__setattr__(self, "structures", tuple(sorted(set(self.structures))))
 
 
 @dataclass(frozen=True)
@@ -384,21 +392,44 @@ def take(kind: type[T], values: Mapping[str, Any]) -> T:
     return kind(**{name: values[name] for name in names_of(kind) if name in values})
 
 
-def check_choices(options: Any) -> None:
-    """Refuse a value that is not one of the words of its option, also in objects inside.
+def check_values(options: Any) -> None:
+    """Refuse a value of another type than its option's, or outside its words or bounds.
+
+    Options objects inside are checked too.
 
     Raises
     ------
     ValueError
-        Naming the option and its words.
+        Naming the option and what it takes.
     """
-    for name, hint in get_type_hints(type(options)).items():
-        value = getattr(options, name)
+    hints = get_type_hints(type(options))
+    for each in fields(options):
+        name, hint, value = each.name, hints[each.name], getattr(options, each.name)
         if is_dataclass(hint):
-            check_choices(value)
+            check_values(value)
             continue
-        arguments = get_args(hint) if get_origin(hint) is not Literal else (hint,)
-        literals = [argument for argument in arguments if get_origin(argument) is Literal]
-        choices = tuple(choice for argument in literals for choice in get_args(argument))
-        if literals and value not in choices and (value is not None or type(None) not in arguments):
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        literals = [kind for kind in kinds if get_origin(kind) is Literal]
+        choices = tuple(choice for kind in literals for choice in get_args(kind))
+        if choices and value not in choices and (value is not None or NoneType not in kinds):
             raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        if not choices and not any(_is_of(value, kind) for kind in kinds):
+            expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+            raise ValueError(f"{name} must be {expected}, got {value!r}")
+        low, high = (each.metadata.get("schema", {}).get(bound) for bound in ("ge", "le"))
+        if (
+            value is not None
+            and low is not None
+            and not low <= value <= (math.inf if high is None else high)
+        ):
+            most = "" if high is None else f" and at most {high}"
+            raise ValueError(f"{name} must be at least {low}{most}, got {value!r}")
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """Return whether a value is of a type; True is no number, and an integer is one."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

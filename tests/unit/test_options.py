@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
-from scanloom.options import SegmentOptions, check_choices, segment_options, take
+from scanloom.options import SegmentOptions, check_values, segment_options, take
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ from scanloom.options import SegmentOptions, check_choices, segment_options, tak
 )
 def test_a_word_that_is_not_listed_is_refused(options: Any) -> None:
     with pytest.raises(ValueError, match="must be one of"):
-        check_choices(options)
-    check_choices(type(options)())
+        check_values(options)
+    check_values(type(options)())
 
 
 def test_an_unknown_optional_writer_is_refused_at_construction() -> None:

@@ -145,6 +145,8 @@ def _as_typed(option: Any, value: Any, where: str) -> Any:
     if any(item is None or isinstance(item, (dict, list)) for item in items):
         raise typer.BadParameter(f"{where}: expected a value")
     if option.is_flag:
+        if isinstance(value, str) and not value.strip():
+            raise typer.BadParameter(f"{where}: expected yes or no, but the text is empty")
         return value
     texts = [_text(item) for item in items]
     if not all(text.strip() for text in texts):

@@ -27,7 +27,7 @@ from scanloom.options import (
     Precision,
     SegKind,
     SegmentOptions,
-    check_choices,
+    check_values,
     segment_options,
 )
 
@@ -63,7 +63,7 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
 
     settle_in()
     compute = ComputeOptions(precision=precision)
-    check_choices(compute)
+    check_values(compute)
     return make_predictor(find_model(name), compute, device=device)
 
 
@@ -194,16 +194,17 @@ def segment(
     del given["paths"], given["progress"], given["model"]
     given |= {
         "models": (model,) if isinstance(model, str) else tuple(model or ()),
-        "out": Path(out),
+        "out": Path(_not_empty(out, "out")),
         "series": None if series is None else str(series),
         "also": _words(also),
         "structures": _labels(structures),
-        "key": None if key is None else Path(key),
+        "key": None if key is None else Path(_not_empty(key, "key")),
+        "orientation": orientation and orientation.strip().upper(),
         "memory_limit": _size(memory_limit),
         "max_size": _size(max_size),
     }
     options = segment_options(**given)
-    check_choices(options)
+    check_values(options)
     if not options.models:
         name = default_model(inputs, options.read.modality, archives=archives)
         options = replaced(options, models=(name,))
@@ -284,6 +285,13 @@ def _records(
     return tuple(records)
 
 
+def _not_empty(path: str | Path, name: str) -> str | Path:
+    """Return a path; an empty text would be the current folder, and is refused."""
+    if isinstance(path, str) and not path.strip():
+        raise ValueError(f"{name} must be a path; the text is empty")
+    return path
+
+
 def _words(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names as given, or those of a text with commas, as on the command line."""
     listed = names.split(",") if isinstance(names, str) else names
@@ -293,7 +301,7 @@ def _words(names: str | Sequence[str]) -> tuple[str, ...]:
 def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
     """Return labels as `_words` does; an empty text would mean all, and is refused."""
     labels = _words(structures)
-    if not labels and isinstance(structures, str):
+    if not labels and structures != ():
         raise ValueError("structures must name at least one structure; leave it out for all")
     return labels
 

@@ -34,7 +34,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.io.voxel_values import rounding_flags
-from scanloom.options import check_choices
+from scanloom.options import check_values
 
 
 def load_volume(
@@ -94,7 +94,7 @@ def load_volume(
         If an option has an unknown value.
     """
     options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
-    check_choices(options)
+    check_values(options)
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
@@ -135,7 +135,7 @@ def read_scan(
     ValueError
         If an option has an unknown value.
     """
-    check_choices(options)
+    check_values(options)
     with _unreadable_neighbours(series):
         scan = FORMATS[series.kind].read(
             series.files,
@@ -159,7 +159,7 @@ def read_outline(
 
     Parameters and errors are those of `read_scan`, for the faults that headers show.
     """
-    check_choices(options)
+    check_values(options)
     with _unreadable_neighbours(series):
         return probe(series, phase, options.orientation, options.gaps, _limit(options))
 

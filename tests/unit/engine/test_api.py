@@ -55,14 +55,29 @@ def test_every_option_is_a_keyword_with_its_default_and_an_option_of_the_command
         ({"structures": ""}, "structures must name at least one"),
         ({"structures": " , "}, "structures must name at least one"),
         ({"memory_limit": "much"}, "a number and a unit"),
+        ({"replace": "no"}, "replace must be bool"),
+        ({"archives": None}, "archives must be bool"),
+        ({"fast": 1}, "fast must be bool"),
+        ({"phase": "0"}, "phase must be int"),
+        ({"phase": True}, "phase must be int"),
+        ({"phase": -1}, "phase must be at least 0"),
+        ({"remove_small": -1.0}, "remove_small must be at least 0"),
+        ({"overlap": 0.99}, "overlap must be at least 0.0 and at most 0.9"),
+        ({"key": " "}, "key must be a path"),
+        ({"structures": [""]}, "structures must name at least one"),
     ],
 )
 def test_unknown_values_are_refused_before_anything_is_written(
-    options: dict[str, str], says: str, tmp_path: Path
+    options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=says):
         scanloom.segment(SAMPLE, model="ct_tissue", out=tmp_path / "out", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_output_folder_is_not_the_current_one() -> None:
+    with pytest.raises(ValueError, match="out must be a path"):
+        scanloom.segment(SAMPLE, model="ct_tissue", out="")
 
 
 def test_unknown_options_are_refused() -> None:

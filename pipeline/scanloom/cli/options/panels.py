@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import chain
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -111,8 +112,7 @@ def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
     )
     if get_origin(hint) is not tuple:
         return hint, info
-    # The parser of a text with commas returns all items; other options of several are repeated
-    return (str if parser is values.names else list[str]) | None, info
+    return list[str] | None, info  # repeated; a parser may give several items of one text
 
 
 def _filled(panel: Any, given: Values) -> Any:
@@ -125,6 +125,7 @@ def _filled(panel: Any, given: Values) -> Any:
             continue
         value = given[field.name]
         if "command" in field.metadata and get_origin(hints[field.name]) is tuple:
-            value = tuple(value or ())
+            items = [each if isinstance(each, tuple) else (each,) for each in value or ()]
+            value = tuple(chain.from_iterable(items))
         arguments[field.name] = value
     return panel(**arguments)

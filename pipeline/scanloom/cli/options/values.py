@@ -44,6 +44,15 @@ def names(text: str) -> tuple[str, ...]:
     return given
 
 
+def volume(text: str) -> float:
+    """Return a volume in mm3, 0 or more; refuse any other text."""
+    with suppress(ValueError):
+        number = float(text)
+        if 0 <= number < float("inf"):
+            return number
+    raise typer.BadParameter("a volume in mm3, such as 200")
+
+
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
     from scanloom.options import MAX_OVERLAP

@@ -34,7 +34,7 @@ from scanloom.engine.workflow.relations import (
     Unions,
     make_relations,
 )
-from scanloom.engine.workflow.section import Section, WordList, listed
+from scanloom.engine.workflow.section import Section, WordList, comma_separated, listed
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import EXTRAS, Modality
 
@@ -146,8 +146,8 @@ class Results(Section, Outputs, frozen=True):
     """Files that are written for each case."""
 
     # mypy cannot evaluate a literal of the names of a table
-    also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(listed)] = ()  # type: ignore[valid-type]
-    structures: WordList = ()
+    also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(comma_separated)] = ()  # type: ignore[valid-type]
+    structures: Annotated[tuple[str, ...], BeforeValidator(comma_separated)] = ()
 
 
 class Cluster(Section, frozen=True):

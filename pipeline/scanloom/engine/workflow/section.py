@@ -17,6 +17,22 @@ def listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def comma_separated(value: object) -> object:
+    """Return a text as the names between its commas, as on the command line; refuse an empty one.
+
+    Raises
+    ------
+    ValueError
+        If it has no name.
+    """
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise ValueError("at least one name; leave the key out for all")
+    return names
+
+
 WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 

@@ -144,6 +144,25 @@ def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
     assert "spleen" not in ended.out
 
 
+def test_structures_may_be_repeated(tiny_model: Path, tmp_path: Path) -> None:
+    scan = nifti(tmp_path / "scan.nii.gz")
+    wanted = ["--structures", "spleen", "--structures", "liver", "--modality", "CT", "--json"]
+    ended = scanloom("segment", scan, "-m", tiny_model, "-o", tmp_path / "out", *wanted)
+
+    [case] = ended.document["cases"]
+    assert {row["label"] for row in case["measurements"]} == {"spleen", "liver"}
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "much"])
+def test_volumes_that_cannot_be_are_wrong_usage(
+    value: str, study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    ended = scanloom(
+        *("segment", study, "-m", tiny_model, "-o", tmp_path / "out"), f"--remove-small={value}"
+    )
+    assert (ended.code, "a volume in mm3" in ended.err) == (2, True)
+
+
 def test_one_bad_path_does_not_stop_the_others(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

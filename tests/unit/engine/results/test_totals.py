@@ -79,7 +79,7 @@ def test_totals(out: Path) -> None:
     assert totals["slowest"][0] == {"case": "x", "seconds": 9.0}
     assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
     reported = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
-    assert reported == totals
+    assert reported == {"schema": 2, **totals}
 
 
 def test_times_of_folders_that_are_named_by_source(out: Path) -> None:

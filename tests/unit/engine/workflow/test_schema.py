@@ -141,3 +141,22 @@ def test_sections_have_the_defaults_of_their_options() -> None:
     assert workflow.compute_options == ComputeOptions()
     read = parse_workflow(SMALL + "policy: {gaps: interpolate, max_size: 1 GiB}").read_options
     assert read == ReadOptions(gaps="interpolate", max_size=1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("execution: {remove_small: .inf}", "remove_small"),
+        ("policy: {orientation: RRA}", "orientation"),
+        ("outputs: {structures: ''}", "at least one name"),
+    ],
+)
+def test_values_that_the_command_refuses_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ScanError, match=message):
+        parse_workflow(SMALL + text)
+
+
+def test_structures_are_a_set_of_names() -> None:
+    one = parse_workflow(SMALL + "outputs: {structures: 'spleen, liver'}").output_options
+    other = parse_workflow(SMALL + "outputs: {structures: [liver, spleen, liver]}").output_options
+    assert one == other == Outputs(structures=("liver", "spleen"))
