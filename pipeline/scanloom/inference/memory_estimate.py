@@ -16,13 +16,12 @@ import torch
 from scanloom.cards.card import Argmax, ModelCard
 from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
-from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
 from scanloom.inference.network.final_layer import last_layer
 from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.network.planes import input_size
-from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.crop import largest_box
-from scanloom.inference.resampling.parts import grid_for_parts
+from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.area import AREA_SLAB_BYTES
 from scanloom.inference.restore.slices import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes

@@ -47,8 +47,7 @@ from scanloom.inference.network.free_memory import return_free_memory
 from scanloom.inference.network.half_check import wrong_half
 from scanloom.inference.network.loading import TrainedNetworks, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
-from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import ModelInput, NetworkImage, SharedScan, network_image
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import Restorer, choose_backend, make_restorer
 from scanloom.inference.restore.uncertainty import uncertainty_restorer

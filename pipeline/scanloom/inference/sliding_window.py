@@ -20,7 +20,7 @@ from scanloom.inference.geometry import Shape
 from scanloom.inference.network.final_layer import FinalLayer
 from scanloom.inference.network.flips import mean_over_flips
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
-from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.windows.layout import (
     pad_to_window,
     slices_with_margin,

@@ -11,8 +11,7 @@ from scanloom.core.uncertainty import Uncertainty
 from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import as_nifti
 from scanloom.inference.memory_fallback import MemoryPlan
-from scanloom.inference.resampling.image import ModelInput
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import ModelInput, SharedScan
 from scanloom.inference.restore.decisions import Labels, only_numbers
 
 

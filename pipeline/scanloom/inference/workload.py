@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid
-from scanloom.inference.geometry import plan_grid
+from scanloom.inference.geometry import grid_for_parts, plan_grid
 from scanloom.inference.resampling.crop import largest_box
-from scanloom.inference.resampling.parts import grid_for_parts
 from scanloom.inference.windows.layout import window_layout
 
 

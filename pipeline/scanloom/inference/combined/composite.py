@@ -30,13 +30,16 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.geometry import (
+    NetworkPlan,
+    nifti_spacing,
+    part_grid,
+    plan_grid,
+    steps_after,
+)
 from scanloom.inference.predictor import TorchPredictor, made_after
-from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.resampling.alignment import nifti_spacing
-from scanloom.inference.resampling.image import ModelInput, network_image
-from scanloom.inference.resampling.parts import part_grid, steps_after
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import ModelInput, SharedScan, network_image
+from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import restore_labels
 from scanloom.ops.boxes import (

@@ -16,7 +16,7 @@ from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryPlan
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate
 from scanloom.inference.sliding_window import ScorePlanes
 from scanloom.inference.task import Task

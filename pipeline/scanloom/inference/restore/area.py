@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Decision
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.resampling.area import area_matrix
+from scanloom.inference.resampling.sampling import area_matrix
 from scanloom.inference.restore.decisions import Clean, decide_on_grid, label_type, map_count
 from scanloom.inference.sliding_window import ScorePlanes
 

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
-from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.resample import LinearWeights, nearest, unorient
-from scanloom.inference.resampling.alignment import round_half_up
+from scanloom.inference.geometry import NetworkPlan, round_half_up
+from scanloom.inference.resampling.resample import LinearWeights, nearest, unorient
 from scanloom.inference.restore import cpu, cuda
 from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.cpu import Coordinates

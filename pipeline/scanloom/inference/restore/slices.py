@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.resample import LinearWeights, other_axes
+from scanloom.inference.resampling.resample import LinearWeights, other_axes
 from scanloom.inference.restore.cpu import Coordinates
 
 CPU_SLAB_BYTES = 2 * 1024**2

@@ -17,7 +17,7 @@ from scanloom.cards.intensity import ScaleRange
 from scanloom.core import ScanError, Volume
 from scanloom.inference.combined.ensemble import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.sliding_window import ScorePlanes
 from support import model_cards
 

@@ -14,7 +14,7 @@ from scanloom.core import StepTimer, Volume
 from scanloom.inference.memory_fallback import MemoryLimits
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling import image as image_module
-from scanloom.inference.resampling.shared import SharedScan, sharing_key
+from scanloom.inference.resampling.image import SharedScan, sharing_key
 from support import model_cards
 
 STEPS = (

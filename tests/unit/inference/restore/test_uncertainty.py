@@ -20,7 +20,7 @@ from scanloom.core import Volume
 from scanloom.inference.combined.ensemble import Ensemble
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resample import to_network
+from scanloom.inference.resampling.resample import to_network
 from scanloom.inference.restore.uncertainty import entropy
 from support import model_cards
 
