@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
-    from scanloom.inference.engines.verdicts import Verdict
+    from scanloom.inference.engines.cache import Verdict
 
 
 def print_list(entries: tuple[ModelEntry, ...]) -> None:
@@ -138,7 +138,7 @@ def _engines(card: ModelCard) -> list[tuple[str, str]]:
 def verdicts_of(card: ModelCard) -> list[Verdict]:
     """Return the verdicts on engines for a model and its parts, by this user on this machine."""
     from scanloom.cards.parts import networks
-    from scanloom.inference.engines.verdicts import all_verdicts
+    from scanloom.inference.engines.cache import all_verdicts
 
     names = {network.name for network in networks(card)}
     return [verdict for verdict in all_verdicts() if verdict.model in names]

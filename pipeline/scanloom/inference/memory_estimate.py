@@ -1,4 +1,4 @@
-"""Estimates the memory of the network's part of a case before anything is allocated.
+"""Estimates the memory and the work of the network's part of a case before anything is allocated.
 
 The estimate follows the code step by step, from the shapes of scan, network grid and window. The
 memory of the network itself is measured on the meta device. Interpreter and libraries are not
@@ -17,16 +17,14 @@ from scanloom.cards.card import Argmax, ModelCard
 from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
-from scanloom.inference.network.final_layer import last_layer
+from scanloom.inference.network.layers import input_size, last_layer
 from scanloom.inference.network.memory import network_bytes
-from scanloom.inference.network.planes import input_size
 from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.resampling.resample import SLAB_BYTES
-from scanloom.inference.restore.area import AREA_SLAB_BYTES
-from scanloom.inference.restore.slices import CPU_SLAB_BYTES, GPU_SLAB_BYTES
+from scanloom.inference.restore.restorers import AREA_SLAB_BYTES, CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes
 from scanloom.inference.sliding_window import HEAD_SLABS
-from scanloom.inference.windows.layout import window_layout
+from scanloom.inference.windows import window_layout
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
@@ -356,3 +354,21 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
     numbers = {s.number for s in card.structures}
     gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
     return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
+
+
+def window_values(card: ModelCard, grid: Grid) -> int:
+    """Return the number of voxels that networks process for a scan.
+
+    Windows of air are included; a window counts once for each network and each flip. A crop to the
+    structures of another model, which is not known beforehand, is not taken into account.
+    """
+    if card.stage is not None:
+        return window_values(card.stage.card, grid) + window_values(replace(card, stage=None), grid)
+    if card.parts:
+        inner = grid_for_parts(grid, card)
+        return sum(window_values(part, inner) for part in card.parts)
+    plan = plan_grid(grid, card.grid)
+    shape = largest_box(plan, card.grid.crop)
+    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
+    passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
+    return layout.count * math.prod(layout.size) * passes

@@ -2,34 +2,33 @@
 
 The outermost loop over windows is along one axis. So only the planes that later windows overlap (as
 many as a window is wide) are kept as sums; all others are divided, activated and yielded.
-`windows.layout` defines the windows, and cases in which sums of all planes are kept.
+`windows` defines the windows, and cases in which sums of all planes are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
-from scanloom.inference.device import is_out_of_memory
-from scanloom.inference.finite import all_finite
+from scanloom.inference.device import all_finite, is_out_of_memory
 from scanloom.inference.geometry import Shape
-from scanloom.inference.network.final_layer import FinalLayer
-from scanloom.inference.network.flips import mean_over_flips
+from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
 from scanloom.inference.resampling.resample import SLAB_BYTES
-from scanloom.inference.windows.layout import (
+from scanloom.inference.windows import (
+    WindowLayout,
     pad_to_window,
     slices_with_margin,
     window_layout,
     window_slices,
     window_weights,
 )
-from scanloom.inference.windows.sums import ScoreAccumulator
-from scanloom.inference.windows.uniform import SharedScores, uniform_windows
 
 CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
@@ -37,6 +36,15 @@ HEAD_SLABS = 4
 """Slabs of scores that a final layer computes at once: labelling more planes at once is faster."""
 
 Network = Callable[[torch.Tensor], torch.Tensor]
+
+_CHANNELS_AT_ONCE = 16
+"""Channels of a window's scores that are weighted at a time."""
+_CACHED_VALUES = 1 << 18
+"""Values that a processor's cache holds in two types."""
+Values = tuple[float, ...]
+"""The value of each channel."""
+_SAMPLED = 8
+"""Every so many voxels along each axis are compared first: few other windows pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,3 +376,247 @@ class SlidingWindow:
             step = max(1, CACHED_BYTES // plane_bytes) if scores.is_cpu else len(planes)
             for chunk in torch.split(planes.transpose(0, 1), step, dim=1):
                 chunk.copy_(torch.softmax(chunk.contiguous(), dim=0))
+
+
+class ScoreAccumulator:
+    """Weighted sums of the planes that windows still overlap.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        Windows of the padded image.
+    weight : (x, y, z) tensor
+        Weights of a window's voxels. Sums have its type and device; scores may be on another
+        device.
+
+    Attributes
+    ----------
+    axis : 0, 1 or 2
+        Axis across the planes.
+    first : int
+        Index of the first plane in the padded image.
+    whole : bool
+        Whether sums of all planes are kept, until the last window.
+    """
+
+    def __init__(self, layout: WindowLayout, weight: torch.Tensor) -> None:
+        self.axis, self.first = layout.axis, 0
+        self._weight = weight
+        self._size = layout.size
+        self._single = layout.count == 1 and bool((weight == 1).all())
+        shape = [layout.planes if x == self.axis else n for x, n in enumerate(layout.padded)]
+        self.whole = layout.together == 0
+        self._count = weight.new_zeros((1, *shape))
+        self._sum = self._count[:0]  # the first window gives the number of classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the sums."""
+        return self._weight.device
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of the scores of one plane."""
+        return self._sum.nbytes // self._sum.shape[self.axis + 1]
+
+    def add(self, scores: torch.Tensor, corner: Shape) -> None:
+        """Add a window's scores (C, x, y, z), which may be overwritten."""
+        alike = (scores.device, scores.dtype) == (self.device, self._weight.dtype)
+        if self._single and alike:  # the only scores of a voxel are their mean
+            self._sum = scores
+            self._count.fill_(1)
+            return
+        if len(self._sum) == 0:
+            self._sum = self._count.new_zeros((len(scores), *self._count.shape[1:]))
+        x, y, z = (n - self.first if axis == self.axis else n for axis, n in enumerate(corner))
+        box = (slice(None), *window_slices((x, y, z), self._size))
+        accumulate(self._sum[box], self._count[box], scores.to(self.device), self._weight)
+
+    def means(
+        self, first: int, last: int, crop: list[slice], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the cropped means of planes `first` to before `last` on a device.
+
+        The sums are divided in place, so each plane can be requested only once.
+
+        Returns
+        -------
+        (means, empty)
+            Means (N, C, ., .), and a mask (N, 1, ., .) of the voxels that no window covers; None
+            if windows cover all voxels.
+        """
+        selected = slice(first - self.first, last - self.first)
+        sums, counts = (
+            planes.movedim(self.axis + 1, 0)[selected][:, :, crop[0], crop[1]]
+            for planes in (self._sum, self._count)
+        )
+        empty = counts == 0
+        if not bool(empty.any()):
+            return sums.div_(counts).to(device), None
+        return sums.div_(counts.masked_fill(empty, 1.0)).to(device), empty.to(device)
+
+    def advance(self, following: int) -> None:
+        """Drop the planes before `following` and append as many new ones."""
+        shift = following - self.first
+        for slab in (self._sum, self._count):
+            planes = slab.movedim(self.axis + 1, 0)
+            size = len(planes)
+            for n in range(0, size - shift, max(shift, 1)):  # source and target do not overlap
+                count = min(shift, size - shift - n)
+                planes[n : n + count] = planes[n + shift : n + shift + count]
+            planes[max(size - shift, 0) :] = 0
+        self.first = following
+
+
+def accumulate(
+    sums: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor
+) -> None:
+    """Add weighted scores and the weights, in place.
+
+    Half sums are rounded as by nnU-Net: scores are weighted in their own type, and overwritten.
+
+    Parameters
+    ----------
+    sums : (C, x, y, z) float32 or float16 tensor
+        Sums of scores at the window's voxels.
+    counts : (1, x, y, z) tensor
+        Sums of weights, of the same type.
+    scores : (C, x, y, z) tensor
+        Scores of the window, of any floating type.
+    weight : (x, y, z) tensor
+        Weights of the window, of the type of the sums.
+    """
+    if sums.dtype is torch.float32:
+        chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
+        for total, chunk in zip(*chunks, strict=True):
+            total.addcmul_(chunk.to(torch.float32), weight)
+    else:
+        _add_half(sums, scores, weight)
+    counts.add_(weight)
+
+
+def _add_half(sums: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor) -> None:
+    """Add weighted scores to half sums, in place; scores of a wider type are not rounded first.
+
+    On a CPU, torch adds types that differ one value at a time. A part that its cache holds is
+    converted, added to and converted back in a twentieth of the time, with the same bits.
+    """
+    if scores.dtype is sums.dtype or not sums.is_cpu:
+        sums.add_(scores.mul_(weight))
+        return
+    wide = torch.promote_types(scores.dtype, sums.dtype)
+    step = max(1, _CACHED_VALUES // max(1, weight[0].numel()))
+    for total, own in zip(sums, scores, strict=True):
+        parts = (torch.split(values, step) for values in (total, own, weight))
+        for part, score, factor in zip(*parts, strict=True):
+            part.copy_(part.to(wide).add_(score.mul_(factor).to(wide)))
+
+
+def uniform_windows(
+    padded: torch.Tensor, corners: Sequence[Shape], size: Shape
+) -> dict[Shape, Values]:
+    """Return the values of those windows in which each channel has a single one, by corner.
+
+    Clipped air, padding, and the background of an MR are the same value in every window, whatever
+    the intensity steps were. A network gives such windows the same scores, which are added to each
+    of them: labels are exactly those of running it for all. (With batches of several windows, on
+    GPUs, the last bits of scores depend on a window's batch, and so on which windows are left out.)
+
+    Parameters
+    ----------
+    padded : (channels, X, Y, Z) tensor
+        The image.
+    corners : sequence of (x, y, z)
+        First voxels of the windows.
+    size : (x, y, z)
+        Size of a window.
+    """
+    uniform = {}
+    for corner in corners:
+        window = padded[:, *window_slices(corner, size)]
+        values = window[:, :1, :1, :1]
+        sampled = window[:, ::_SAMPLED, ::_SAMPLED, ::_SAMPLED]
+        if bool((sampled == values).all()) and bool((window == values).all()):
+            uniform[corner] = tuple(values.flatten().tolist())
+    return uniform
+
+
+class SharedScores:
+    """Scores of uniform windows, from the first window to the last one with the same values.
+
+    Parameters
+    ----------
+    uniform : mapping of (x, y, z) to tuple of float
+        From `uniform_windows`.
+    """
+
+    def __init__(self, uniform: Mapping[Shape, Values]) -> None:
+        self._uniform = uniform
+        self._following = Counter(uniform.values())
+        self._kept: dict[Values, torch.Tensor] = {}
+
+    @property
+    def saved(self) -> int:
+        """Number of windows for which the network is not run."""
+        return len(self._uniform) - len(set(self._uniform.values()))
+
+    def batch(self, corners: Sequence[Shape], count: int) -> Sequence[Shape]:
+        """Return the first corners, up to `count`, that the network is to be run for together."""
+        known = set(self._kept)
+        for n, corner in enumerate(corners[:count]):
+            values = self._uniform.get(corner)
+            if values in known:
+                return corners[:n]
+            if values is not None:
+                known.add(values)
+        return corners[:count]
+
+    def keep(self, corner: Shape, scores: torch.Tensor) -> None:
+        """Keep the scores (C, x, y, z) of a window if later windows have the same values."""
+        values = self._uniform.get(corner)
+        if values is not None:
+            self._following[values] -= 1
+            if self._following[values]:
+                self._kept[values] = scores.clone()
+
+    def take(self, corner: Shape) -> torch.Tensor:
+        """Return the kept scores of a window's values, which the caller may overwrite."""
+        values = self._uniform[corner]
+        self._following[values] -= 1
+        return self._kept[values].clone() if self._following[values] else self._kept.pop(values)
+
+
+def flip_combinations(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all combinations of at least one axis, in the order of nnU-Net."""
+    return [
+        combination
+        for count in range(1, len(axes) + 1)
+        for combination in itertools.combinations(axes, count)
+    ]
+
+
+def mean_over_flips(
+    network: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, axes: Sequence[int]
+) -> torch.Tensor:
+    """Return the mean of a network's scores over all combinations of flips.
+
+    Scores are summed in their own type, then divided, as by nnU-Net.
+
+    Parameters
+    ----------
+    network : callable
+        Maps (N, channels, x, y, z) to scores (N, C, x, y, z); may work in place.
+    windows : (N, channels, x, y, z) tensor
+        Input of the network; not changed if `axes` are given.
+    axes : sequence of int
+        Axes of the windows, 0 to 2; empty for no flip.
+    """
+    if not axes:
+        return network(windows)
+    scores = network(windows.clone())
+    combinations = flip_combinations(axes)
+    for combination in combinations:
+        dims = [axis + 2 for axis in combination]
+        scores += network(windows.flip(dims)).flip(dims)
+    scores /= len(combinations) + 1
+    return scores

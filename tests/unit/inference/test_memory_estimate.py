@@ -39,7 +39,7 @@ import json, sys
 from pathlib import Path
 import torch
 from scanloom.cards.card import NetworkSpec
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.layers import MixedBfloat16
 from scanloom.inference.network.architectures import build_network
 
 def status(name):

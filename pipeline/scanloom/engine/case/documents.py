@@ -145,7 +145,7 @@ def _estimated(segmented: SegmentedCase) -> int:
 
 def _window_values(segmented: SegmentedCase) -> int:
     """Return the number of window values that the networks processed, as plans count them."""
-    from scanloom.inference.workload import window_values
+    from scanloom.inference.memory_estimate import window_values
 
     grid = segmented.loaded.scan.volume.grid
     case = segmented.loaded.case

@@ -409,7 +409,7 @@ def _estimated(
     site: ExecutionSite,
 ) -> PlannedCase:
     """Return a case with its sizes and memory, or with the reason why it would be refused."""
-    from scanloom.inference.workload import window_values
+    from scanloom.inference.memory_estimate import window_values
 
     try:
         grid, dtype = _grid_and_dtype(series, case)
@@ -551,7 +551,7 @@ def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
 
 def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
     """Yield a line for each engine that was measured with a network of the models."""
-    from scanloom.inference.engines.verdicts import all_verdicts
+    from scanloom.inference.engines.cache import all_verdicts
 
     names = {network.name for card in cards for network in networks(card)}
     for verdict in all_verdicts():

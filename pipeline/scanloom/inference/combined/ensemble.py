@@ -15,11 +15,10 @@ from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryPlan
-from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.predictor import Task, TorchPredictor
 from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate
 from scanloom.inference.sliding_window import ScorePlanes
-from scanloom.inference.task import Task
 
 
 class Ensemble(TorchPredictor):

@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from scanloom.cards.card import ModelCard
 from scanloom.inference.device import cudnn_version, deterministic, is_out_of_memory
-from scanloom.inference.engines.export_cache import export_key, exports_folder
-from scanloom.inference.engines.verdicts import device_model
+from scanloom.inference.engines.cache import device_model, export_key, exports_folder
 from scanloom.inference.network.loading import LoadedNetwork, load_network
 from scanloom.own_python import make_private_folder
 

@@ -14,10 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from scanloom.cards.card import NetworkSpec
 from scanloom.inference.device import VALUES_PER_VOXEL
-from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.final_layer import last_layer, replace_with_identity
-from scanloom.inference.network.meta_shapes import MetaShapeRules, meta_dispatch
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.architectures import MetaShapeRules, build_network, meta_dispatch
+from scanloom.inference.network.layers import MixedBfloat16, last_layer, replace_with_identity
 
 MAX_UNFOLDED_VALUES = 20_480
 """Largest number of values per plane (batch, channels, x and y) of an input that is unfolded into

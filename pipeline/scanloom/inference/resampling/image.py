@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import ModelCard, Stage
 from scanloom.cards.intensity import Normalize
 from scanloom.core import Reason, ScanError, Volume
-from scanloom.inference.finite import all_finite
+from scanloom.inference.device import all_finite
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.crop import (

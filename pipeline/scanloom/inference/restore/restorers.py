@@ -4,22 +4,25 @@ Scores are interpolated linearly and decided on the source grid, without an arra
 source voxels. The result equals that of resampling all scores to the source grid, then taking the
 first maximum (or comparing each score with a threshold). Uses compiled kernels where available.
 `decide_torch` is the plain PyTorch reference implementation, and runs on every other device.
+
+Source slices lie between planes of the network grid, and are restored as the planes arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.inference.geometry import NetworkPlan, round_half_up
-from scanloom.inference.resampling.resample import LinearWeights, nearest, unorient
+from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resampling.sampling import area_matrix
 from scanloom.inference.restore import cpu, cuda
-from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import (
     Clean,
@@ -30,8 +33,16 @@ from scanloom.inference.restore.decisions import (
     map_count,
     painted,
 )
-from scanloom.inference.restore.slices import SourceSlices, interpolate, slabs_of_slices
 from scanloom.inference.sliding_window import ScorePlanes
+
+CPU_SLAB_BYTES = 2 * 1024**2
+"""Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
+GPU_SLAB_BYTES = 128 * 1024**2
+"""Bytes of one class of a slab of source slices on a GPU, which needs large amounts of work."""
+Maps = Sequence[NDArray[Any]]
+Restore = Callable[[torch.Tensor, Coordinates, Maps], None]
+AREA_SLAB_BYTES = 64 * 1024**2
+"""Largest size of the resampled scores of some source slices."""
 
 
 class Label(Protocol):
@@ -363,3 +374,195 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
     restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
     clear_uncovered([restored], plan)
     return restored
+
+
+class SourceSlices:
+    """Takes planes of values and restores the source slices between them, each slice once.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid.
+    maps : sequence of (I, J, K) arrays
+        Output on the source grid, I fastest in memory.
+    restore : callable
+        Writes the voxels of neighbouring source slices, from planes (P, C, B, D), coordinates as of
+        `cpu.label`, and views (S, J, I) of the maps.
+    """
+
+    def __init__(self, plan: NetworkPlan, maps: Maps, restore: Restore) -> None:
+        self._plan, self._maps, self._restore = plan, maps, restore
+        lead = plan.network_axis(plan.lead)
+        self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
+        slices = np.arange(len(self._positions))
+        self._pending = slices if plan.scale[lead] > 0 else slices[::-1]  # in order of the planes
+        self._last_plane: torch.Tensor | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all slices are restored."""
+        return len(self._pending) == 0
+
+    def add(self, planes: torch.Tensor, first: int) -> None:
+        """Take the next planes (P, C, B, D), whose first has the index `first`.
+
+        Planes are ascending, without a gap; they may be overwritten afterwards.
+        """
+        last = first + len(planes) - 1
+        positions = self._positions[self._pending]
+        between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
+        ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
+        if between and self._last_plane is not None:
+            seam = torch.cat((self._last_plane, planes[:1]))
+            self._write(self._pending[:between], seam, first - 1)
+        if ready > between:
+            self._write(self._pending[between:ready], planes, first)
+        self._pending = self._pending[ready:]
+        self._last_plane = None if self.complete else planes[-1:].clone()
+
+    def _write(self, slices: NDArray[np.int64], planes: torch.Tensor, first: int) -> None:
+        """Restore neighbouring source slices from the planes around them, from `first` on."""
+        plan = self._plan
+        b, c = other_axes(plan.lead)  # source axes, in the order of `out`
+        lines = slices if any(plan.lean) else slices[:1]
+        at = [self._positions[slices] - first]
+        at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
+        if plan.network_axis(b) > plan.network_axis(c):
+            planes = planes.transpose(2, 3)
+        low, high = int(slices.min()), int(slices.max()) + 1
+        direction = 1 if slices[-1] >= slices[0] else -1
+        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self._maps]
+        if len(lines) == 1:
+            planes, at, out = _in_memory_order(planes, at, out)
+        self._restore(planes, (at[0], at[1], at[2]), out)
+
+
+def slabs_of_slices(
+    planes: torch.Tensor, at: Coordinates, classes: int = 1
+) -> Iterator[tuple[slice, list[LinearWeights]]]:
+    """Yield neighbouring source slices, few at once, with their interpolation weights.
+
+    Weights are those across planes (P, C, B, D), and along both axes of a plane. `classes` are
+    interpolated at once.
+    """
+    along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
+    lines = max(len(rows), len(columns))
+    max_bytes = CPU_SLAB_BYTES if planes.device.type == "cpu" else GPU_SLAB_BYTES
+    step = (
+        1
+        if lines > 1
+        else max(1, max_bytes // max(1, 4 * classes * rows.shape[1] * columns.shape[1]))
+    )
+    for start in range(0, len(along), step):
+        line = rows[start % len(rows)], columns[start % len(columns)]
+        slab = (along[start : start + step], *line)
+        weights = [
+            LinearWeights(coordinates, size, planes.device)
+            for coordinates, size in zip(slab, (planes.shape[0], *planes.shape[2:]), strict=True)
+        ]
+        yield slice(start, start + step), weights
+
+
+def interpolate(values: torch.Tensor, weights: Sequence[LinearWeights]) -> torch.Tensor:
+    """Return the values (P, B, D) of one class at the source's voxels, float32 (S, J, I).
+
+    Planes are transposed while they are small, so that whole rows are selected: selecting elements
+    within rows is ten times slower.
+    """
+    across, b, c = weights
+    values = across.along(values, 0)
+    values = c.along(values.transpose(1, 2).contiguous(), 1)
+    return b.along(values.transpose(1, 2).contiguous(), 1)
+
+
+def _in_memory_order(
+    scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[NDArray[Any]]
+) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[NDArray[Any]]]:
+    """Return the arguments with the three axes in the order of the scores in memory."""
+    strides = [scores.stride(dim) for dim in (0, 2, 3)]
+    a, b, c = sorted(range(3), key=lambda axis: -strides[axis])
+    dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
+    permuted = scores.permute(dims[0], 1, dims[1], dims[2])
+    lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
+    return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+
+
+class AreaResampler:
+    """Takes planes of values on the network grid and resamples them by area to the source grid.
+
+    All planes are kept until the last one: networks on a grid of fixed shape are small.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid; not sheared.
+    """
+
+    def __init__(self, plan: NetworkPlan) -> None:
+        self._plan = plan
+        self._planes: list[torch.Tensor] = []
+
+    def add(self, planes: torch.Tensor) -> None:
+        """Take the next planes (N, C, B, D) across the network axis that follows ``plan.lead``."""
+        self._planes.append(planes.to(torch.float32, copy=True))
+
+    def slabs(
+        self, maps: Sequence[NDArray[Any]]
+    ) -> Iterator[tuple[torch.Tensor, list[NDArray[Any]]]]:
+        """Yield values (S, C, J, I) of source slices, and views (S, J, I) of `maps` of them."""
+        plan, values = self._plan, torch.cat(self._planes)
+        self._planes.clear()
+        lead = plan.lead
+        x, y = (n for n in range(3) if n != plan.network_axis(lead))
+        b, c = plan.follows[x], plan.follows[y]
+        across, rows, columns = (self._matrix(axis, values.device) for axis in (lead, b, c))
+        slab = max(1, AREA_SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
+        for start in range(0, len(across), slab):
+            part = slice(start, start + slab)
+            views = [np.moveaxis(each, lead, 0)[part] for each in maps]
+            if b > c:
+                views = [view.swapaxes(1, 2) for view in views]
+            resampled = torch.einsum("sn,nkbc->skbc", across[part], values)
+            yield rows @ resampled @ columns.T, views
+
+    def _matrix(self, axis: int, device: torch.device) -> torch.Tensor:
+        """Return the weights of the network's voxels for the source voxels along an axis."""
+        plan = self._plan
+        x, count = plan.network_axis(axis), plan.source.shape[axis]
+        matrix = area_matrix(np.arange(count), count, plan.network.shape[x])
+        if plan.flipped[x]:
+            matrix = matrix[::-1].copy()
+        return torch.from_numpy(matrix.astype(np.float32)).to(device)
+
+
+class AreaRestorer:
+    """Takes planes of scores, resamples them by area and decides labels on the source's voxels.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid; not sheared.
+    decision : Decision
+        The decision on the source grid.
+    classes : int
+        Number of channels to decide between.
+    """
+
+    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self._resampler = AreaResampler(plan)
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes across the network axis that follows ``plan.lead``."""
+        self._resampler.add(planes.scores[:, : self._classes])
+
+    def finish(self, _: Clean | None = None) -> list[NDArray[Any]]:
+        """Return the label maps (I, J, K), I fastest in memory; cleaning does not apply."""
+        dtype = label_type(self._decision, self._classes)
+        count = map_count(self._decision, self._classes)
+        shape = self._plan.source.shape
+        labels = [np.zeros(shape, dtype, order="F") for _ in range(count)]
+        for values, views in self._resampler.slabs(labels):
+            for view, found in zip(views, decide_on_grid(values, self._decision), strict=True):
+                view[:] = found.cpu().numpy()
+        return labels

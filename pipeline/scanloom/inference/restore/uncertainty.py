@@ -18,15 +18,18 @@ from numpy.typing import NDArray
 from scanloom.cards.card import Argmax, ModelCard
 from scanloom.core.uncertainty import STEPS, Uncertainty
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.restore.area import AreaResampler
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import Labels, decide_on_grid, label_type, map_count
 from scanloom.inference.restore.restorers import (
+    AreaResampler,
+    Maps,
+    SourceSlices,
     choose_backend,
     clear_uncovered,
+    interpolate,
     restore_labels,
+    slabs_of_slices,
 )
-from scanloom.inference.restore.slices import Maps, SourceSlices, interpolate, slabs_of_slices
 from scanloom.inference.sliding_window import ScorePlanes
 
 STACK_BYTES = 32 * 1024**2

@@ -16,8 +16,8 @@ from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
 from scanloom.engine.case.memory_estimate import base_bytes, estimate_case
 from scanloom.inference.combined.composite import CompositePredictor, make_predictor
 from scanloom.inference.geometry import grid_for_parts
+from scanloom.inference.memory_estimate import window_values
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.workload import window_values
 from support.totalsegmentator_folders import write_task
 
 FULL = ComputeOptions(precision="float32")
