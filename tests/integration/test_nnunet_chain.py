@@ -19,8 +19,7 @@ from nibabel import orientations
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import ModelCard, Paint
-from scanloom.cards.intensity import Clip, Normalize
+from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.combined.ensemble import Ensemble

@@ -27,8 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard, NetworkGrid
-from scanloom.cards.intensity import IntensityStep
+from scanloom.cards.card import IntensityStep, ModelCard, NetworkGrid
 from scanloom.core import Grid, Volume
 
 _SMALLEST_WEIGHT = 1e-6

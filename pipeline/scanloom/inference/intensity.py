@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from scanloom.cards.intensity import (
+from scanloom.cards.card import (
     Clip,
     IntensityStep,
     Normalize,

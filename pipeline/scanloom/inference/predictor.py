@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard, Threshold
-from scanloom.cards.cleaning import with_small_removed
+from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
@@ -39,12 +38,15 @@ from scanloom.inference.device import (
 )
 from scanloom.inference.engines.selection import EngineSelector, ScanWindows, TorchModel
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
-from scanloom.inference.memory_estimate import (
+from scanloom.inference.memory import (
     Budget,
+    MemoryPlan,
+    fallback_plans,
+    first_fitting,
     network_image_bytes,
+    room,
     uncertainty_bytes,
 )
-from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.half_check import wrong_half
 from scanloom.inference.network.loading import TrainedNetworks, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import networks
+from scanloom.cards.requested import networks
 from scanloom.cards.store import find_model
 from scanloom.core import DICOM, ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
@@ -91,7 +91,7 @@ DEFERRED_MODULES = (
     "SimpleITK",
     "PIL.Image",
     "scanloom.io.volumes.nifti",
-    "scanloom.inference.memory_estimate",
+    "scanloom.inference.memory",
 )
 """Modules that the steps of a case import on first use."""
 

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard, Stage
-from scanloom.cards.cleaning import with_small_removed
-from scanloom.cards.parts import needed_parts, numbers_in
-from scanloom.cards.requested import describe_changes, requested_card
+from scanloom.cards.card import ModelCard, Stage, with_small_removed
+from scanloom.cards.requested import describe_changes, needed_parts, numbers_in, requested_card
 from scanloom.core import (
     ComputeOptions,
     Flag,

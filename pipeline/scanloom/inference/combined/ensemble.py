@@ -13,8 +13,7 @@ from scanloom.core import Reason, ScanError, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice, all_engines
 from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.memory_estimate import Budget, estimate_network
-from scanloom.inference.memory_fallback import MemoryPlan
+from scanloom.inference.memory import Budget, MemoryPlan, estimate_network
 from scanloom.inference.predictor import Task, TorchPredictor
 from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate

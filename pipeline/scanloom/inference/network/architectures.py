@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scanloom.cards.card import ModelCard, NetworkSpec
-from scanloom.cards.meshnet.layers_model import FLOAT32_KEY
+from scanloom.cards.meshnet.published import FLOAT32_KEY
 from scanloom.cards.monai.files import is_safetensors
 from scanloom.cards.networks import NETWORKS, AllowedNetwork
 from scanloom.core import Reason, ScanError

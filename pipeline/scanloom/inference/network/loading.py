@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
-from scanloom.cards.meshnet.layers_model import FLOAT32_KEY
+from scanloom.cards.meshnet.published import FLOAT32_KEY
 from scanloom.cards.monai.files import check_archive, check_growth, is_safetensors
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard, Stage
-from scanloom.cards.intensity import Normalize
+from scanloom.cards.card import ModelCard, Normalize, Stage
 from scanloom.core import Reason, ScanError, Volume
 from scanloom.inference.device import all_finite
 from scanloom.inference.geometry import NetworkPlan

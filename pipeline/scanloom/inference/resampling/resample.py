@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.intensity import IntensityStep, Normalize, ScaleRange, Truncate
+from scanloom.cards.card import IntensityStep, ModelCard, Normalize, ScaleRange, Truncate
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.sampling import (

@@ -12,8 +12,7 @@ import torch
 from monai.inferers import sliding_window_inference
 from monai.networks.nets.unet import UNet
 
-from scanloom.cards.card import ModelCard, Window
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import ModelCard, ScaleRange, Window
 from scanloom.core import ScanError, Volume
 from scanloom.inference.combined.ensemble import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor

@@ -11,8 +11,16 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import Channel, Crop, ModelCard, NetworkGrid, Paint
-from scanloom.cards.intensity import Clip, Normalize, ScaleRange
+from scanloom.cards.card import (
+    Channel,
+    Clip,
+    Crop,
+    ModelCard,
+    NetworkGrid,
+    Normalize,
+    Paint,
+    ScaleRange,
+)
 from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import NetworkGrid
-from scanloom.cards.intensity import Normalize, ScaleRange, Truncate
+from scanloom.cards.card import NetworkGrid, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.intensity import apply_steps

@@ -14,8 +14,15 @@ from monai.networks.nets.unet import UNet
 from scipy import stats
 from scipy.ndimage import map_coordinates
 
-from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, Paint, Threshold, Weights
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import (
+    Argmax,
+    ModelCard,
+    NetworkGrid,
+    Paint,
+    ScaleRange,
+    Threshold,
+    Weights,
+)
 from scanloom.core import Volume
 from scanloom.inference.combined.ensemble import Ensemble
 from scanloom.inference.geometry import plan_grid
