@@ -22,7 +22,7 @@ from scipy import ndimage
 from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Grid, Volume
-from scanloom.inference.combined.ensemble import Ensemble
+from scanloom.inference.combined import Ensemble
 from scanloom.inference.network.layers import PlaneNetwork
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.predictor import TorchPredictor

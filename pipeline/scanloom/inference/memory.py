@@ -48,10 +48,10 @@ from scanloom.inference.network.layers import (
     last_layer,
     replace_with_identity,
 )
-from scanloom.inference.resampling.crop import largest_box
+from scanloom.inference.resampling.image import largest_box
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.restorers import AREA_SLAB_BYTES, CPU_SLAB_BYTES, GPU_SLAB_BYTES
-from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes
+from scanloom.inference.restore.restorers import uncertainty_bytes as restorer_bytes
 from scanloom.inference.sliding_window import HEAD_SLABS
 from scanloom.inference.windows import window_layout
 

@@ -47,13 +47,23 @@ from scanloom.inference.memory import (
     room,
     uncertainty_bytes,
 )
-from scanloom.inference.network.half_check import wrong_half
-from scanloom.inference.network.loading import TrainedNetworks, load_network
-from scanloom.inference.resampling.crop import paste, source_box, uncrop
-from scanloom.inference.resampling.image import ModelInput, NetworkImage, SharedScan, network_image
+from scanloom.inference.network.loading import TrainedNetworks, load_network, wrong_half
+from scanloom.inference.resampling.image import (
+    ModelInput,
+    NetworkImage,
+    SharedScan,
+    network_image,
+    paste,
+    source_box,
+    uncrop,
+)
 from scanloom.inference.restore.decisions import Labels, only_numbers
-from scanloom.inference.restore.restorers import Restorer, choose_backend, make_restorer
-from scanloom.inference.restore.uncertainty import uncertainty_restorer
+from scanloom.inference.restore.restorers import (
+    Restorer,
+    choose_backend,
+    make_restorer,
+    uncertainty_restorer,
+)
 from scanloom.inference.sliding_window import (
     BatchSize,
     Fold,
@@ -124,7 +134,8 @@ class TorchPredictor(PlacedModel):
         self._stage = None
         if card.stage is not None and card.stage.use == "channels":
             self._stage = TorchPredictor(
-                *(card.stage.card, compute),
+                card.stage.card,
+                compute,
                 device=device,
                 memory_limit=memory_limit,
                 planned_cases=planned_cases,
@@ -147,7 +158,9 @@ class TorchPredictor(PlacedModel):
         self.networks = TrainedNetworks(card, loaded)
         place_networks(loaded, self.device.device)
         self.engines = EngineSelector(
-            *(card, compute.engine, lambda: load_network(card, torch.float32)),
+            card,
+            compute.engine,
+            lambda: load_network(card, torch.float32),
             precision=(compute.precision, self.precision.name),
             planned_cases=planned_cases,
             records=records,

@@ -173,7 +173,7 @@ def load_models(
     ScanError
         MODEL_CHANGED, or why a model can't be loaded.
     """
-    from scanloom.inference.combined.composite import make_predictor
+    from scanloom.inference.combined import make_predictor
     from scanloom.inference.device import set_thread_count
 
     set_thread_count(execution.threads)

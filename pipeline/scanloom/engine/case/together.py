@@ -193,7 +193,7 @@ class JointPrediction:
 
 
 def _ensemble(name: str, members: Sequence[Predictor]) -> Predictor:
-    from scanloom.inference.combined.ensemble import Ensemble  # torch comes in here
+    from scanloom.inference.combined import Ensemble  # torch comes in here
     from scanloom.inference.predictor import TorchPredictor
 
     return Ensemble(name, [each for each in members if isinstance(each, TorchPredictor)])

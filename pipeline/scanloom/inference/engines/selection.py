@@ -540,6 +540,9 @@ def measure(
     verdict = Verdict(*names, *compared, own.seconds, other.seconds, prepared.seconds)
     logger.info(
         "%s with %s: %s, prepared in %s",
-        *(card.name, engine.name, verdict.why, format_duration(prepared.seconds)),
+        card.name,
+        engine.name,
+        verdict.why,
+        format_duration(prepared.seconds),
     )
     return verdict

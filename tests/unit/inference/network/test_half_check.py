@@ -15,8 +15,13 @@ from scanloom.cards.card import ModelCard
 from scanloom.core import ComputeOptions, Flag, Volume
 from scanloom.inference import device, predictor
 from scanloom.inference.engines import cache
-from scanloom.inference.network.half_check import LARGEST_ERROR, half_error, wrong_half
-from scanloom.inference.network.loading import LoadedNetwork, load_network
+from scanloom.inference.network.loading import (
+    LARGEST_ERROR,
+    LoadedNetwork,
+    half_error,
+    load_network,
+    wrong_half,
+)
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 

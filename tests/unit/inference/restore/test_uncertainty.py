@@ -24,11 +24,11 @@ from scanloom.cards.card import (
     Weights,
 )
 from scanloom.core import Volume
-from scanloom.inference.combined.ensemble import Ensemble
+from scanloom.inference.combined import Ensemble
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import to_network
-from scanloom.inference.restore.uncertainty import entropy
+from scanloom.inference.restore.restorers import entropy
 from support import model_cards
 
 SHAPE = (40, 36, 28)
