@@ -38,7 +38,7 @@ from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import LinearWeights
 from scanloom.inference.restore import cuda
 from scanloom.inference.restore.restorers import decide_torch
-from scanloom.inference.windows import window_size, window_starts
+from scanloom.inference.sliding_window import window_size, window_starts
 from support import model_cards
 
 ROOT = Path(__file__).resolve().parents[1]

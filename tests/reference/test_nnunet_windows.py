@@ -12,8 +12,7 @@ from torch import nn
 
 from scanloom.cards.card import Window
 from scanloom.inference.network.layers import PlaneNetwork
-from scanloom.inference.sliding_window import Fold, SlidingWindow
-from scanloom.inference.windows import even_starts, window_weights
+from scanloom.inference.sliding_window import Fold, SlidingWindow, even_starts, window_weights
 
 pytestmark = pytest.mark.reference
 

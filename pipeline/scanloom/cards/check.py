@@ -107,6 +107,7 @@ def check_scan(
         model is for CT.
     """
     volumes = (volume, *further_channels)
+    # Headers before voxels, and the scale before the ranges, which mean nothing in other units
     flags = list(check_modalities([v.modality for v in volumes], card))
     flags += _check_scale(volumes, card)
     checks = card.checks

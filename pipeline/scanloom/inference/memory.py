@@ -52,8 +52,7 @@ from scanloom.inference.resampling.image import largest_box
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.restorers import AREA_SLAB_BYTES, CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.restore.restorers import uncertainty_bytes as restorer_bytes
-from scanloom.inference.sliding_window import HEAD_SLABS
-from scanloom.inference.windows import window_layout
+from scanloom.inference.sliding_window import HEAD_SLABS, window_layout
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
@@ -226,7 +225,10 @@ def estimate_placed(
         own, held = _resampled_for_parts(card, grid)
         inner = grid_for_parts(grid, card)
         parts = [estimate_placed(part, inner, FLOAT_BYTES, where, windows) for part in card.parts]
-        return _largest([*stage, own, *(_with_held(part, held) for part in parts)])
+        with_held = [  # the resampled scan stays on the host while parts run
+            replace(part, host={step: n + held for step, n in part.host.items()}) for part in parts
+        ]
+        return _largest([*stage, own, *with_held])
     device, precision = where
     plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
     network = estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
@@ -247,11 +249,6 @@ def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, i
         "clean": labels + card.label_bytes * source + _cleaning(card, labels),
     }
     return MemoryEstimate(steps), scan + labels
-
-
-def _with_held(estimate: MemoryEstimate, held: int) -> MemoryEstimate:
-    """Return an estimate while further arrays are held on the host."""
-    return replace(estimate, host={step: n + held for step, n in estimate.host.items()})
 
 
 def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate:

@@ -70,8 +70,8 @@ from scanloom.inference.sliding_window import (
     ScorePlanes,
     SlidingWindow,
     place_networks,
+    window_size,
 )
-from scanloom.inference.windows import window_size
 from scanloom.ops.uncertainty import change_maps
 
 logger = logging.getLogger(__name__)

@@ -280,7 +280,8 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         check_files(present, provenance)
         return Added(target.name, present, already=True)
     write_provenance(folder, record)
-    _fsync_folders(folder)
+    for root, _, _ in os.walk(folder):
+        _fsync(Path(root))
     try:
         folder.rename(target)
     except FileExistsError as exc:
@@ -314,11 +315,6 @@ def _work_folder(name: str, on_wait: Callable[[], None]) -> Iterator[Path]:
         yield root / (name if locked else f"{name}.{secrets.token_hex(4)}")
     finally:
         os.close(descriptor)
-
-
-def _fsync_folders(folder: Path) -> None:
-    for root, _, _ in os.walk(folder):
-        _fsync(Path(root))
 
 
 def _fsync(folder: Path) -> None:

@@ -66,6 +66,7 @@ def find_source(request: str) -> Source:
         return HuggingFace.parse(request) or _address(request)
     if not request.strip():
         raise ScanError(Reason.MODEL_UNKNOWN, "the name of the model is empty")
+    # What is here comes before names: a folder may be called as a collection is
     path = Path(request)
     if "\0" not in request and len(request) < _MAX_PATH_CHARACTERS and path.exists():
         return LocalFolder(path) if path.is_dir() else LocalZip(path)
@@ -76,6 +77,7 @@ def find_source(request: str) -> Source:
         return _totalsegmentator(name.lower())
     if collection.lower() == "monai":
         return ZooBundle.parse(name)
+    # A bare name counts only if the table has it: a mistyped path sends nothing to the network
     known = addresses.ZOO_BUNDLES
     bundle = name.partition("@")[0]
     if not collection and bundle.lower() in map(str.lower, known):

@@ -43,7 +43,7 @@ from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork
 from scanloom.inference.restore.decisions import decide_on_grid
-from scanloom.inference.windows import (
+from scanloom.inference.sliding_window import (
     WindowLayout,
     pad_to_window,
     window_layout,

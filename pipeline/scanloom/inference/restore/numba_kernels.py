@@ -419,9 +419,11 @@ def argmax_rows(
     gathered = np.empty(EDGE * CORNERS * lanes, np.float32)
     between = np.empty(CORNERS * lanes, np.float32)
     block_columns = np.empty(EDGE * max_columns * lanes, np.float32)
+    # Slices are innermost: the bounds of a block, the costly part, serve all slices that read it
     for n in range(along[2].shape[1] - 1):
         if along[2][0, n] == along[2][0, n + 1]:
-            continue
+            continue  # no slice lies here
+        # One voxel more than a block: a source voxel at its end reads the next block's first one
         n_planes = min(BLOCK, planes - 1 - n * BLOCK) + 1
         for y in range(row_range[0], row_range[1]):
             b0 = y * BLOCK
@@ -436,11 +438,12 @@ def argmax_rows(
                 padded = -(-count // LANES) * LANES
                 corners = gathered[: EDGE * CORNERS * padded].reshape(EDGE, CORNERS, padded)
                 in_slice = between[: CORNERS * padded].reshape(CORNERS, padded)
-                if count > _FEW:
+                if count > _FEW:  # copied once, for all slices of the block
                     start = n * BLOCK * steps[0] + b0 * steps[2] + d0
                     block = (n_planes, n_rows, n_columns)
                     gather(scores, start, steps, block, remaining[:count], corners)
                 for s in range(along[2][0, n], along[2][0, n + 1]):
+                    # Only in a sheared stack have slices weights of their own
                     row_line = s if rows[2].shape[0] > 1 else 0
                     column_line = s if columns[2].shape[0] > 1 else 0
                     i0, i1 = rows[2][row_line, y], rows[2][row_line, y + 1]
@@ -448,7 +451,7 @@ def argmax_rows(
                     if i0 == i1 or j0 == j1:
                         continue
                     offset = layout[0] + s * layout[1] + i0 * layout[2] + j0 * layout[3]
-                    if count == 1:
+                    if count == 1:  # decided by the bounds: nothing is interpolated
                         _fill(out, offset, layout, (i1 - i0, j1 - j0), remaining[0])
                         continue
                     for j in range(j1 - j0):
@@ -469,7 +472,7 @@ def argmax_rows(
                             half,
                         )
                         continue
-                    to_above = steps[0] if p + 1 < planes else 0
+                    to_above = steps[0] if p + 1 < planes else 0  # the last plane continues
                     base = p * steps[0] + b0 * steps[2] + d0
                     for k in range(count):
                         _interpolate(
@@ -487,6 +490,7 @@ def argmax_rows(
                             for j in range(j1 - j0):
                                 v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
                                 v = rounded(v, half)
+                                # Classes ascend, so that the first of equal scores stays
                                 larger = k == 0 or v > best[i - i0, j]
                                 best[i - i0, j] = v if larger else best[i - i0, j]
                                 labels[i - i0, j] = remaining[k] if larger else labels[i - i0, j]
@@ -533,7 +537,7 @@ def threshold_rows(
             _bounds(scores, start, steps, n_planes, n_rows, low, high, work)
             for x in range(blocks):
                 if high[x] < value:
-                    continue
+                    continue  # the class is nowhere in the block: labels stay
                 d0 = x * BLOCK
                 n_columns = min(BLOCK, width - 1 - d0) + 1
                 for s in range(along[2][0, n], along[2][0, n + 1]):
@@ -544,7 +548,7 @@ def threshold_rows(
                     if i0 == i1 or j0 == j1:
                         continue
                     offset = layout[0] + s * layout[1] + i0 * layout[2] + j0 * layout[3]
-                    if low[x] >= value:
+                    if low[x] >= value:  # the class is everywhere in the block
                         _fill(out, offset, layout, (i1 - i0, j1 - j0), label)
                         continue
                     for j in range(j1 - j0):

@@ -116,7 +116,7 @@ class Restorer(Protocol):
 
 def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> Restorer:
     """Return the restorer of a model; `fused` uses compiled kernels where available."""
-    if plan.mode == "area":
+    if plan.mode == "area":  # such models restore scores too, but not by interpolation
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
         rounded = card.window.sums == "float16"
