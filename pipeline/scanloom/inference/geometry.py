@@ -27,14 +27,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import IntensityStep, ModelCard, NetworkGrid
+from scanloom.cards.card import IntensityStep, ModelCard, NetworkGrid, Triple
 from scanloom.core import Grid, Volume
 
 _SMALLEST_WEIGHT = 1e-6
 """Smallest weight of a voxel next to a box, see `NetworkPlan.boxed`."""
 
 Shape = tuple[int, int, int]
-Triple = tuple[float, float, float]
 Affine = NDArray[np.float64]
 
 SAME_AFFINE = 1e-3

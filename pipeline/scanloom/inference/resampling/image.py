@@ -21,7 +21,7 @@ from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.resample import ResampleOptions, decisive_values, to_network
 from scanloom.inference.sliding_window import ScorePlanes
 
-Box = tuple[slice, slice, slice]
+BoxSlices = tuple[slice, slice, slice]
 
 SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
@@ -38,7 +38,7 @@ IntArray = NDArray[np.int32]
 Float64 = NDArray[np.float64]
 
 
-def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
+def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None:
     """Return the box on the scan's grid that the network sees; None for the whole scan."""
     if crop is None or crop.grid != "source":
         return None
@@ -47,7 +47,7 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
     return bounding_box(axes, crop)
 
 
-def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> Box | None:
+def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> BoxSlices | None:
     """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
     mask = torch.zeros_like(channels[0], dtype=torch.bool)
     largest = max(float(channel.max()) for channel in channels)
@@ -83,7 +83,7 @@ def foreground(
     return mask
 
 
-def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> Box | None:
+def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | None:
     """Return the smallest box around the foreground, with the crop's margin.
 
     `along` says of each index along an axis whether any voxel there is foreground. None if the box
@@ -121,7 +121,7 @@ def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.asarray(~is_open[regions])
 
 
-def crop_volume(volume: Volume, box: Box | None) -> Volume:
+def crop_volume(volume: Volume, box: BoxSlices | None) -> Volume:
     """Return the part of a scan in a box."""
     if box is None:
         return volume
@@ -132,7 +132,7 @@ def crop_volume(volume: Volume, box: Box | None) -> Volume:
     return replace(volume, array=volume.array[box], grid=grid)
 
 
-def paste(labels: NDArray[Any], box: Box | None, shape: tuple[int, int, int]) -> NDArray[Any]:
+def paste(labels: NDArray[Any], box: BoxSlices | None, shape: tuple[int, int, int]) -> NDArray[Any]:
     """Return the label map of a whole scan, with 0 outside the box."""
     if box is None:
         return labels
@@ -142,7 +142,7 @@ def paste(labels: NDArray[Any], box: Box | None, shape: tuple[int, int, int]) ->
 
 
 def uncrop(
-    planes: Iterator[ScorePlanes], box: Box, axis: int, shape: tuple[int, int, int]
+    planes: Iterator[ScorePlanes], box: BoxSlices, axis: int, shape: tuple[int, int, int]
 ) -> Iterator[ScorePlanes]:
     """Yield the planes of a whole network grid from those in a box: other scores are 0.
 
@@ -150,7 +150,7 @@ def uncrop(
     ----------
     planes : iterator of ScorePlanes
         Planes of the box across `axis`.
-    box : Box
+    box : BoxSlices
         The box.
     axis : int
         Axis across the planes.
@@ -205,7 +205,7 @@ class ModelInput:
     volumes: tuple[Volume, ...]
     stage_labels: NDArray[Any] | None = None
 
-    def crop(self, box: Box | None) -> ModelInput:
+    def crop(self, box: BoxSlices | None) -> ModelInput:
         """Return the part of the scan in a box."""
         labels = self.stage_labels
         cropped = labels if labels is None or box is None else labels[box]
@@ -222,13 +222,13 @@ class NetworkImage:
         The image.
     seen : (X, Y, Z) bool tensor or None
         Voxels that are not air; None if windows of air are not skipped.
-    box : Box or None
+    box : BoxSlices or None
         Part of the network grid that the image covers; None for all.
     """
 
     image: torch.Tensor
     seen: torch.Tensor | None
-    box: Box | None
+    box: BoxSlices | None
 
 
 def network_image(
