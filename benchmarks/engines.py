@@ -86,8 +86,8 @@ def prepared(name: str, engine: str, precision: str, window: int) -> tuple[Any, 
     import torch
 
     from scanloom.inference.engines.protocol import NetworkRequest
-    from scanloom.inference.engines.registry import find_engine
-    from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+    from scanloom.inference.engines.selection import find_engine
+    from scanloom.inference.network.layers import MixedBfloat16
 
     shape, began = (1, 1, window, window, window), time.perf_counter()
     if engine != TORCH:

@@ -35,10 +35,10 @@ from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.inference.device import choose_batch, deterministic
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resample import LinearWeights
+from scanloom.inference.resampling.resample import LinearWeights
 from scanloom.inference.restore import cuda
 from scanloom.inference.restore.restorers import decide_torch
-from scanloom.inference.windows.layout import window_size, window_starts
+from scanloom.inference.sliding_window import window_size, window_starts
 from support import model_cards
 
 ROOT = Path(__file__).resolve().parents[1]

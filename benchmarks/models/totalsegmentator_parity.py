@@ -19,7 +19,7 @@ from agreement import agreement, compare_all
 
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions
-from scanloom.inference.combined.composite import make_predictor
+from scanloom.inference.combined import make_predictor
 from scanloom.io.read import load_volume
 
 

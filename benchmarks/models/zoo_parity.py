@@ -122,7 +122,7 @@ def balanced(network: Any, card: Any, scans: list[Path]) -> dict[str, Any]:
 
     from scanloom.inference.geometry import plan_grid
     from scanloom.inference.intensity import apply_steps
-    from scanloom.inference.resample import to_network
+    from scanloom.inference.resampling.resample import to_network
 
     volumes = [volume_of(path) for path in scans]
     plan = plan_grid(volumes[0].grid, card.grid)

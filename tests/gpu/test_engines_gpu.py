@@ -9,9 +9,9 @@ import torch
 from monai.networks.nets import DynUNet
 from torch import nn
 
-from scanloom.inference.engines import export_cache
+from scanloom.inference.engines import cache
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
-from scanloom.inference.engines.registry import ENGINES
+from scanloom.inference.engines.selection import ENGINES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def build() -> nn.Module:
 def test_an_engine_computes_what_torch_computes(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path)
     engine = ENGINES[name]
     if engine.version() is None or not engine.supports(CUDA, dtype):
         pytest.skip(f"{name} is not installed for CUDA")

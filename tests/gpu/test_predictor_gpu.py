@@ -15,7 +15,7 @@ from scanloom.core import ComputeOptions, Flag, Volume
 from scanloom.inference.device import choose_batch
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resample import to_network
+from scanloom.inference.resampling.resample import to_network
 from support import model_cards
 
 pytestmark = [

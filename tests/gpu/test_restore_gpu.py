@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax
-from scanloom.inference.resample import LinearWeights
+from scanloom.inference.resampling.resample import LinearWeights
 from scanloom.inference.restore import cuda
 from scanloom.inference.restore.restorers import decide_torch
 from support import restore_cases

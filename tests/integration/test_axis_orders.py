@@ -10,7 +10,7 @@ import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
-from scanloom.cards.limits import Checks
+from scanloom.cards.card import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
 from scanloom.engine.case import steps
 from scanloom.inference.engines.selection import torch_choice

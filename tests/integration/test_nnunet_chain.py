@@ -19,13 +19,12 @@ from nibabel import orientations
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import ModelCard, Paint
-from scanloom.cards.intensity import Clip, Normalize
+from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Grid, Volume
-from scanloom.inference.combined.ensemble import Ensemble
+from scanloom.inference.combined import Ensemble
+from scanloom.inference.network.layers import PlaneNetwork
 from scanloom.inference.network.loading import load_network
-from scanloom.inference.network.planes import PlaneNetwork
 from scanloom.inference.predictor import TorchPredictor
 from support.nnunet_folders import (
     CONFIGURATION,

@@ -18,8 +18,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard, NetworkGrid, NetworkSpec, Threshold, Window
-from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import (
+    ModelCard,
+    NetworkGrid,
+    NetworkSpec,
+    Normalize,
+    ScaleMinMax,
+    ScaleRange,
+    Threshold,
+    Window,
+)
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards

@@ -15,7 +15,7 @@ import yaml
 from pyarrow import parquet
 
 import scanloom as product
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import ScaleRange
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.intensity import apply_steps

@@ -21,10 +21,12 @@ from scanloom.cards.card import (
     ModelCard,
     NetworkGrid,
     NetworkSpec,
+    Normalize,
     Paint,
+    ScaleMinMax,
+    ScaleRange,
     Window,
 )
-from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import ScanError
 from scanloom.inference.network.architectures import build_network

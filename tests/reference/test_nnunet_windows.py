@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import Window
-from scanloom.inference.network.planes import PlaneNetwork
-from scanloom.inference.sliding_window import Fold, SlidingWindow
-from scanloom.inference.windows.layout import even_starts, window_weights
+from scanloom.inference.network.layers import PlaneNetwork
+from scanloom.inference.sliding_window import Fold, SlidingWindow, even_starts, window_weights
 
 pytestmark = pytest.mark.reference
 

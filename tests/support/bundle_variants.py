@@ -17,7 +17,7 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import ScaleRange
 from scanloom.core import ComputeOptions, Grid, ScanError, Volume
 from support import model_cards
 from support.bundles import spleen_metadata

@@ -16,8 +16,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.limits import Checks
+from scanloom.cards.card import Checks, ModelCard
 from scanloom.core import (
     Case,
     Layer,

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Channel, ModelCard, NetworkGrid, NetworkSpec, Weights, Window
-from scanloom.cards.intensity import IntensityStep, ScaleRange
+from scanloom.cards.card import (
+    Channel,
+    IntensityStep,
+    ModelCard,
+    NetworkGrid,
+    NetworkSpec,
+    ScaleRange,
+    Weights,
+    Window,
+)
 from scanloom.core import Code, Grid, Structure
 
 TISSUE = Code("85756007", "SCT", "Tissue")

@@ -7,17 +7,251 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from scanloom.cards.cleaning import Cleaning
-from scanloom.cards.cleaning import KeepLargest as KeepLargest
-from scanloom.cards.intensity import IntensityStep
-from scanloom.cards.limits import Checks, ReferenceRange
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 from scanloom.options import MAX_OVERLAP
 
+CT = "CT"
+Quantity = Literal["mean_hu", "volume_ml"]
 Precision = Literal["float32", "float16", "bfloat16"]
 ANY_MODALITY = "any"
 """Modality of a channel whose model states none, or takes all; the scan's is not checked."""
 Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class ScaleRange:
+    """Map [a_min, a_max] linearly to [b_min, b_max] (MONAI ScaleIntensityRange)."""
+
+    a_min: float
+    a_max: float
+    b_min: float | None
+    b_max: float | None
+    clip: bool = False
+
+
+@dataclass(frozen=True)
+class ScaleMinMax:
+    """Map the scan's own minimum and maximum to [minv, maxv] (MONAI ScaleIntensity)."""
+
+    minv: float = 0.0
+    maxv: float = 1.0
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Subtract and divide, by default the scan's own mean and population standard deviation.
+
+    MONAI NormalizeIntensity: with `nonzero`, only voxels that are not 0 are measured and changed;
+    a standard deviation of 0 is replaced by 1.
+
+    Parameters
+    ----------
+    subtrahend, divisor : float or None
+        None measures the scan.
+    nonzero : bool
+        Whether only voxels that are not 0 are measured and changed.
+    filled : bool
+        Whether only the foreground of `NetworkGrid.crop`, with its holes filled, is measured and
+        changed (nnU-Net's `use_mask_for_norm`).
+    smallest_divisor : float or None
+        A smaller divisor is replaced by this one (nnU-Net: 1e-8); None replaces 0 by 1 (MONAI).
+    """
+
+    subtrahend: float | None = None
+    divisor: float | None = None
+    nonzero: bool = False
+    filled: bool = False
+    smallest_divisor: float | None = None
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Limit intensities to [low, high]."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """Drop the fraction of intensities, towards zero (conversion to int32)."""
+
+
+@dataclass(frozen=True)
+class ScaleHistogram:
+    """Map intensities from the scan's minimum to the end of its histogram to 0 to 255, and clip.
+
+    The end leaves out the brightest part of the voxels that are not 0, in a histogram of 1000 bins.
+    A negative minimum counts as 0 if less than 2 % of the voxels are negative (niimath, after
+    FreeSurfer's mri_convert --conform).
+
+    Parameters
+    ----------
+    brightest : float
+        Fraction of the voxels that are not 0.
+    """
+
+    brightest: float = 0.02
+
+
+@dataclass(frozen=True)
+class Round:
+    """Round to whole numbers, the even one of two, and limit them to 0 to 255 (uint8)."""
+
+
+@dataclass(frozen=True)
+class ScaleQuantiles:
+    """Map two quantiles of a scan of whole numbers from 0 to 255 to 0 and 1.
+
+    Parameters
+    ----------
+    low, high : float
+        Quantiles as fractions.
+    added : float
+        Number that is added to the difference of the quantiles before the division.
+    clip : bool
+        Whether the result is limited to 0 to 1.
+    interpolated : bool
+        Whether a quantile between two voxels is interpolated. Otherwise the lower one is rounded
+        up, and the upper one down, to the value of a voxel (brainchop).
+    """
+
+    low: float
+    high: float
+    added: float = 0.0
+    clip: bool = False
+    interpolated: bool = False
+
+
+IntensityStep = (
+    ScaleRange | ScaleMinMax | Normalize | Clip | Truncate | ScaleHistogram | Round | ScaleQuantiles
+)
+
+
+@dataclass(frozen=True)
+class KeepLargest:
+    """Keep the largest connected components (MONAI KeepLargestConnectedComponent).
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the structures; empty for all.
+    together : bool
+        Whether the structures are merged before components are found (`independent=False`).
+    parts : int
+        Number of components to keep.
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    ties : "last" or "all"
+        Components kept of those as large as the smallest that is kept: as many as `parts` allows,
+        the last ones (MONAI), or all (nnU-Net).
+    """
+
+    numbers: tuple[int, ...] = ()
+    together: bool = False
+    parts: int = 1
+    connectivity: Literal[6, 18, 26] = 26
+    when: Literal["before", "after"] = "after"
+    ties: Literal["last", "all"] = "last"
+
+
+@dataclass(frozen=True)
+class RemoveSmall:
+    """Remove connected components of at most a volume, of each structure by itself.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the structures; empty for all.
+    volume : float
+        Largest volume that is removed, mm^3.
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    numbers: tuple[int, ...] = ()
+    volume: float = 200.0
+    connectivity: Literal[6, 18, 26] = 6
+    when: Literal["before", "after"] = "before"
+
+
+Cleaning = KeepLargest | RemoveSmall
+
+
+def with_small_removed(
+    rules: tuple[Cleaning, ...], volume: float, when: Literal["before", "after"]
+) -> tuple[Cleaning, ...]:
+    """Return rules of cleaning and then, on request, the removal of components up to a volume."""
+    return (*rules, RemoveSmall((), volume, when=when)) if volume > 0 else rules
+
+
+@dataclass(frozen=True)
+class Range:
+    """From low to high, both included."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` is in the range."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class ReferenceRange:
+    """Usual range of a measurement of a structure, for results without a cohort.
+
+    Parameters
+    ----------
+    structure : str
+        Label of the structure.
+    quantity : "mean_hu" or "volume_ml"
+        The measurement: mean intensity of a scan in HU, or volume in ml.
+    range : Range
+        The usual values.
+    source : str
+        Where the range comes from, as a sentence.
+    """
+
+    structure: str
+    quantity: Quantity
+    range: Range
+    source: str
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Plausible ranges of scans for a model; None for no limit.
+
+    Parameters
+    ----------
+    low, high : Range or None
+        Range of the 1st and of the 99th percentile of the intensities, without padding.
+    spacing : Range or None
+        Range of the spacing along each axis, mm.
+    extent : Range or None
+        Range of the field of view along each patient axis, mm.
+    refuse : tuple of "intensity", "spacing", "extent"
+        Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
+    hounsfield : bool or None
+        Whether intensities that no CT in Hounsfield units has refuse a scan (IMPLAUSIBLE): see
+        `scanloom.cards.check`. None if the input is CT.
+    """
+
+    low: Range | None = None
+    high: Range | None = None
+    spacing: Range | None = None
+    extent: Range | None = None
+    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    hounsfield: bool | None = None
+
+    def needs_hounsfield(self, modality: str) -> bool:
+        """Return whether an input of a modality must be in Hounsfield units."""
+        return modality == CT if self.hounsfield is None else self.hounsfield
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,24 @@
-"""Check a scan against the limits in a model card."""
+"""Check a scan against the limits in a model card, and CT against values that no CT has.
+
+Label maps, pictures and wrong rescale values are told from CT: `find_foreign_scale` gives reasons
+to refuse a scan, `find_altered_scale` reasons to doubt it, and `is_hounsfield` tells CT from scans
+of other modalities.
+
+The rules refuse no scan for its anatomy. Air, fat, noise and padding give nearly every CT values
+below 0, and then only the scale is checked: few values are below -4096. In a CT that is scaled by
+10, air is near -10000. A crop of dense tissue without such values still differs from other images:
+
+- Noise spreads its values over several HU, unlike those of a mask, or intensities from 0 to 1.
+- Its lowest value is rare. The background of label maps, of MR and PET, and of pictures with 256
+  grey values is a large share of voxels with the value 0.
+
+In a CT whose RescaleIntercept of -1024 was lost, soft tissue is near 1024 and little below 0. No
+other scan has half of its dense voxels there. If it was subtracted twice, air is near -2024, and no
+tissue but the densest bone is above -500.
+
+Altered scales are told by air: clipped values share the lowest one, which in noise is rare; values
+that were halved or doubled have air near -500 or -2000, and few values between air and fat.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +29,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.cards.hounsfield import (
-    find_altered_scale,
-    find_foreign_scale,
-    find_impossible,
-    is_hounsfield,
-)
-from scanloom.cards.limits import Checks, Range
+from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
+
+NOT_NEGATIVE = -2.0
+"""Limit above which no value counts as negative; it includes intensities from -1 to 1."""
+LEAST_RANGE_HU = 5.0
+"""Smallest range of 98 % of the values; the noise of CT has a standard deviation of 3 to 50 HU."""
+COMMON_LOWEST = 0.05
+"""Share of voxels from which on the lowest value is a background, not the tail of noise."""
+SHIFTED_HU = (900.0, 1200.0)
+"""Fat and soft tissue in a CT without its RescaleIntercept of -1024."""
+DENSE_HU = 300.0
+"""Limit above which lie all tissues of such a CT but lung."""
+FEW_BELOW_HU = -200.0
+"""Limit below which 1 % of the voxels lie wherever there is air."""
+TWICE_HU = (-1300.0, -500.0)
+"""Limits of the 5th and 95th percentile in a CT with its RescaleIntercept subtracted twice."""
+HIGHEST_HU = 30_000.0
+"""Limit above which less than 1 % of the values lie: metal on an extended scale reaches it."""
+IMPOSSIBLE_HU = 1e6
+"""Limit of any value: those of 16 bits are far below."""
+LOWEST_HU = -4096.0
+"""Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
+CLIPPED_SHARE = 0.01
+"""Share of voxels from which on the lowest value may be the limit to which values were clipped."""
+CLIPPED_VOXELS = 10
+"""Least number of such voxels: the lowest value of a tiny crop is no limit."""
+CLIPPED_ABOVE_HU = -500.0
+"""Limit below which clipping changes no tissue but lung."""
+HALVED_AIR_HU = (-600.0, -350.0)
+"""Limits of noisy air and lung in a CT whose values were halved."""
+HALVED_GAP_HU = (-300.0, -200.0)
+"""Limits between lung and fat in such a CT: only voxels at a surface have such values."""
+GAP_CONTRAST = 3.0
+"""Least ratio of the frequency per HU of air to that between lung and fat, if values were halved.
+In a crop of lung tissue without air, all these values are similarly frequent."""
+AIR_HU = (-1100.0, -600.0)
+"""Limits of air and lung, with noise."""
+SURFACE_HU = (-600.0, -300.0)
+"""Limits of values that voxels at the surface of the body or of the lungs have."""
+SOFT_HU = (-150.0, 150.0)
+"""Limits of fat and soft tissue."""
+BONE_HU = 400.0
+"""Lower limit of dense bone, which takes less space than air does."""
 
 
 def check_scan(
@@ -52,6 +107,7 @@ def check_scan(
         model is for CT.
     """
     volumes = (volume, *further_channels)
+    # Headers before voxels, and the scale before the ranges, which mean nothing in other units
     flags = list(check_modalities([v.modality for v in volumes], card))
     flags += _check_scale(volumes, card)
     checks = card.checks
@@ -203,3 +259,151 @@ def _axes(values: tuple[float, float, float], limits: Range | None) -> str | Non
 
 def _outside(limits: Range) -> str:
     return f"outside {limits.low:g} to {limits.high:g}"
+
+
+def is_hounsfield(sample: NDArray[Any]) -> bool:
+    """Return whether intensities are those of a CT with air around or inside the body.
+
+    Phase images are not: their values below -600 and above 600 are equally frequent. Scans of MR
+    and PET have hardly any values below 0.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return False
+    air, soft = _share(sample, *AIR_HU), _share(sample, *SOFT_HU)
+    inner = sample[sample > sample.min()]  # without padding that no header declares
+    return bool(
+        air >= 0.01
+        and soft >= max(0.03, 1.5 * _share(sample, *SURFACE_HU))
+        and _share(sample, BONE_HU, np.inf) < air / 2
+        and _share(inner, -np.inf, AIR_HU[0]) < 0.01
+    )
+
+
+def find_altered_scale(sample: NDArray[Any]) -> str | None:
+    """Return why Hounsfield units seem to be clipped, halved or doubled; None if they do not.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return None
+    lowest = float(sample.min())
+    inner = sample[sample > lowest]
+    if lowest > CLIPPED_ABOVE_HU and _is_clipped(inner, lowest, sample.size - inner.size):
+        return f"{1 - inner.size / sample.size:.0%} of the voxels have the lowest value, {lowest:g}"
+    air = _frequency(sample, HALVED_AIR_HU)
+    if (
+        _share(sample, *HALVED_AIR_HU) >= 0.02
+        and _share(sample, -np.inf, HALVED_AIR_HU[0]) < 0.001
+        and air > GAP_CONTRAST * _frequency(sample, HALVED_GAP_HU)
+    ):
+        return "air is near -500"
+    if inner.size and float(np.percentile(inner, 5)) < TWICE_HU[0]:
+        return "5 % of the values are below those of air"
+    return None
+
+
+def _is_clipped(inner: NDArray[Any], lowest: float, count: int) -> bool:
+    """Return whether the lowest value is frequent, and more so than the values next above it."""
+    frequent = count >= max(CLIPPED_VOXELS, CLIPPED_SHARE * (count + inner.size))
+    return frequent and count > int(np.count_nonzero(inner <= lowest + 2))
+
+
+def _share(sample: NDArray[Any], low: float, high: float) -> float:
+    """Return the share of values from `low` to `high`."""
+    return float(np.mean((sample >= low) & (sample <= high))) if sample.size else 0.0
+
+
+def _frequency(sample: NDArray[Any], limits: tuple[float, float]) -> float:
+    """Return the share of values between two limits, per HU."""
+    return _share(sample, *limits) / (limits[1] - limits[0])
+
+
+def find_impossible(array: NDArray[Any]) -> str | None:
+    """Return why a value of a scan can't be in Hounsfield units, None if all may be.
+
+    Values far below are padding; NaN and infinities are refused elsewhere.
+
+    Parameters
+    ----------
+    array : (I, J, K) array
+        All intensities of a scan.
+    """
+    highest = float(array.max()) if array.size else 0.0
+    if not IMPOSSIBLE_HU < highest < np.inf:
+        return None
+    return f"the largest value is {highest:.6g}"
+
+
+def find_foreign_scale(sample: NDArray[Any]) -> str | None:
+    """Return why intensities can't be Hounsfield units, None if they may be.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return None
+    lowest = float(sample.min())
+    if (last := float(np.percentile(sample, 99))) > HIGHEST_HU:
+        return f"1 % of the values are above {last:.6g}"
+    inner = sample[sample > lowest]  # padding that no header declares is the lowest value
+    if lowest > NOT_NEGATIVE:
+        found = _without_negative(lowest, inner, 1 - inner.size / sample.size)
+        return found or _shifted(inner)
+    if inner.size and (fifth := float(np.percentile(inner, 5))) < LOWEST_HU:
+        return f"5 % of the values are below {fifth:.6g}"
+    return _shifted(inner) or _shifted_twice(inner)
+
+
+def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str | None:
+    """Return why intensities without values below 0 can't be Hounsfield units, None if they may.
+
+    Parameters
+    ----------
+    lowest : float
+        The lowest value.
+    inner : (N,) array
+        All higher values.
+    share : float
+        Share of the voxels that have the lowest value.
+    """
+    if not inner.size:
+        return f"all voxels have the value {lowest:g}"
+    low, high = (float(value) for value in np.percentile(inner, (1, 99)))
+    if high - low < LEAST_RANGE_HU:
+        return f"98 % of the values above the lowest lie between {low:.4g} and {high:.4g}"
+    if share >= COMMON_LOWEST:
+        return f"no value is below 0, and {share:.0%} of the voxels have the lowest, {lowest:g}"
+    return None
+
+
+def _shifted(inner: NDArray[Any]) -> str | None:
+    """Return why intensities seem to lack a RescaleIntercept of -1024, None if they may not."""
+    dense = inner[inner > DENSE_HU]
+    low, high = SHIFTED_HU
+    between = dense[(dense >= low) & (dense <= high)]
+    if not dense.size or between.size < 0.5 * dense.size or between.size < 0.1 * inner.size:
+        return None
+    if float(np.percentile(inner, 1)) < FEW_BELOW_HU:
+        return None
+    share = between.size / inner.size
+    return f"{share:.0%} of the values lie between {low:g} and {high:g}, and few below 0"
+
+
+def _shifted_twice(inner: NDArray[Any]) -> str | None:
+    """Return why a RescaleIntercept of -1024 seems to be subtracted twice, None if it may not."""
+    if not inner.size:
+        return None
+    low, high = (float(value) for value in np.percentile(inner, (5, 95)))
+    if low > TWICE_HU[0] or high > TWICE_HU[1]:
+        return None
+    return f"90 % of the values lie between {low:.6g} and {high:.6g}"

@@ -29,9 +29,9 @@ class AllowedNetwork:
 NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "AttentionUnet": AllowedNetwork("monai.networks.nets.attentionunet"),
     "BasicUNet": AllowedNetwork("monai.networks.nets.basic_unet"),
-    "DiNTS": AllowedNetwork("scanloom.inference.nets.dints"),
+    "DiNTS": AllowedNetwork("scanloom.inference.nets.variants"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
-    "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.deepedit"),
+    "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.variants"),
     "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet"),
     "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
     "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
@@ -46,6 +46,6 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "UNETR": AllowedNetwork("monai.networks.nets.unetr"),
     "UNet": AllowedNetwork("monai.networks.nets.unet"),
     "VNet": AllowedNetwork("monai.networks.nets.vnet"),
-    "Vista3d": AllowedNetwork("scanloom.inference.nets.vista3d"),
+    "Vista3d": AllowedNetwork("scanloom.inference.nets.variants"),
 }
 """Allowed networks by the name of their class."""

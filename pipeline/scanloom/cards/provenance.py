@@ -1,16 +1,20 @@
-"""Provenance of models in the store: source, date, licence, and the hashes of all files."""
+"""Provenance of models in the store: source, date, licence, and the hashes of all files.
+
+Also checksums as publishers state them, and the hashing of files.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
-from scanloom.cards.download.digests import file_digest
 from scanloom.core import Reason, ScanError, printable
 
 PROVENANCE_FILE: Final = "scanloom-provenance.json"
@@ -19,6 +23,10 @@ SMALL_BYTES: Final = 16 << 20
 """Files up to this size are hashed whenever a model is loaded, larger ones if they are weights."""
 _MAX_RECORD_BYTES: Final = 8 << 20
 _SHOWN_FILES: Final = 3
+
+Algorithm = Literal["md5", "sha1", "sha256", "git"]
+_HEX_DIGITS: Final = {"md5": 32, "sha1": 40, "sha256": 64, "git": 40}
+_CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -181,3 +189,40 @@ def _hash(file: Path) -> str:
     except OSError as exc:
         detail = f"{printable(file.name)} can't be read"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A published checksum of a file.
+
+    Parameters
+    ----------
+    algorithm : "md5", "sha1", "sha256" or "git"
+        "git" is the name of a blob in a git repository: SHA-1 over a header and the content.
+    value : str
+        Hexadecimal digits, in lower case.
+    """
+
+    algorithm: Algorithm
+    value: str
+
+    def __post_init__(self) -> None:
+        digits = _HEX_DIGITS.get(self.algorithm)
+        if digits is None or not re.fullmatch(f"[0-9a-f]{{{digits}}}", self.value):
+            raise ValueError(f"not a digest of {', '.join(get_args(Algorithm))}")
+
+    def matches(self, file: Path) -> bool:
+        """Return whether a file has this checksum."""
+        return file_digest(file, self.algorithm) == self.value
+
+
+def file_digest(file: Path, algorithm: Algorithm = "sha256") -> str:
+    """Return a checksum of a file as hexadecimal digits."""
+    name = "sha1" if algorithm == "git" else algorithm
+    digest = hashlib.new(name, usedforsecurity=False)
+    with file.open("rb") as stream:
+        if algorithm == "git":
+            digest.update(b"blob %d\0" % file.stat().st_size)
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -6,13 +6,12 @@ models are bundles, and the imports take a tenth of the time in which a scan is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.meshnet.zoo import is_known_bundle, read_known_bundle
+from scanloom.cards.meshnet.published import is_known_bundle, read_known_bundle
 from scanloom.cards.monai.bundle import NO_OPTIONS, is_bundle, read_bundle
 from scanloom.core import Reason, ScanError, printable, slug
 
@@ -40,81 +39,42 @@ class ModelReader:
     read_with: Callable[[Path, Mapping[str, str]], ModelCard] | None = None
 
 
-def _is_totalsegmentator(folder: Path) -> bool:
-    from scanloom.cards.totalsegmentator.folder import is_totalsegmentator
+def readers() -> Iterator[ModelReader]:
+    """Yield all formats; the first that accepts a folder reads it.
 
-    return is_totalsegmentator(folder)
+    Bundles whose scripts are known come before other bundles, whose reader refuses scripts, and a
+    folder of TotalSegmentator before one of nnU-Net, of which it consists.
+    """
+    yield ModelReader("MONAI bundle with a MeshNet", is_known_bundle, read_known_bundle)
+    yield ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle)
+    from scanloom.cards.totalsegmentator import folder as totalsegmentator
 
+    yield ModelReader(
+        "TotalSegmentator",
+        totalsegmentator.is_totalsegmentator,
+        totalsegmentator.read_totalsegmentator,
+    )
+    from scanloom.cards.nnunet import folder as nnunet
 
-def _read_totalsegmentator(folder: Path) -> ModelCard:
-    from scanloom.cards.totalsegmentator.folder import read_totalsegmentator
+    yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, nnunet.read_nnunet)
+    yield ModelReader(
+        "nnU-Net v2 datasets",
+        totalsegmentator.is_dataset_folder,
+        totalsegmentator.read_dataset_folder,
+    )
+    from scanloom.cards.meshnet import folder as meshnet
 
-    return read_totalsegmentator(folder)
-
-
-def _is_nnunet(folder: Path) -> bool:
-    from scanloom.cards.nnunet.folder import is_nnunet
-
-    return is_nnunet(folder)
-
-
-def _read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
-    from scanloom.cards.nnunet.folder import read_nnunet
-
-    return read_nnunet(folder, options)
-
-
-def _is_dataset_folder(folder: Path) -> bool:
-    from scanloom.cards.totalsegmentator.folder import is_dataset_folder
-
-    return is_dataset_folder(folder)
-
-
-def _read_dataset_folder(folder: Path) -> ModelCard:
-    from scanloom.cards.totalsegmentator.folder import read_dataset_folder
-
-    return read_dataset_folder(folder)
-
-
-def _is_layers_model(folder: Path) -> bool:
-    from scanloom.cards.meshnet.folder import is_layers_model
-
-    return is_layers_model(folder)
-
-
-def _read_layers_folder(folder: Path) -> ModelCard:
-    from scanloom.cards.meshnet.folder import read_layers_folder
-
-    return read_layers_folder(folder)
-
-
-def _is_meshnet_folder(folder: Path) -> bool:
-    from scanloom.cards.meshnet.folder import is_meshnet_folder
-
-    return is_meshnet_folder(folder)
-
-
-def _read_meshnet_folder(folder: Path) -> ModelCard:
-    from scanloom.cards.meshnet.folder import read_meshnet_folder
-
-    return read_meshnet_folder(folder)
-
-
-READERS: Final = (
-    ModelReader("MONAI bundle with a MeshNet", is_known_bundle, read_known_bundle),
-    ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
-    ModelReader("TotalSegmentator", _is_totalsegmentator, _read_totalsegmentator),
-    ModelReader("nnU-Net v2 model", _is_nnunet, _read_nnunet, _read_nnunet),
-    ModelReader("nnU-Net v2 datasets", _is_dataset_folder, _read_dataset_folder),
-    ModelReader("TensorFlow.js layer model", _is_layers_model, _read_layers_folder),
-    ModelReader("MeshNet with safetensors", _is_meshnet_folder, _read_meshnet_folder),
-)
-"""All formats; the first that accepts a folder reads it."""
+    yield ModelReader(
+        "TensorFlow.js layer model", meshnet.is_layers_model, meshnet.read_layers_folder
+    )
+    yield ModelReader(
+        "MeshNet with safetensors", meshnet.is_meshnet_folder, meshnet.read_meshnet_folder
+    )
 
 
 def find_reader(folder: Path) -> ModelReader | None:
     """Return the first reader that accepts a folder, None if none does."""
-    return next((reader for reader in READERS if reader.accepts(folder)), None)
+    return next((reader for reader in readers() if reader.accepts(folder)), None)
 
 
 def is_model(folder: Path) -> bool:
@@ -165,7 +125,7 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
     """
     reader = find_reader(folder)
     if reader is None:
-        formats = ", ".join(reader.name for reader in READERS)
+        formats = ", ".join(reader.name for reader in readers())
         raise ScanError(
             Reason.MODEL_UNKNOWN, f"this folder is not a model ({formats})", str(folder)
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
-    from scanloom.inference.engines.verdicts import Verdict
+    from scanloom.inference.engines.cache import Verdict
 
 
 def print_list(entries: tuple[ModelEntry, ...]) -> None:
@@ -97,7 +97,7 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
-    from scanloom.cards.parts import networks
+    from scanloom.cards.requested import networks
 
     card = entry.card
     if card is None:
@@ -137,8 +137,8 @@ def _engines(card: ModelCard) -> list[tuple[str, str]]:
 
 def verdicts_of(card: ModelCard) -> list[Verdict]:
     """Return the verdicts on engines for a model and its parts, by this user on this machine."""
-    from scanloom.cards.parts import networks
-    from scanloom.inference.engines.verdicts import all_verdicts
+    from scanloom.cards.requested import networks
+    from scanloom.inference.engines.cache import all_verdicts
 
     names = {network.name for network in networks(card)}
     return [verdict for verdict in all_verdicts() if verdict.model in names]
@@ -197,7 +197,7 @@ def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
     """Yield a line for the weights of each network, in the order in which they run."""
-    from scanloom.cards.parts import networks
+    from scanloom.cards.requested import networks
 
     if card.stage is not None:
         structures = ", ".join(card.stage.labels) or "all structures"

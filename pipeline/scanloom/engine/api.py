@@ -59,7 +59,7 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
     ValueError
         If the precision is unknown.
     """
-    from scanloom.inference.combined.composite import make_predictor
+    from scanloom.inference.combined import make_predictor
 
     settle_in()
     compute = ComputeOptions(precision=precision)

@@ -1,14 +1,19 @@
-"""Chooses the device, the precision and the batch size, each with its reason."""
+"""Chooses the device, the precision and the batch size, each with its reason.
+
+Also the memory that is given back to the operating system (on Linux; else nothing), and a test for
+NaN and infinity in one pass.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import math
 import os
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,6 +40,9 @@ ASKED_FOR = "requested"
 """The reason for a requested device, for which no other device is substituted."""
 VALUES_PER_VOXEL = 256
 """Feature values that a large network holds at once per voxel of its window."""
+
+_MADV_DONTNEED = 4
+"""Advice of Linux's madvise: pages are dropped, and read from their file if used again."""
 
 
 @dataclass(frozen=True)
@@ -287,3 +295,35 @@ class PlacedModel:
     def precision_name(self) -> str:
         """The numeric type of the network: "float32", "float16"."""
         return self.precision.name
+
+
+def return_free_memory() -> None:
+    """Return freed memory that the C library (glibc) keeps for later allocations."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_file_pages(file: Path) -> None:
+    """Drop the pages of a file that this process has mapped for reading only."""
+    with suppress(AttributeError, OSError, ValueError):
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        identity = file.stat()
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            addresses, access, _, device, inode, *_ = line.split()
+            major, minor = (int(number, 16) for number in device.split(":"))
+            same = (os.makedev(major, minor), int(inode)) == (identity.st_dev, identity.st_ino)
+            if same and "w" not in access:
+                first, last = (int(address, 16) for address in addresses.split("-"))
+                madvise(first, last - first, _MADV_DONTNEED)
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Return whether no value is NaN or infinite.
+
+    A sum with such a value is not finite. A sum of finite values may overflow: then the maximum and
+    the minimum are tested, which takes twice as long. Waits for the device.
+    """
+    if math.isfinite(float(values.sum())):
+        return True
+    return math.isfinite(float(values.amax())) and math.isfinite(float(values.amin()))

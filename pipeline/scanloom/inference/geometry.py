@@ -19,28 +19,29 @@ neighbours is the nearest.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import NetworkGrid
+from scanloom.cards.card import IntensityStep, ModelCard, NetworkGrid, Triple
 from scanloom.core import Grid, Volume
-from scanloom.inference.resampling.alignment import (
-    SCALED,
-    Alignment,
-    round_half_up,
-    scale_axes,
-)
-from scanloom.inference.resampling.first_aligned import first_aligned_grid
 
 _SMALLEST_WEIGHT = 1e-6
 """Smallest weight of a voxel next to a box, see `NetworkPlan.boxed`."""
 
 Shape = tuple[int, int, int]
-Triple = tuple[float, float, float]
 Affine = NDArray[np.float64]
+
+SAME_AFFINE = 1e-3
+"""Differences of spacing (mm) and affine below it are ignored (MONAI's AFFINE_TOL)."""
+_FLOAT32_LENGTH = 3e-7
+"""Largest relative error of a length whose three components are float32."""
+Alignment = Literal["first", "edges", "ends", "centre"]
+Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +135,7 @@ class NetworkPlan:
 
     def _in_monais_order(self, x: int) -> NDArray[np.float64]:
         """Return the network coordinate of each source index along an axis, see `boxed`."""
-        from scanloom.inference.resampling.sampling_grid import sampling_coordinates
+        from scanloom.inference.resampling.sampling import sampling_coordinates
 
         step = np.linalg.solve(self.network.affine, self.oriented.affine)
         at = sampling_coordinates(self.network.shape, step, self.oriented.shape, x)
@@ -210,15 +211,19 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     lead = 2 if sheared is None else follows[sheared]
     scale, shift, lean = _maps(oriented, network, flipped, sheared)
     return NetworkPlan(
-        *(source, oriented, network, follows, flipped, lead, scale, shift, lean, step),
+        source=source,
+        oriented=oriented,
+        network=network,
+        follows=follows,
+        flipped=flipped,
+        lead=lead,
+        scale=scale,
+        shift=shift,
+        lean=lean,
+        step=step,
         mode=requested.mode,
-        boxed=_is_boxed(requested),
+        boxed=requested.crop is not None and requested.crop.grid == "network",
     )
-
-
-def _is_boxed(requested: NetworkGrid) -> bool:
-    """Return whether the network sees a box of the network grid only."""
-    return requested.crop is not None and requested.crop.grid == "network"
 
 
 def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
@@ -280,7 +285,12 @@ def _plan_scaled(
     scaled = scale_axes(oriented, requested, flipped)
     last = np.array(oriented.shape) - 1.0
     return NetworkPlan(
-        *(source, oriented, scaled.network, follows, flipped, 2),
+        source=source,
+        oriented=oriented,
+        network=scaled.network,
+        follows=follows,
+        flipped=flipped,
+        lead=2,
         scale=_triple(np.where(flipped, -scaled.scale, scaled.scale)),
         shift=_triple(scaled.shift + np.where(flipped, scaled.scale * last, 0.0)),
         lean=(0.0, 0.0, 0.0),
@@ -288,7 +298,7 @@ def _plan_scaled(
         alignment=requested.alignment,
         mode=requested.mode,
         nearest=scaled.nearest,
-        boxed=_is_boxed(requested),
+        boxed=requested.crop is not None and requested.crop.grid == "network",
     )
 
 
@@ -351,3 +361,219 @@ def _triple(values: NDArray[np.float64]) -> Triple:
     """Return the three values as floats."""
     x, y, z = (float(v) for v in values)
     return x, y, z
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledGrid:
+    """A grid with the axes of another one, `oriented`.
+
+    Parameters
+    ----------
+    network : Grid
+        The grid; `oriented` itself if both are the same.
+    scale, shift : (3,) arrays
+        The index in `network` is ``scale * index + shift`` for an index in `oriented`.
+    step : (4, 4) array
+        Maps an index of `network` to an index of `oriented`.
+    nearest : (int or None, int or None)
+        Axis that is resampled by nearest neighbour: to `network`, and back.
+    """
+
+    network: Grid
+    scale: Float64
+    shift: Float64
+    step: Float64
+    nearest: tuple[int | None, int | None]
+
+
+def _by_edges(count: int, size: int) -> Float64:
+    """Return where `count` voxels lie on an axis of `size` voxels with the same outer edges."""
+    return np.asarray(size / count * (np.arange(count) + 0.5) - 0.5)
+
+
+def _by_ends(count: int, size: int) -> Float64:
+    """Return where `count` voxels lie on an axis of `size` voxels with the same outermost ones."""
+    return np.asarray(np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 1.0))
+
+
+SCALED: dict[str, Callable[[int, int], Float64]] = {
+    "edges": _by_edges,
+    "ends": _by_ends,
+}
+"""Coordinates of one axis on another, by the alignments that depend on both lengths alone."""
+
+
+def round_half_up(at: Float64, size: int) -> Float64:
+    """Return the nearest voxel of an axis, the upper of two (SciPy's interpolation of order 0)."""
+    return np.clip(np.floor(at + 0.5), 0.0, size - 1.0)
+
+
+def scale_axes(
+    oriented: Grid, requested: NetworkGrid, flipped: tuple[bool, bool, bool]
+) -> ScaledGrid:
+    """Return the grid of the requested spacing or shape, aligned by edges, ends or centre.
+
+    `flipped` are the axes of `oriented` whose direction in the scan is the opposite.
+    """
+    # nnU-Net and TotalSegmentator read the spacing of NIfTI's header
+    own = np.array(oriented.spacing) if requested.alignment == "centre" else nifti_spacing(oriented)
+    wanted = wanted_spacing(requested, own)
+    before = np.array(oriented.shape)
+    ratio = own / wanted * before
+    after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
+    if requested.alignment == "edges":
+        scale = after / before
+        shift = (scale - 1.0) / 2.0
+    elif requested.alignment == "ends":
+        both = (before > 1) & (after > 1)
+        scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
+        shift = np.zeros(3)
+    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2, counted as in the scan
+        scale = own / wanted
+        centre = before / 2.0 - np.where(flipped, 1.0, 0.0)
+        shift = after / 2.0 - scale * centre
+    step = np.diag(np.append(1.0 / scale, 1.0))
+    step[:3, 3] = -shift / scale
+    above = requested.separate_above
+    nearest: tuple[int | None, int | None] = (None, None)
+    if above is not None:
+        nearest = (coarse_axis(own, wanted, above), coarse_axis(wanted, own, above))
+    if np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE):
+        return ScaledGrid(oriented, np.ones(3), np.zeros(3), np.eye(4), nearest)
+    x, y, z = (int(n) for n in after)
+    return ScaledGrid(Grid((x, y, z), oriented.affine @ step), scale, shift, step, nearest)
+
+
+def nifti_spacing(grid: Grid) -> Float64:
+    """Return the spacing (3,) in mm that a NIfTI header states for a grid, which is in float32.
+
+    The length of a direction that was rounded to float32 differs in the last digit, which decides
+    half a voxel: 10 slices of 3.1 mm are 15.5 slices of 2 mm. So the value is a decimal of six
+    digits or a 4096th of a millimetre (matrix sizes), if such a value lies within the rounding.
+    """
+    return np.array([_stated(length) for length in grid.spacing])
+
+
+def _stated(length: float) -> float:
+    """Return the float32 value that a header states for a length, as float64."""
+    for value in (float(f"{length:.6g}"), round(length * 4096.0) / 4096.0):
+        if abs(value - length) <= _FLOAT32_LENGTH * length:
+            return float(np.float32(value))
+    return float(np.float32(length))
+
+
+def wanted_spacing(requested: NetworkGrid, own: Float64) -> Float64:
+    """Return the requested spacing; `own` is kept along axes for which none is requested."""
+    target = np.array([value or 0.0 for value in requested.spacing or (None, None, None)])
+    return np.where(target > 0.0, target, own)
+
+
+def coarse_axis(first: Float64, second: Float64, above: float) -> int | None:
+    """Return the axis of the largest spacing of an anisotropic grid (nnU-Net's separate z).
+
+    The first of the two spacings that is anisotropic decides. None if none is, or if several axes
+    share the largest spacing.
+    """
+    for spacing in (first, second):
+        if spacing.max() / spacing.min() > above:
+            coarse = np.flatnonzero(spacing.max() / spacing == 1)
+            return int(coarse[0]) if len(coarse) == 1 else None
+    return None
+
+
+def first_aligned_grid(
+    oriented: Grid, requested: NetworkGrid, sheared: int | None
+) -> tuple[Grid, Affine]:
+    """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`.
+
+    Also returns the affine from an index of that grid to an index of `oriented`. Without a
+    requested spacing the voxels are seen as they are stored, sheared ones too (MONAI).
+    """
+    if requested.spacing is None:
+        return oriented, np.eye(4)
+    directions = _directions(oriented, sheared)
+    affine = np.eye(4)
+    affine[:3, :3] = directions * _spacing(oriented, requested)
+    ends = ((0.0, n - 1.0) for n in oriented.shape)
+    corners = np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
+    corners = (np.linalg.solve(affine, oriented.affine) @ corners)[:3]
+    shape = np.round(np.ptp(corners, axis=1) + 1.0)
+    affine[:3, 3] = _origin(oriented, affine, shape, corners)
+    if tuple(shape) == oriented.shape and _same(oriented.affine, affine):
+        return oriented, np.eye(4)
+    x, y, z = (int(n) for n in shape)
+    # as MONAI's trace stores it, one multiplication later: nearest neighbours at exact ratios
+    # are decided by the last bit
+    step = np.asarray(np.linalg.solve(oriented.affine, affine), dtype=np.float64)
+    return Grid((x, y, z), oriented.affine @ step), step
+
+
+def _directions(oriented: Grid, sheared: int | None) -> Affine:
+    """Return three orthogonal unit vectors as columns, each the nearest to its axis."""
+    axes = oriented.affine[:3, :3]
+    if sheared is None:
+        upper = np.linalg.cholesky(axes.T @ axes).T
+        return np.asarray(axes @ np.linalg.inv(upper) * np.sign(np.diag(upper)))
+    a, b, c = sheared, (sheared + 1) % 3, (sheared + 2) % 3
+    directions: Affine = axes / np.linalg.norm(axes, axis=0)
+    normal = np.cross(directions[:, b], directions[:, c])
+    normal *= np.sign(normal @ axes[:, a]) / np.linalg.norm(normal)
+    directions[:, a] = normal
+    directions[:, c] -= directions[:, b] * (directions[:, b] @ directions[:, c])
+    directions[:, c] /= np.linalg.norm(directions[:, c])
+    return np.asarray(directions)
+
+
+def _spacing(oriented: Grid, requested: NetworkGrid) -> NDArray[np.float64]:
+    """Return the network's spacing: the requested one, or the scan's own if it is as good."""
+    own = np.array(oriented.spacing)
+    target = wanted_spacing(requested, own)
+    return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
+
+
+def _origin(
+    oriented: Grid, affine: Affine, shape: NDArray[np.float64], corners: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the position of voxel (0, 0, 0): the corner that is lowest along all new axes.
+
+    If no corner is (a shear, or directions that were rounded in a file), the centres of both grids
+    coincide (MONAI compute_shape_offset, with its tolerance of 1e-8 voxels).
+
+    `corners` (3, 8) are the corners of `oriented` as indices by `affine`.
+    """
+    axes, offset = oriented.affine[:3, :3], oriented.affine[:3, 3]
+    for n, corner in enumerate(itertools.product(*((0.0, n - 1.0) for n in oriented.shape))):
+        if np.allclose(np.min(corners - corners[:, n : n + 1], axis=1), 0.0):
+            return np.asarray(axes @ np.array(corner) + offset)
+    middle = axes @ (np.array(oriented.shape) / 2.0) + offset
+    return np.asarray(middle - affine[:3, :3] @ (shape / 2.0))
+
+
+def _same(first: Affine, second: Affine) -> bool:
+    """Return whether resampling between two affines of the same shape would change nothing."""
+    step = np.linalg.solve(first, second)
+    return np.allclose(first, second, atol=SAME_AFFINE) or np.allclose(
+        step, np.eye(4), atol=SAME_AFFINE
+    )
+
+
+def part_grid(plan: NetworkPlan, card: ModelCard) -> Grid:
+    """Return the grid of the resampled scan as a scan of its own, in the network's axes.
+
+    TotalSegmentator hands it on as a NIfTI file: its spacing is the requested one, although the
+    voxels at the ends coincide, and has the precision of the file's header.
+    """
+    spacing = wanted_spacing(card.grid, nifti_spacing(plan.oriented)).astype(np.float32)
+    return Grid(plan.network.shape, np.diag([*spacing.astype(np.float64), 1.0]))
+
+
+def steps_after(plan: NetworkPlan, card: ModelCard) -> tuple[IntensityStep, ...]:
+    """Return the steps after resampling: none for a scan that has exactly the card's spacing."""
+    own = nifti_spacing(plan.oriented)
+    wanted = np.array(card.grid.spacing or (), dtype=np.float64)
+    return () if np.array_equal(own, wanted) else card.after
+
+
+def grid_for_parts(grid: Grid, card: ModelCard) -> Grid:
+    """Return the grid on which a card's parts see a scan with a `grid`."""
+    return part_grid(plan_grid(grid, card.grid), card)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard
-from scanloom.cards.cleaning import with_small_removed
+from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
     Flag,
     Grid,
+    Layer,
     Reason,
     ScanError,
     Segmentation,
     StepTimer,
     Volume,
+    counted,
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
-from scanloom.inference.checks import check_channels, check_supported
+from scanloom.core.uncertainty import Uncertainty
 from scanloom.inference.device import (
     ASKED_FOR,
     PlacedModel,
@@ -33,37 +34,50 @@ from scanloom.inference.device import (
     choose_precision,
     deterministic,
     is_out_of_memory,
+    return_free_memory,
 )
-from scanloom.inference.engines.measurement import ScanWindows, TorchModel
-from scanloom.inference.engines.selection import EngineSelector
+from scanloom.inference.engines.selection import EngineSelector, ScanWindows, TorchModel
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
-from scanloom.inference.memory_estimate import (
+from scanloom.inference.memory import (
     Budget,
+    MemoryPlan,
+    fallback_plans,
+    first_fitting,
     network_image_bytes,
+    room,
     uncertainty_bytes,
 )
-from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
-from scanloom.inference.network.free_memory import return_free_memory
-from scanloom.inference.network.half_check import wrong_half
-from scanloom.inference.network.loading import TrainedNetworks, load_network
-from scanloom.inference.resampling.crop import paste, source_box, uncrop
-from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
-from scanloom.inference.resampling.shared import SharedScan
-from scanloom.inference.restore.decisions import Labels
-from scanloom.inference.restore.restorers import Restorer, choose_backend, make_restorer
-from scanloom.inference.restore.uncertainty import uncertainty_restorer
+from scanloom.inference.network.loading import TrainedNetworks, load_network, wrong_half
+from scanloom.inference.resampling.image import (
+    ModelInput,
+    NetworkImage,
+    SharedScan,
+    network_image,
+    paste,
+    source_box,
+    uncrop,
+)
+from scanloom.inference.restore.decisions import Labels, only_numbers
+from scanloom.inference.restore.restorers import (
+    Restorer,
+    choose_backend,
+    make_restorer,
+    uncertainty_restorer,
+)
 from scanloom.inference.sliding_window import (
     BatchSize,
     Fold,
     ScorePlanes,
     SlidingWindow,
     place_networks,
+    window_size,
 )
-from scanloom.inference.task import Prediction, Task
-from scanloom.inference.windows.layout import window_size
 from scanloom.ops.uncertainty import change_maps
 
 logger = logging.getLogger(__name__)
+
+_SAME_POSITION_MM = 0.01
+"""Largest distance between corresponding voxels of two channels."""
 
 
 class TorchPredictor(PlacedModel):
@@ -120,7 +134,8 @@ class TorchPredictor(PlacedModel):
         self._stage = None
         if card.stage is not None and card.stage.use == "channels":
             self._stage = TorchPredictor(
-                *(card.stage.card, compute),
+                card.stage.card,
+                compute,
                 device=device,
                 memory_limit=memory_limit,
                 planned_cases=planned_cases,
@@ -143,7 +158,9 @@ class TorchPredictor(PlacedModel):
         self.networks = TrainedNetworks(card, loaded)
         place_networks(loaded, self.device.device)
         self.engines = EngineSelector(
-            *(card, compute.engine, lambda: load_network(card, torch.float32)),
+            card,
+            compute.engine,
+            lambda: load_network(card, torch.float32),
             precision=(compute.precision, self.precision.name),
             planned_cases=planned_cases,
             records=records,
@@ -446,3 +463,67 @@ def made_after(first: Segmentation, result: Segmentation) -> Segmentation:
         flags=tuple(dict.fromkeys((*result.flags, *first.flags))),
         engine=all_engines(engines) if engines else None,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A scan to label, its timer, the resampled scan that later models share, and requests."""
+
+    scan: ModelInput
+    clock: StepTimer
+    shared: SharedScan | None = None
+    uncertainty: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Label maps, the memory plan with which they were made, and properties of the result."""
+
+    maps: list[Labels]
+    memory_plan: MemoryPlan
+    flags: tuple[Flag, ...] = ()
+    uncertainty: Uncertainty | None = None
+    engine: EngineChoice | None = None
+
+    def segmentation(self, card: ModelCard, volume: Volume) -> Segmentation:
+        """Return the label maps as layers of a card's structures, on a scan's grid."""
+        if not isinstance(card.decision, Threshold):
+            numbers = {s.number for s in card.structures}
+            layers = [Layer(only_numbers(self.maps[0], numbers), card.structures)]
+        else:
+            layers = [Layer(self.maps[s.number - 1], (s,)) for s in card.structures]
+        reordered = as_nifti(card.grid, volume) is not card.grid
+        presented = (Flag.AXES_AS_NIFTI,) if reordered else ()
+        return Segmentation(
+            card.name,
+            tuple(layers),
+            volume.grid,
+            card.version,
+            uncertainty=self.uncertainty,
+            device=str(self.memory_plan.device),
+            precision=PrecisionChoice(self.memory_plan.dtype, "").name,
+            engine=self.engine,
+            flags=(*card.flags, *self.flags, *presented),
+        )
+
+
+def check_supported(card: ModelCard) -> None:
+    """Refuse cards that this version does not support."""
+    if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
+        detail = "connected components can't be selected before labels are decided"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode == "area" and card.restore == "labels":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
+
+
+def check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
+    """Refuse scans that are not the card's input channels."""
+    if len(volumes) != len(card.channels):
+        detail = (
+            f"{card.name} takes {counted(len(card.channels), 'input channel')}, got {len(volumes)}"
+        )
+        raise ScanError(Reason.CHANNELS, detail)
+    for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
+        if not volume.grid.matches(volumes[0].grid, _SAME_POSITION_MM):
+            detail = f"{channel.name} and the first channel have different grids"
+            raise ScanError(Reason.CHANNELS, detail)

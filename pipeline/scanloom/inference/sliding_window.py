@@ -2,41 +2,283 @@
 
 The outermost loop over windows is along one axis. So only the planes that later windows overlap (as
 many as a window is wide) are kept as sums; all others are divided, activated and yielded.
-`windows.layout` defines the windows, and cases in which sums of all planes are kept.
+
+With float32 sums, the order of windows does not matter: the outermost loop is along any axis, and
+planes that no later window overlaps are final. Sums in half precision depend on it. They are added
+in the order of nnU-Net, whose outermost loop is along the first axis; along another axis, all
+planes are final only after the last window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.nn import functional
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
-from scanloom.inference.device import is_out_of_memory
-from scanloom.inference.finite import all_finite
+from scanloom.inference.device import all_finite, is_out_of_memory
 from scanloom.inference.geometry import Shape
-from scanloom.inference.network.final_layer import FinalLayer
-from scanloom.inference.network.flips import mean_over_flips
+from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
-from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.windows.layout import (
-    pad_to_window,
-    slices_with_margin,
-    window_layout,
-    window_slices,
-    window_weights,
-)
-from scanloom.inference.windows.sums import ScoreAccumulator
-from scanloom.inference.windows.uniform import SharedScores, uniform_windows
+from scanloom.inference.resampling.resample import SLAB_BYTES
+
+_LARGEST_WEIGHT = 10.0
+"""Maximum of nnU-Net's weights: the smallest are not rounded to 0 in half precision."""
+_STEP_DIGITS = 12
+"""Decimals of a step, in window sizes: 1 - 0.7 is 0.3."""
+
+MAX_WINDOWS = 1_000_000
+"""Most windows of a scan, hours on a GPU: 512 x 512 x 300 voxels have 100,000 windows of 96 voxels
+with the largest overlap."""
 
 CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
 HEAD_SLABS = 4
 """Slabs of scores that a final layer computes at once: labelling more planes at once is faster."""
-
 Network = Callable[[torch.Tensor], torch.Tensor]
+_CHANNELS_AT_ONCE = 16
+"""Channels of a window's scores that are weighted at a time."""
+_CACHED_VALUES = 1 << 18
+"""Values that a processor's cache holds in two types."""
+Values = tuple[float, ...]
+"""The value of each channel."""
+_SAMPLED = 8
+"""Every so many voxels along each axis are compared first: few other windows pass."""
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """Windows that are run before the planes in front of `following` are final.
+
+    `corners` are the first voxels of the windows in the padded image.
+    """
+
+    corners: list[Shape]
+    following: int
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """Windows of an image.
+
+    Parameters
+    ----------
+    size : (x, y, z)
+        Size of a window.
+    padded : (X, Y, Z)
+        Shape of the padded image.
+    starts : three tuples of int
+        First voxels of the windows along each axis.
+    axis : 0, 1 or 2
+        Axis across the planes that are yielded.
+    together : int
+        Starts along `axis` that are run in one row; 0 for all.
+    """
+
+    size: Shape
+    padded: Shape
+    starts: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    axis: int
+    together: int = 1
+
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return math.prod(map(len, self.starts))
+
+    @property
+    def planes(self) -> int:
+        """Number of planes that the windows of a row span."""
+        if self.together == 0:
+            return self.padded[self.axis]
+        return self.size[self.axis] + self.together - 1
+
+    def rows(self) -> Iterator[WindowRow]:
+        """Yield the windows, row by row."""
+        length = self.padded[self.axis]
+        if self.together == 0:
+            yield WindowRow([(x, y, z) for x, y, z in itertools.product(*self.starts)], length)
+            return
+        along = self.starts[self.axis]
+        inner = [starts for x, starts in enumerate(self.starts) if x != self.axis]
+        for n in range(0, len(along), self.together):
+            row = along[n : n + self.together]
+            following = along[n + self.together] if n + self.together < len(along) else length
+            corners = (_corner(self.axis, *c) for c in itertools.product(row, *inner))
+            yield WindowRow(list(corners), following)
+
+
+def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> WindowLayout:
+    """Return the windows of an image.
+
+    Parameters
+    ----------
+    window : Window
+        Size, overlap and starts, from the model card.
+    shape : (X, Y, Z)
+        Shape of the image, without padding.
+    axis : 0, 1 or 2
+        Axis across the planes that are yielded.
+    batch : int
+        Number of windows in a batch: planes that are run one by one are grouped to fill it.
+
+    Raises
+    ------
+    ScanError
+        TOO_LARGE if there are more than `MAX_WINDOWS` windows.
+    """
+    size = window_size(window, shape)
+    x, y, z = (max(n, roi) for n, roi in zip(shape, size, strict=True))
+    starts = _starts(window, (x, y, z), size)
+    if (count := math.prod(map(len, starts))) > MAX_WINDOWS:
+        windows = f"{count:,} windows of {' x '.join(map(str, size))} voxels"
+        limit = f"{MAX_WINDOWS:,} are the limit; a smaller overlap needs fewer"
+        raise ScanError(Reason.TOO_LARGE, f"{windows}; {limit}")
+    earlier = (len(starts[n]) for n in range(axis) if n != window.plane)
+    together = 1
+    if window.plane == axis:  # windows of different planes do not overlap
+        per_plane = math.prod(len(starts[n]) for n in range(3) if n != axis)
+        together = min(math.ceil(batch / per_plane), len(starts[axis]))
+    elif window.sums == "float16" and any(count > 1 for count in earlier):
+        together = 0
+    return WindowLayout(size, (x, y, z), starts, axis, together)
+
+
+def window_size(window: Window, shape: Shape) -> Shape:
+    """Return the window's size in voxels: the whole grid if the card gives no size."""
+    return shape if window.size is None else window.size
+
+
+def window_starts(length: int, size: int, overlap: float) -> list[int]:
+    """Return the starts of windows along an axis, as MONAI's dense_patch_slices.
+
+    The last window ends at the end of the axis. `length` is at least `size`.
+    """
+    step = size if size == length else max(int(size * (1 - overlap)), 1)
+    starts = list(range(0, length - size, step))
+    return [*starts, length - size]
+
+
+def even_starts(length: int, size: int, overlap: float) -> list[int]:
+    """Return the starts of windows along an axis, as nnU-Net's compute_steps_for_sliding_window.
+
+    The steps between them are equal before rounding, and at most `size` * (1 - `overlap`).
+    """
+    largest_step = size * round(1 - overlap, _STEP_DIGITS)
+    intervals = math.ceil((length - size) / largest_step)
+    if intervals == 0:
+        return [0]
+    step = (length - size) / intervals
+    return [round(step * n) for n in range(intervals + 1)]
+
+
+def _starts(
+    window: Window, padded: Shape, size: Shape
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the starts of windows along each axis: every plane for two-dimensional networks."""
+    function = window_starts if window.starts == "fixed" else even_starts
+    x, y, z = (
+        tuple(range(length)) if axis == window.plane else tuple(function(length, n, window.overlap))
+        for axis, (length, n) in enumerate(zip(padded, size, strict=True))
+    )
+    return x, y, z
+
+
+def pad_to_window(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor, Shape]:
+    """Pad an image that is smaller than the window; return it and the padding before each axis.
+
+    An odd voxel is added at the end. "reflect" requires a grid of more than half the window
+    (torch).
+
+    Raises
+    ------
+    ScanError
+        IMPLAUSIBLE if the grid is too small for reflection.
+    """
+    missing = [max(roi - n, 0) for roi, n in zip(size, image.shape[1:], strict=True)]
+    low = (missing[0] // 2, missing[1] // 2, missing[2] // 2)
+    if not any(missing):
+        return image, (0, 0, 0)
+    ends = [n for m in reversed(missing) for n in (m // 2, m - m // 2)]
+    if window.padding == "constant":
+        return functional.pad(image, ends, value=window.padding_value), low
+    if window.padding == "reflect" and any(
+        m - m // 2 >= n for m, n in zip(missing, image.shape[1:], strict=True)
+    ):
+        raise ScanError(Reason.IMPLAUSIBLE, "the scan is too small for the window's padding")
+    return functional.pad(image[None], ends, mode=window.padding)[0], low
+
+
+def window_weights(size: Shape, window: Window, device: torch.device) -> torch.Tensor:
+    """Return the weights (x, y, z) of a window's voxels, in the type of its sums.
+
+    "constant" and "gaussian" are MONAI's compute_importance_map, "gaussian_filter" is nnU-Net's
+    compute_gaussian.
+    """
+    dtype = torch.float16 if window.sums == "float16" else torch.float32
+    if window.blending == "constant":
+        return torch.ones(size, dtype=dtype, device=device)
+    if window.blending == "gaussian_filter":
+        return _filtered_point(size, window).to(device, dtype)
+    weight = torch.ones((), device=device)
+    for n in size:
+        x = torch.arange(-(n - 1) / 2.0, (n - 1) / 2.0 + 1, dtype=torch.float32, device=device)
+        weight = weight[..., None] * torch.exp(x**2 / (-2 * (n * window.sigma_scale) ** 2))
+    return weight.clamp_(min=max(float(weight.min()), 1e-3)).to(dtype)
+
+
+def _filtered_point(size: Shape, window: Window) -> torch.Tensor:
+    """Return nnU-Net's weights, float16 on the CPU.
+
+    The filter is separable: the filtered point is the product of filtered points on a line.
+    """
+    lines = [
+        np.ones(1) if axis == window.plane else _filtered_line(n, n * window.sigma_scale)
+        for axis, n in enumerate(size)
+    ]
+    product: NDArray[np.float64] = functools.reduce(np.multiply.outer, lines)
+    weights = torch.from_numpy(product / (product.max() / _LARGEST_WEIGHT)).to(torch.float16)
+    zero = weights == 0
+    return weights.masked_fill_(zero, float(weights[~zero].min()))
+
+
+def _filtered_line(length: int, sigma: float) -> NDArray[np.float64]:
+    """Return SciPy's gaussian filter of a point in the middle of a line."""
+    from scipy.ndimage import gaussian_filter1d
+
+    line = np.zeros(length)
+    line[length // 2] = 1.0
+    return np.asarray(gaussian_filter1d(line, sigma, mode="constant"))
+
+
+def window_slices(corner: Shape, size: Shape) -> tuple[slice, ...]:
+    """Return the slices of a window."""
+    return tuple(slice(n, n + roi) for n, roi in zip(corner, size, strict=True))
+
+
+def slices_with_margin(corner: Shape, size: Shape, low: Shape) -> tuple[slice, ...]:
+    """Return the slices, in the unpadded image, of a window with a margin of one voxel.
+
+    `low` are the voxels of padding before each axis.
+    """
+    ends = ((p - n - 1, p - n + roi + 1) for p, roi, n in zip(corner, size, low, strict=True))
+    return tuple(slice(max(first, 0), max(last, 0)) for first, last in ends)
+
+
+def _corner(axis: int, start: int, *inner: int) -> Shape:
+    """Return a window's first voxel, given its index along `axis` and along the other axes."""
+    corner = [*inner]
+    corner.insert(axis, start)
+    return corner[0], corner[1], corner[2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,3 +610,247 @@ class SlidingWindow:
             step = max(1, CACHED_BYTES // plane_bytes) if scores.is_cpu else len(planes)
             for chunk in torch.split(planes.transpose(0, 1), step, dim=1):
                 chunk.copy_(torch.softmax(chunk.contiguous(), dim=0))
+
+
+class ScoreAccumulator:
+    """Weighted sums of the planes that windows still overlap.
+
+    Parameters
+    ----------
+    layout : WindowLayout
+        Windows of the padded image.
+    weight : (x, y, z) tensor
+        Weights of a window's voxels. Sums have its type and device; scores may be on another
+        device.
+
+    Attributes
+    ----------
+    axis : 0, 1 or 2
+        Axis across the planes.
+    first : int
+        Index of the first plane in the padded image.
+    whole : bool
+        Whether sums of all planes are kept, until the last window.
+    """
+
+    def __init__(self, layout: WindowLayout, weight: torch.Tensor) -> None:
+        self.axis, self.first = layout.axis, 0
+        self._weight = weight
+        self._size = layout.size
+        self._single = layout.count == 1 and bool((weight == 1).all())
+        shape = [layout.planes if x == self.axis else n for x, n in enumerate(layout.padded)]
+        self.whole = layout.together == 0
+        self._count = weight.new_zeros((1, *shape))
+        self._sum = self._count[:0]  # the first window gives the number of classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the sums."""
+        return self._weight.device
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of the scores of one plane."""
+        return self._sum.nbytes // self._sum.shape[self.axis + 1]
+
+    def add(self, scores: torch.Tensor, corner: Shape) -> None:
+        """Add a window's scores (C, x, y, z), which may be overwritten."""
+        alike = (scores.device, scores.dtype) == (self.device, self._weight.dtype)
+        if self._single and alike:  # the only scores of a voxel are their mean
+            self._sum = scores
+            self._count.fill_(1)
+            return
+        if len(self._sum) == 0:
+            self._sum = self._count.new_zeros((len(scores), *self._count.shape[1:]))
+        x, y, z = (n - self.first if axis == self.axis else n for axis, n in enumerate(corner))
+        box = (slice(None), *window_slices((x, y, z), self._size))
+        accumulate(self._sum[box], self._count[box], scores.to(self.device), self._weight)
+
+    def means(
+        self, first: int, last: int, crop: list[slice], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the cropped means of planes `first` to before `last` on a device.
+
+        The sums are divided in place, so each plane can be requested only once.
+
+        Returns
+        -------
+        (means, empty)
+            Means (N, C, ., .), and a mask (N, 1, ., .) of the voxels that no window covers; None
+            if windows cover all voxels.
+        """
+        selected = slice(first - self.first, last - self.first)
+        sums, counts = (
+            planes.movedim(self.axis + 1, 0)[selected][:, :, crop[0], crop[1]]
+            for planes in (self._sum, self._count)
+        )
+        empty = counts == 0
+        if not bool(empty.any()):
+            return sums.div_(counts).to(device), None
+        return sums.div_(counts.masked_fill(empty, 1.0)).to(device), empty.to(device)
+
+    def advance(self, following: int) -> None:
+        """Drop the planes before `following` and append as many new ones."""
+        shift = following - self.first
+        for slab in (self._sum, self._count):
+            planes = slab.movedim(self.axis + 1, 0)
+            size = len(planes)
+            for n in range(0, size - shift, max(shift, 1)):  # source and target do not overlap
+                count = min(shift, size - shift - n)
+                planes[n : n + count] = planes[n + shift : n + shift + count]
+            planes[max(size - shift, 0) :] = 0
+        self.first = following
+
+
+def accumulate(
+    sums: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor
+) -> None:
+    """Add weighted scores and the weights, in place.
+
+    Half sums are rounded as by nnU-Net: scores are weighted in their own type, and overwritten.
+
+    Parameters
+    ----------
+    sums : (C, x, y, z) float32 or float16 tensor
+        Sums of scores at the window's voxels.
+    counts : (1, x, y, z) tensor
+        Sums of weights, of the same type.
+    scores : (C, x, y, z) tensor
+        Scores of the window, of any floating type.
+    weight : (x, y, z) tensor
+        Weights of the window, of the type of the sums.
+    """
+    if sums.dtype is torch.float32:
+        chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
+        for total, chunk in zip(*chunks, strict=True):
+            total.addcmul_(chunk.to(torch.float32), weight)
+    else:
+        _add_half(sums, scores, weight)
+    counts.add_(weight)
+
+
+def _add_half(sums: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor) -> None:
+    """Add weighted scores to half sums, in place; scores of a wider type are not rounded first.
+
+    On a CPU, torch adds types that differ one value at a time. A part that its cache holds is
+    converted, added to and converted back in a twentieth of the time, with the same bits.
+    """
+    if scores.dtype is sums.dtype or not sums.is_cpu:
+        sums.add_(scores.mul_(weight))
+        return
+    wide = torch.promote_types(scores.dtype, sums.dtype)
+    step = max(1, _CACHED_VALUES // max(1, weight[0].numel()))
+    for total, own in zip(sums, scores, strict=True):
+        parts = (torch.split(values, step) for values in (total, own, weight))
+        for part, score, factor in zip(*parts, strict=True):
+            part.copy_(part.to(wide).add_(score.mul_(factor).to(wide)))
+
+
+def uniform_windows(
+    padded: torch.Tensor, corners: Sequence[Shape], size: Shape
+) -> dict[Shape, Values]:
+    """Return the values of those windows in which each channel has a single one, by corner.
+
+    Clipped air, padding, and the background of an MR are the same value in every window, whatever
+    the intensity steps were. A network gives such windows the same scores, which are added to each
+    of them: labels are exactly those of running it for all. (With batches of several windows, on
+    GPUs, the last bits of scores depend on a window's batch, and so on which windows are left out.)
+
+    Parameters
+    ----------
+    padded : (channels, X, Y, Z) tensor
+        The image.
+    corners : sequence of (x, y, z)
+        First voxels of the windows.
+    size : (x, y, z)
+        Size of a window.
+    """
+    uniform = {}
+    for corner in corners:
+        window = padded[:, *window_slices(corner, size)]
+        values = window[:, :1, :1, :1]
+        sampled = window[:, ::_SAMPLED, ::_SAMPLED, ::_SAMPLED]
+        if bool((sampled == values).all()) and bool((window == values).all()):
+            uniform[corner] = tuple(values.flatten().tolist())
+    return uniform
+
+
+class SharedScores:
+    """Scores of uniform windows, from the first window to the last one with the same values.
+
+    Parameters
+    ----------
+    uniform : mapping of (x, y, z) to tuple of float
+        From `uniform_windows`.
+    """
+
+    def __init__(self, uniform: Mapping[Shape, Values]) -> None:
+        self._uniform = uniform
+        self._following = Counter(uniform.values())
+        self._kept: dict[Values, torch.Tensor] = {}
+
+    @property
+    def saved(self) -> int:
+        """Number of windows for which the network is not run."""
+        return len(self._uniform) - len(set(self._uniform.values()))
+
+    def batch(self, corners: Sequence[Shape], count: int) -> Sequence[Shape]:
+        """Return the first corners, up to `count`, that the network is to be run for together."""
+        known = set(self._kept)
+        for n, corner in enumerate(corners[:count]):
+            values = self._uniform.get(corner)
+            if values in known:
+                return corners[:n]
+            if values is not None:
+                known.add(values)
+        return corners[:count]
+
+    def keep(self, corner: Shape, scores: torch.Tensor) -> None:
+        """Keep the scores (C, x, y, z) of a window if later windows have the same values."""
+        values = self._uniform.get(corner)
+        if values is not None:
+            self._following[values] -= 1
+            if self._following[values]:
+                self._kept[values] = scores.clone()
+
+    def take(self, corner: Shape) -> torch.Tensor:
+        """Return the kept scores of a window's values, which the caller may overwrite."""
+        values = self._uniform[corner]
+        self._following[values] -= 1
+        return self._kept[values].clone() if self._following[values] else self._kept.pop(values)
+
+
+def flip_combinations(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all combinations of at least one axis, in the order of nnU-Net."""
+    return [
+        combination
+        for count in range(1, len(axes) + 1)
+        for combination in itertools.combinations(axes, count)
+    ]
+
+
+def mean_over_flips(
+    network: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, axes: Sequence[int]
+) -> torch.Tensor:
+    """Return the mean of a network's scores over all combinations of flips.
+
+    Scores are summed in their own type, then divided, as by nnU-Net.
+
+    Parameters
+    ----------
+    network : callable
+        Maps (N, channels, x, y, z) to scores (N, C, x, y, z); may work in place.
+    windows : (N, channels, x, y, z) tensor
+        Input of the network; not changed if `axes` are given.
+    axes : sequence of int
+        Axes of the windows, 0 to 2; empty for no flip.
+    """
+    if not axes:
+        return network(windows)
+    scores = network(windows.clone())
+    combinations = flip_combinations(axes)
+    for combination in combinations:
+        dims = [axis + 2 for axis in combination]
+        scores += network(windows.flip(dims)).flip(dims)
+    scores /= len(combinations) + 1
+    return scores

@@ -9,8 +9,7 @@ import torch
 from scanloom.cards.store import find_model
 from scanloom.core import ScanError
 from scanloom.inference.device import choose_precision, old_torch
-from scanloom.inference.network.half_check import wrong_half
-from scanloom.inference.network.loading import load_network
+from scanloom.inference.network.loading import load_network, wrong_half
 
 SHIPPED_MODEL = "ct_tissue"
 _TOLERANCE = 1e-3

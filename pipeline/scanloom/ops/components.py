@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
+from scanloom.cards.card import Cleaning, KeepLargest, RemoveSmall
 from scanloom.ops.run_length import Labels, find_runs, iter_slabs
 
 Connectivity = Literal[6, 18, 26]

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from scanloom.cards.limits import ReferenceRange
+from scanloom.cards.card import ReferenceRange
 from scanloom.core import Flag, Measurement
 
 MIN_COHORT = 8

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ANY_MODALITY, Channel, ModelCard
+from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range
 from scanloom.cards.check import (
     MAX_SAMPLES,
     check_assumed_modality,
     check_scan,
     percentiles,
 )
-from scanloom.cards.limits import Checks, Range
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import MODALITIES, Flag, Grid, ScanError, Volume
 from support.bundles import write_bundle

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from skimage.color import deltaE_ciede2000, rgb2lab
 
-from scanloom.cards import colors
+from scanloom.cards import codes
 from scanloom.cards.codes import LEFT, RIGHT, coding
 from scanloom.core import Code, Structure
 
-FOLDER = Path(colors.__file__).parent
+FOLDER = Path(codes.__file__).parent
 TABLE = {
     code: row
     for rows in json.loads((FOLDER / "colors.json").read_text())["systems"].values()
@@ -62,7 +62,7 @@ def least_difference(a: str, b: str) -> float:
         itertools.product(*sides) if len(sides[0]) != len(sides[1]) else zip(*sides, strict=True)
     )
     seen = [
-        (colors.table_color(structure(a, side=s)), colors.table_color(structure(b, side=t)))
+        (codes.table_color(structure(a, side=s)), codes.table_color(structure(b, side=t)))
         for s, t in pairs
     ]
     return min(min(difference(x, y), difference(deutan(x), deutan(y))) for x, y in seen)
@@ -79,7 +79,7 @@ def test_neighbours_are_told_apart_also_by_a_deutan_reader() -> None:
 
 
 def tissue_difference(a: str, b: str) -> float:
-    x, y = (colors.table_color(structure(code)) for code in (a, b))
+    x, y = (codes.table_color(structure(code)) for code in (a, b))
     return min(difference(x, y), difference(deutan(x), deutan(y)))
 
 
@@ -90,14 +90,14 @@ def test_tissues_are_far_apart() -> None:
 @pytest.mark.parametrize("side", [None, RIGHT])
 def test_no_colour_is_near_white_or_the_grey_of_bone(side: Code | None) -> None:
     for code in TABLE:
-        rgb = colors.table_color(structure(code, side=side))
+        rgb = codes.table_color(structure(code, side=side))
         assert all(difference(rgb, (g, g, g)) >= 19.9 for g in range(130, 256, 25)), TABLE[code]
 
 
 def test_left_and_right_have_one_hue() -> None:
     left, right = (structure("64033007", n, side) for n, side in enumerate((LEFT, RIGHT), start=1))
 
-    shown = colors.display_colors((left, right))
+    shown = codes.display_colors((left, right))
 
     hues = [rgb2lab(np.array(shown[n])[None, None] / 255)[0, 0, 1:] for n in (1, 2)]
     angles = [np.degrees(np.arctan2(b, a)) for a, b in hues]
@@ -107,19 +107,19 @@ def test_left_and_right_have_one_hue() -> None:
 
 def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
     tasks = json.loads((FOLDER / "totalsegmentator" / "tasks.json").read_text())["classes"]
-    codes = [coding(name) for name in tasks["total"].values()]
-    made = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codes, start=1)]
+    codings = [coding(name) for name in tasks["total"].values()]
+    made = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codings, start=1)]
 
-    shown = colors.display_colors(made)
+    shown = codes.display_colors(made)
 
     assert len(set(shown.values())) == len(made) >= 117
-    assert all(colors.system_of(s) != colors.OTHER for s in made)
+    assert all(codes.system_of(s) != codes.OTHER for s in made)
 
 
 def test_a_code_that_is_not_in_the_table_keeps_the_models_colour_unless_it_is_grey() -> None:
     unknown = [structure("1", n, color=c) for n, c in ((1, (200, 10, 10)), (2, (90, 90, 90)))]
 
-    shown = colors.display_colors([*unknown, structure("1", 3, color=(200, 10, 10))])
+    shown = codes.display_colors([*unknown, structure("1", 3, color=(200, 10, 10))])
 
     assert shown[1] == (200, 10, 10)
     assert max(shown[2]) - min(shown[2]) >= 60
@@ -131,4 +131,4 @@ def test_the_table_has_meanings_and_a_licence() -> None:
     assert "3D Slicer" in about
     assert "Apache-2.0" in about
     assert TABLE["10200004"][0] == "Liver"
-    assert set(colors.systems()) > {"Bones", "Muscles", "Findings"}
+    assert set(codes.systems()) > {"Bones", "Muscles", "Findings"}

@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from scanloom.cards.card import Argmax, NetworkGrid
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.resample import to_network
-from scanloom.inference.restore.area import AreaRestorer
-from scanloom.inference.restore.restorers import LabelRestorer
+from scanloom.inference.resampling.resample import to_network
+from scanloom.inference.restore.restorers import AreaRestorer, LabelRestorer
 from scanloom.inference.sliding_window import ScorePlanes
 from support import model_cards
 

@@ -16,7 +16,7 @@ import torch
 from scanloom.cards.store import find_model
 from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.inference.network.loading import load_network
-from scanloom.inference.network.memory import network_bytes
+from scanloom.inference.memory import network_bytes
 dtype = getattr(torch, sys.argv[1])
 card = find_model("ct_tissue")
 with without_optional_imports():

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import ModelCard, Threshold
-from scanloom.cards.intensity import Normalize, ScaleMinMax
+from scanloom.cards.card import ModelCard, Normalize, ScaleMinMax, Threshold
 from scanloom.core import ComputeOptions, Flag, Reason, ScanError, StepTimer, Volume
-from scanloom.inference.device import bfloat16_units
-from scanloom.inference.finite import all_finite
+from scanloom.inference.device import all_finite, bfloat16_units
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 

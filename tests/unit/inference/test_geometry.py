@@ -13,7 +13,7 @@ from scipy import ndimage
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.resample import to_network
+from scanloom.inference.resampling.resample import to_network
 from support import model_cards
 
 CPU = torch.device("cpu")

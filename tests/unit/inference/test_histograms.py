@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.intensity import Round, ScaleHistogram, ScaleQuantiles
+from scanloom.cards.card import Round, ScaleHistogram, ScaleQuantiles
 from scanloom.inference.intensity import apply_steps
 
 SHAPE = (20, 17, 13)

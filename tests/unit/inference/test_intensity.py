@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScaleRange
 from scanloom.inference.intensity import apply_steps
 
 

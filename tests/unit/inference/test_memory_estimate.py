@@ -17,9 +17,15 @@ import torch
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume, format_bytes
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.memory_estimate import Budget, estimate_network
-from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
-from scanloom.inference.network.memory import network_bytes
+from scanloom.inference.memory import (
+    Budget,
+    MemoryLimits,
+    estimate_network,
+    fallback_plans,
+    first_fitting,
+    network_bytes,
+    resident,
+)
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 
@@ -39,7 +45,7 @@ import json, sys
 from pathlib import Path
 import torch
 from scanloom.cards.card import NetworkSpec
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.layers import MixedBfloat16
 from scanloom.inference.network.architectures import build_network
 
 def status(name):

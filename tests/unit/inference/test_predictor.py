@@ -13,6 +13,7 @@ import torch
 
 from scanloom.cards.card import (
     Argmax,
+    KeepLargest,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
@@ -20,7 +21,6 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
-from scanloom.cards.cleaning import KeepLargest
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.network.architectures import build_network

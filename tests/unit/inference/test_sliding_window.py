@@ -12,8 +12,13 @@ from torch import nn
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
-from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
-from scanloom.inference.windows.layout import window_layout
+from scanloom.inference.sliding_window import (
+    BatchSize,
+    Fold,
+    ScorePlanes,
+    SlidingWindow,
+    window_layout,
+)
 
 Shape = tuple[int, int, int]
 

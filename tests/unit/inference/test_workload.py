@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scanloom.cards.card import NetworkGrid, Window
-from scanloom.inference.workload import window_values
+from scanloom.inference.memory import window_values
 from support import model_cards
 
 

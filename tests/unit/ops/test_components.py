@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from scanloom.cards.cleaning import KeepLargest, RemoveSmall
+from scanloom.cards.card import KeepLargest, RemoveSmall
 from scanloom.ops import components, run_length
 from scanloom.ops.components import count_components, keep_largest, remove_small
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import median_abs_deviation
 
-from scanloom.cards.limits import Range, ReferenceRange
+from scanloom.cards.card import Range, ReferenceRange
 from scanloom.review.cohort import BINS, MIN_COHORT, OUTLIER_Z, Cohort
 from support.make_report import measured
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.limits import Range, ReferenceRange
+from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import Flag, Measurement
 from scanloom.review.cohort import MIN_COHORT, Cohort
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score

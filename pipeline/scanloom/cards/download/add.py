@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,9 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.download.find import TASK_FILE, find_source
-from scanloom.cards.download.licence import Licence, read_licence
-from scanloom.cards.download.sources import Gathered, Progress, Source
+from scanloom.cards.download.sources import TASK_FILE, Gathered, Progress, Source, find_source
 from scanloom.cards.provenance import (
     Provenance,
     check_files,
@@ -23,7 +22,7 @@ from scanloom.cards.provenance import (
     read_provenance,
     write_provenance,
 )
-from scanloom.cards.readers import READERS, is_model, read_model
+from scanloom.cards.readers import is_model, read_model, readers
 from scanloom.cards.store import stored_models, user_models
 from scanloom.core import Reason, ScanError, printable, slug
 from scanloom.core.process.file_lock import lock_file
@@ -36,8 +35,47 @@ _DOWNLOADS: Final = "downloads"
 _MAX_NESTING: Final = 4
 """Folders around a model in a zip file."""
 
+
+@dataclass(frozen=True)
+class Licence:
+    """Licence of a model.
+
+    Parameters
+    ----------
+    name : str
+        As the model or its source states it.
+    text : str
+        Text of the licence files, empty if there are absent.
+    """
+
+    name: str
+    text: str = ""
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether the licence excludes commercial use."""
+        text = "" if _GNU.search(self.text) else self.text
+        return _CONDITIONS.search(f"{self.name}\n{text}") is not None
+
+
 Accept = Callable[[str, Licence], bool]
 """Returns whether the user accepts the licence of the model of that name."""
+
+_SECTIONS: Final = {
+    "ships": "the models that ship",
+    "shared": "a shared folder",
+    "own": "your own store",
+}
+_FILES: Final = re.compile(r"(licen[cs]e|copying|weights_licen[cs]e)([._-][\w.-]*)?", re.IGNORECASE)
+_FOLDERS: Final = (".", "docs")
+_MAX_BYTES: Final = 1 << 20
+_CONDITIONS: Final = re.compile(
+    r"non-?\s?commercial|BY[- ]NC|(academic|research) (use|purposes?) only"
+    r"|only for (academic|research)",
+    re.IGNORECASE,
+)
+_GNU: Final = re.compile(r"GNU (LESSER |AFFERO )?GENERAL PUBLIC LICENSE", re.IGNORECASE)
+"""Licences that mention non-commercial distribution without asking for it."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +183,6 @@ def remove_model(name: str) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-_SECTIONS: Final = {
-    "ships": "the models that ship",
-    "shared": "a shared folder",
-    "own": "your own store",
-}
-
-
 def _own_folder(name: str) -> Path | None:
     """Return the folder of one of the user's own models, None if there is none of this name."""
     root = user_models()
@@ -215,7 +246,7 @@ def _find_root(folder: Path) -> Path:
         if len(folders) != 1:
             break
         root = folders[0]
-    formats = ", ".join(reader.name for reader in READERS)
+    formats = ", ".join(reader.name for reader in readers())
     raise ScanError(Reason.MODEL_UNKNOWN, f"the source holds no model ({formats})")
 
 
@@ -249,7 +280,8 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         check_files(present, provenance)
         return Added(target.name, present, already=True)
     write_provenance(folder, record)
-    _fsync_folders(folder)
+    for root, _, _ in os.walk(folder):
+        _fsync(Path(root))
     try:
         folder.rename(target)
     except FileExistsError as exc:
@@ -285,11 +317,6 @@ def _work_folder(name: str, on_wait: Callable[[], None]) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _fsync_folders(folder: Path) -> None:
-    for root, _, _ in os.walk(folder):
-        _fsync(Path(root))
-
-
 def _fsync(folder: Path) -> None:
     """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -297,3 +324,19 @@ def _fsync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_licence(folder: Path, name: str) -> Licence:
+    """Return the licence of a model with the text of its licence files."""
+    files = sorted(
+        file
+        for folder_name in _FOLDERS
+        if (folder / folder_name).is_dir()
+        for file in (folder / folder_name).iterdir()
+        if _FILES.fullmatch(file.name) and file.is_file()
+    )
+    texts = []
+    for file in files:
+        with file.open("rb") as stream:
+            texts.append(stream.read(_MAX_BYTES).decode("utf-8", errors="replace"))
+    return Licence(name, "\n\n".join(texts))

@@ -9,8 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from scanloom.cards.card import Argmax, FastPreset, ModelCard, NetworkSpec, Window
-from scanloom.cards.limits import Checks, Range, ReferenceRange
+from scanloom.cards.card import (
+    Argmax,
+    Checks,
+    FastPreset,
+    ModelCard,
+    NetworkSpec,
+    Range,
+    ReferenceRange,
+    Window,
+)
 from scanloom.cards.monai.allow_list import judge_network, judge_target
 from scanloom.cards.monai.checkpoint import read_weights_file
 from scanloom.cards.monai.config.arguments import describe

@@ -16,7 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.cards.limits import Quantity
+from scanloom.cards.card import Quantity
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError, printable
@@ -113,7 +113,7 @@ class CheckFields(_StrictModel):
 
 
 class ReferenceFields(_StrictModel):
-    """The usual range of a measurement; see `scanloom.cards.limits.ReferenceRange`."""
+    """The usual range of a measurement; see `scanloom.cards.card.ReferenceRange`."""
 
     structure: Shown = Field(min_length=1, max_length=64)
     quantity: Quantity

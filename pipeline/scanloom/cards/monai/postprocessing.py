@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, NetworkSpec, Paint, Threshold
-from scanloom.cards.cleaning import KeepLargest
+from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
 from scanloom.cards.monai.config.arguments import Arguments, describe
 from scanloom.cards.monai.config.values import Component, Name, Priorities, Unchanged
 from scanloom.cards.monai.obstacles import Obstacles

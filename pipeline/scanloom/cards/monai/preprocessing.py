@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Crop, NetworkGrid
-from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai.config.arguments import Arguments, describe, is_number
 from scanloom.cards.monai.config.values import Component
 from scanloom.cards.monai.obstacles import Obstacles

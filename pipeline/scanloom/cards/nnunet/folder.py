@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from scanloom.cards.card import (
     ANY_MODALITY,
+    SIGMOID_ABOVE_HALF,
+    Argmax,
     Channel,
+    Clip,
     Crop,
+    Decision,
+    IntensityStep,
+    KeepLargest,
     ModelCard,
     NetworkGrid,
+    Normalize,
+    Paint,
+    ScaleMinMax,
+    ScaleRange,
     Stage,
     Weights,
     Window,
 )
-from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.codes import coding, color
 from scanloom.cards.monai.config import truncate
-from scanloom.cards.monai.files import find_file
-from scanloom.cards.nnunet.architecture import describe_network
-from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, Checkpoint, read_checkpoint
-from scanloom.cards.nnunet.dataset import Dataset, modality_of, read_dataset
-from scanloom.cards.nnunet.plans import Configuration, Plans, read_configuration, read_plans
-from scanloom.cards.nnunet.postprocessing import read_cleaning
-from scanloom.cards.nnunet.trainers import check_trainer
-from scanloom.core import Flag, Reason, ScanError, counted, format_bytes, slug
+from scanloom.cards.monai.files import find_file, read_json
+from scanloom.cards.monai.metadata import Text
+from scanloom.cards.nnunet.checkpoint import NUMBERS, WEIGHTS_KEY, Checkpoint, read_checkpoint
+from scanloom.cards.nnunet.inert_pickle import Name, read_pickle
+from scanloom.cards.nnunet.plans import (
+    Configuration,
+    Fields,
+    Plans,
+    describe_network,
+    parse,
+    read_configuration,
+    read_plans,
+)
+from scanloom.core import Flag, Reason, ScanError, Structure, counted, format_bytes, slug
 
 _BEST: Final = "checkpoint_best.pth"
 CHECKPOINTS: Final = ("checkpoint_final.pth", _BEST)
@@ -42,6 +61,56 @@ _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 """Readers that turn voxels to RAS."""
 SMALLEST_DIVISOR: Final = 1e-8
 NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+
+_MODALITIES: Final = {
+    "CT": ("ct", "cta", "cbct", "hu"),
+    "PT": ("pt", "pet", "suv", "fdg"),
+    "NM": ("nm", "spect"),
+    "MR": (
+        *("mr", "mri", "t1", "t1w", "t1c", "t1ce", "t1gd", "t1n", "t1wce", "t2", "t2w", "t2f"),
+        *("t2s", "flair", "dwi", "adc", "swi", "tof", "mra", "dce", "dixon", "pdw", "dti", "bold"),
+    ),
+}
+"""Words in the names of channels that state a modality."""
+MAX_LABELS: Final = 1000
+"""Most labels of a model; TotalSegmentator's largest has 118."""
+Label = Annotated[int, Field(ge=0, le=65535)]
+FILE: Final = "postprocessing.pkl"
+_MAX_BYTES: Final = 1 << 20
+_LARGEST: Final = (
+    "nnunetv2.postprocessing.remove_connected_components."
+    "remove_all_but_largest_component_from_segmentation"
+)
+_VARIANTS: Final = (
+    r"\d+ep(ochs?)?",
+    "NoMirroring",
+    "onlyMirror01",
+    "DASegOrd0",
+    "DAOrd0",
+    "DA5((Seg)?ord0)?",
+    "NoDA",
+    "noDummy2DDA",
+    "CELoss",
+    "DiceLoss",
+    "DiceCELoss_noSmooth",
+    "DiceTopK10Loss",
+    "Topk10Loss(LS01)?",
+    "(Vanilla)?Adam",
+    "Adan",
+    "[13]en[134]",
+    "CosAnneal",
+    "warmup",
+    "NoDeepSupervision",
+    r"probabilisticOversampling(_\d+)?",
+    "Benchmark",
+    "noDataLoading",
+    "SkeletonRecall",
+    "MOSAIC_1k_QuarterLR",
+)
+"""Suffixes of trainers: length, augmentation, loss, optimiser and sampling.
+
+The last two are TotalSegmentator's: another loss; a quarter of the learning rate on other data."""
+_TRAINER: Final = re.compile(f"nnUNetTrainer(_?({'|'.join(_VARIANTS)}))*")
 
 
 def is_nnunet(folder: Path) -> bool:
@@ -333,3 +402,234 @@ def _window(configuration: Configuration, checkpoint: Checkpoint) -> Window:
         mirror=tuple(axis + flat for axis in checkpoint.mirror),
         plane=0 if flat else None,
     )
+
+
+class _Dataset(Fields):
+    """`dataset.json`; `modality` is the former name of `channel_names`."""
+
+    channel_names: dict[str, Text] = Field(default_factory=dict)
+    modality: dict[str, Text] = Field(default_factory=dict)
+    labels: dict[str, Label | tuple[Label, ...]] = Field(max_length=MAX_LABELS)
+    regions_class_order: tuple[Label, ...] | None = None
+    name: Text = ""
+    description: Text = ""
+    reference: Text = ""
+    licence: Text = ""
+    license: Text = ""
+    release: Text = ""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Channels and labels of a model.
+
+    Parameters
+    ----------
+    channels : tuple of str
+        Names of the input channels.
+    structures : tuple of Structure
+        By number.
+    decision : Argmax or Paint
+        How labels follow from the scores.
+    outputs : int
+        Channels of the network's output.
+    foreground : tuple of int
+        Numbers of all labels except background and `ignore`.
+    name, description, attribution, license, version : str
+        As stated; empty if not.
+    """
+
+    channels: tuple[str, ...]
+    structures: tuple[Structure, ...]
+    decision: Decision
+    outputs: int
+    foreground: tuple[int, ...]
+    name: str
+    description: str
+    attribution: str
+    license: str
+    version: str
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """Read `dataset.json` of a model.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it is missing, an entry is missing or invalid, labels skip numbers, or
+        regions have no order.
+    """
+    content = parse(_Dataset, read_json(folder, "dataset.json"), "dataset.json")
+    labels = {
+        name: (value,) if isinstance(value, int) else value
+        for name, value in content.labels.items()
+        if name != "ignore"
+    }
+    foreground = _foreground(content, labels)
+    classes = {name: values for name, values in labels.items() if set(values) != {0}}
+    if any(len(values) > 1 for values in labels.values()):
+        structures, decision = _regions(classes, content.regions_class_order)
+        outputs = len(classes)
+    else:
+        numbers = [values[0] for values in classes.values()]
+        structures, decision = name_structures(list(classes), numbers), Argmax()
+        outputs = len(foreground) + 1
+    return Dataset(
+        channels=_channel_names(content.channel_names or content.modality),
+        structures=structures,
+        decision=decision,
+        outputs=outputs,
+        foreground=foreground,
+        name=content.name,
+        description=content.description,
+        attribution=content.reference,
+        license=content.licence or content.license,
+        version=content.release,
+    )
+
+
+def modality_of(name: str) -> str | None:
+    """Return the modality that a channel's name states, None if it states none."""
+    terms = set(re.findall(r"[a-z0-9]+", name.lower()))
+    return next((m for m, known in _MODALITIES.items() if terms & set(known)), None)
+
+
+def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
+    """Return the names of the channels in the order of their indices."""
+    if sorted(names) != sorted(str(n) for n in range(len(names))) or not names:
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: channel_names skip numbers")
+    return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
+
+
+def _foreground(content: _Dataset, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the numbers of all labels but the background; refuse an invalid set of labels."""
+    if labels.get("background") != (0,):
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: label 0 is not the background")
+    empty = [name for name, values in labels.items() if not values]
+    if empty:
+        detail = f"dataset.json: the region {truncate(empty[0])!r} is empty"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    numbers = sorted({number for values in labels.values() for number in values})
+    if numbers != list(range(len(numbers))):
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: labels skip numbers")
+    if len(numbers) < 2:
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: there is no label but the background")
+    ignored = content.labels.get("ignore")
+    if ignored is not None and ignored != len(numbers):
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: `ignore` is not the last label")
+    return tuple(numbers[1:])
+
+
+def _regions(
+    classes: dict[str, tuple[int, ...]], order: tuple[int, ...] | None
+) -> tuple[tuple[Structure, ...], Decision]:
+    """Return structures of regions: one number each, painted over those of regions before it.
+
+    A structure of which later regions cover a part is named as the remainder.
+    """
+    if order is None or len(order) != len(classes):
+        detail = "dataset.json: regions_class_order does not have a number for each region"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    if len(set(order)) != len(order) or not all(order):
+        detail = "dataset.json: regions_class_order has a number twice, or the background"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    names, values = list(classes), list(classes.values())
+    covered = [any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)]
+    shown = [
+        f"{name} (remainder)" if under else name for name, under in zip(names, covered, strict=True)
+    ]
+    paint = Paint(tuple(enumerate(order)), SIGMOID_ABOVE_HALF, inclusive=False)
+    return name_structures(shown, list(order)), paint
+
+
+def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ...]:
+    """Return structures with codes and colours by name, ordered by number.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if two have the same number.
+    """
+    if len(set(numbers)) != len(numbers):
+        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: two labels have the same number")
+    labels = [slug(name) or f"label_{n}" for name, n in zip(names, numbers, strict=True)]
+    if len(set(labels)) != len(labels):
+        labels = [f"{label[:58]}_{n}" for label, n in zip(labels, numbers, strict=True)]
+    structures = []
+    for name, label, number in zip(names, labels, numbers, strict=True):
+        codes, text = coding(name), truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
+        structures.append(
+            Structure(
+                label=label,
+                number=number,
+                name=text[:1].upper() + text[1:] or label,
+                category=codes.category,
+                type=codes.type,
+                color=color(number),
+                laterality=codes.laterality,
+            )
+        )
+    return tuple(sorted(structures, key=lambda structure: structure.number))
+
+
+def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
+    """Return the cleaning that nnU-Net determined for a model's folds.
+
+    nnU-Net itself applies it only by a separate command. Of components of equal size, nnU-Net keeps
+    all, and scanloom one.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if the file is missing or invalid; MODEL_UNSAFE if it names anything but that
+        one function of nnU-Net and numbers.
+    """
+    places = ["", *sorted((e.name + "/" for e in folder.glob("crossval_results*")), key=len)]
+    files = [find_file(folder, place + FILE) for place in reversed(places)]
+    file = next((file for file in files if file is not None), None)
+    if file is None:
+        raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} can't be read") from exc
+    if len(data) > _MAX_BYTES:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is larger than {format_bytes(_MAX_BYTES)}")
+    content = read_pickle(data, {**NUMBERS, _LARGEST: _never}, name=FILE)
+    try:
+        functions, arguments = content
+        return tuple(_rule(*pair) for pair in zip(functions, arguments, strict=True))
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is not a list of functions") from exc
+
+
+def _rule(function: Any, arguments: Any) -> KeepLargest:
+    """Return a call of nnU-Net's function as a rule."""
+    if not isinstance(function, Name) or function.text != _LARGEST:
+        raise TypeError("not the function")
+    if not {"background_label", "labels_or_regions"}.issuperset(arguments):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: an unknown argument")
+    if arguments.get("background_label", 0) != 0:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: another background than 0")
+    chosen = arguments.get("labels_or_regions", ())
+    regions = chosen if isinstance(chosen, list) else [chosen]
+    numbers = [
+        number
+        for region in regions
+        for number in (region if isinstance(region, tuple | list) else (region,))
+    ]
+    if not numbers or not all(type(n) is int and 0 < n <= 65535 for n in numbers):
+        raise ValueError("not labels")
+    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")
+
+
+def _never(*_: Any) -> Any:
+    raise ScanError(Reason.MODEL_UNSAFE, f"{FILE} would run code")
+
+
+def check_trainer(name: str) -> None:
+    """Refuse a trainer that may change the network or its processing: MODEL_UNSUPPORTED."""
+    if len(name) > 128 or not _TRAINER.fullmatch(name):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the trainer {truncate(name)!r}")

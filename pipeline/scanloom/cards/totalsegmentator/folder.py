@@ -4,34 +4,38 @@ A task consists of networks of nnU-Net, one for each group of structures, in fol
 `Dataset291_TotalSegmentator_part1_organs_1559subj/nnUNetTrainerNoMirroring__nnUNetPlans__3d_fullres`.
 TotalSegmentator resamples the scan, truncates it to whole numbers, and gives the result to nnU-Net
 as a scan of its own, without mirroring; labels are united on that grid.
+
+The tasks are from the table that `docs/write_totalsegmentator.py` writes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from scanloom.cards.card import (
     Argmax,
     Channel,
+    Cleaning,
     FastPreset,
+    KeepLargest,
     ModelCard,
     NetworkGrid,
+    RemoveSmall,
     Stage,
+    Truncate,
     Weights,
 )
-from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
-from scanloom.cards.intensity import Truncate
 from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
-from scanloom.cards.nnunet.dataset import name_structures
-from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
-from scanloom.cards.totalsegmentator.tasks import Dataset, Mode, Part, datasets, modes
+from scanloom.cards.nnunet.folder import is_nnunet, name_structures, read_nnunet
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
 
 TASK_FILE: Final = "totalsegmentator.json"
@@ -57,6 +61,145 @@ _SUBSET_MARGIN_MM: Final = 20.0
 _PREFIX: Final = "totalsegmentator_"
 _DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
 _CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
+
+
+@dataclass(frozen=True)
+class TaskDataset:
+    """Weights of one network.
+
+    Parameters
+    ----------
+    number : int
+        nnU-Net's number of the dataset.
+    folder : str
+        Name of its folder.
+    release : str
+        Release of the weights; empty if they are not published.
+    """
+
+    number: int
+    folder: str
+    release: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A network of a task, and the names of its classes by number."""
+
+    dataset: TaskDataset
+    classes: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class TaskCrop:
+    """A task whose structures crop the scan for another one; the margin is in mm."""
+
+    mode: str
+    labels: tuple[str, ...]
+    margin: float
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A task at one of its resolutions.
+
+    Parameters
+    ----------
+    name : str
+        Task and resolution: "total", "total_fast".
+    task : str
+        Name of the task in TotalSegmentator.
+    modality : str
+        "CT" or "MR".
+    licensed : bool
+        Whether the weights are given only to holders of a licence.
+    parts : tuple of Part
+        Its networks; labels of later ones lie over those of earlier ones.
+    classes : mapping of int to str
+        Names of the task's structures by number.
+    trainer, configuration : str
+        Names in the folders of the weights.
+    folds : tuple of int or None
+        Folds whose scores are averaged; None for all that there are.
+    spacing : (x, y, z) or None
+        Spacing to which scans are resampled, mm; None leaves it to nnU-Net.
+    step : float
+        Distance between windows, in window sizes.
+    crop : TaskCrop or None
+        Task that crops the scan.
+    remove_outside : bool
+        Whether structures are removed that are not near others of the cropping task.
+    """
+
+    name: str
+    task: str
+    modality: str
+    licensed: bool
+    parts: tuple[Part, ...]
+    classes: Mapping[int, str]
+    trainer: str
+    configuration: str
+    folds: tuple[int, ...] | None
+    spacing: tuple[float, float, float] | None
+    step: float
+    crop: TaskCrop | None
+    remove_outside: bool
+
+
+@cache
+def modes() -> Mapping[str, Mode]:
+    """Return all tasks at all resolutions, by name."""
+    table = json.loads(Path(__file__).with_name("tasks.json").read_text(encoding="utf-8"))
+    known = datasets()
+    classes = {task: _classes(names) for task, names in table["classes"].items()}
+    return MappingProxyType(
+        {
+            name: _mode(name, entry, classes[entry["task"]], known)
+            for name, entry in table["modes"].items()
+        }
+    )
+
+
+@cache
+def datasets() -> Mapping[int, TaskDataset]:
+    """Return the weights of all networks, by number."""
+    table = json.loads(Path(__file__).with_name("tasks.json").read_text(encoding="utf-8"))
+    return MappingProxyType(
+        {
+            int(number): TaskDataset(int(number), *values)
+            for number, values in table["datasets"].items()
+        }
+    )
+
+
+def _mode(
+    name: str,
+    entry: Mapping[str, Any],
+    classes: Mapping[int, str],
+    known: Mapping[int, TaskDataset],
+) -> Mode:
+    parts = tuple(
+        Part(known[int(number)], classes if names == "all" else _classes(names))
+        for number, names in entry["parts"].items()
+    )
+    spacing, crop, folds = entry["spacing"], entry["crop"], entry["folds"]
+    return Mode(
+        name=name,
+        parts=parts,
+        classes=classes,
+        folds=None if folds is None else tuple(folds),
+        spacing=spacing and (spacing[0], spacing[1], spacing[2]),
+        crop=crop and TaskCrop(crop["mode"], tuple(crop["labels"]), crop["margin_mm"]),
+        **{
+            key: entry[key]
+            for key in ("task", "modality", "licensed", "trainer", "configuration", "step")
+        },
+        remove_outside=entry["remove_outside"],
+    )
+
+
+def _classes(names: Mapping[str, str]) -> Mapping[int, str]:
+    return MappingProxyType({int(number): name for number, name in names.items()})
 
 
 def is_totalsegmentator(folder: Path) -> bool:
@@ -164,7 +307,7 @@ def _only_mode(numbers: set[int]) -> Mode:
     raise _missing(mode, missing[0])
 
 
-def _missing(mode: Mode, dataset: Dataset) -> ScanError:
+def _missing(mode: Mode, dataset: TaskDataset) -> ScanError:
     detail = f"{mode.name} needs {dataset.folder}, which is not in the folder"
     return ScanError(Reason.MODEL_DAMAGED, detail)
 

@@ -62,8 +62,8 @@ def check_devices() -> Iterator[Finding]:
 def _engines() -> Finding:
     """Return a finding on the engines that are installed, and those that "auto" uses here."""
     from scanloom.core import counted
-    from scanloom.inference.engines.registry import ENGINES
-    from scanloom.inference.engines.verdicts import all_verdicts
+    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.selection import ENGINES
 
     versions = {name: engine.version() for name, engine in ENGINES.items()}
     present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)

@@ -25,7 +25,7 @@ from scanloom.cli.options.panels import takes_panels
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from scanloom.cards.download.licence import Licence
+    from scanloom.cards.download.add import Licence
     from scanloom.cards.download.sources import Progress
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts, networks
+from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
@@ -145,7 +145,7 @@ def _estimated(segmented: SegmentedCase) -> int:
 
 def _window_values(segmented: SegmentedCase) -> int:
     """Return the number of window values that the networks processed, as plans count them."""
-    from scanloom.inference.workload import window_values
+    from scanloom.inference.memory import window_values
 
     grid = segmented.loaded.scan.volume.grid
     case = segmented.loaded.case

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts, networks
+from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Grid, Outputs, Reason, ScanError, format_bytes
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
 from scanloom.engine.case.writers import estimate_writers
 
 if TYPE_CHECKING:
-    from scanloom.inference.memory_estimate import MemoryEstimate
+    from scanloom.inference.memory import MemoryEstimate
 
 BASE_PROCESS_BYTES = 720 * 1024**2
 """Interpreter, torch, a small network, compiled kernels, writers and readers: measured with torch
@@ -224,19 +224,19 @@ def _with_image(need: MemoryEstimate, image: int) -> MemoryEstimate:
 
 
 def _uncertainty_bytes(grid: Grid, card: ModelCard, members: int) -> int:
-    from scanloom.inference.memory_estimate import uncertainty_bytes_of  # torch comes in here
+    from scanloom.inference.memory import uncertainty_bytes_of  # torch comes in here
 
     return uncertainty_bytes_of(card, grid, members)
 
 
 def _image_bytes(grid: Grid, card: ModelCard) -> int:
-    from scanloom.inference.memory_estimate import shared_image_bytes  # torch comes in here
+    from scanloom.inference.memory import shared_image_bytes  # torch comes in here
 
     return shared_image_bytes(card, grid)
 
 
 def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> MemoryEstimate:
-    from scanloom.inference.memory_estimate import estimate_placed  # torch comes in here
+    from scanloom.inference.memory import estimate_placed  # torch comes in here
 
     where = (placement.device, placement.precision)
     return estimate_placed(card, grid, stored, where, placement.windows)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import networks
+from scanloom.cards.requested import networks
 from scanloom.cards.store import find_model
 from scanloom.core import DICOM, ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
@@ -91,7 +91,7 @@ DEFERRED_MODULES = (
     "SimpleITK",
     "PIL.Image",
     "scanloom.io.volumes.nifti",
-    "scanloom.inference.memory_estimate",
+    "scanloom.inference.memory",
 )
 """Modules that the steps of a case import on first use."""
 
@@ -173,7 +173,7 @@ def load_models(
     ScanError
         MODEL_CHANGED, or why a model can't be loaded.
     """
-    from scanloom.inference.combined.composite import make_predictor
+    from scanloom.inference.combined import make_predictor
     from scanloom.inference.device import set_thread_count
 
     set_thread_count(execution.threads)

@@ -95,7 +95,7 @@ def sharing_groups(
     """Return, by name, a key that is equal for predictions that need the same resampled scan."""
     if len(predictions) == 1:
         return {predictions[0].name: None}
-    from scanloom.inference.resampling.shared import sharing_key  # torch comes in here
+    from scanloom.inference.resampling.image import sharing_key  # torch comes in here
 
     return {
         each.name: (each.sees, sharing_key(cards[each.members[0]]) or each.name)

@@ -34,7 +34,7 @@ from scanloom.ops.label_maps import restrict_segmentation, unite_layers
 from scanloom.ops.uncertainty import largest_uncertainty
 
 if TYPE_CHECKING:
-    from scanloom.inference.resampling.shared import SharedScan
+    from scanloom.inference.resampling.image import SharedScan
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,9 @@ class JointPrediction:
             models += [(predictor.card, predictor.device_name) for predictor in members]
         if all(len(models) == 1 for models in users.values()):
             return {}
-        from scanloom.inference.resampling import shared  # torch comes in here
+        from scanloom.inference.resampling import image  # torch comes in here
 
-        return {sees: shared.SharedScan(models) for sees, models in users.items()}
+        return {sees: image.SharedScan(models) for sees, models in users.items()}
 
     def _predict(self, prediction: Prediction) -> Segmentation:
         """Return the structures of a model, from the part of the scan that it sees."""
@@ -193,7 +193,7 @@ class JointPrediction:
 
 
 def _ensemble(name: str, members: Sequence[Predictor]) -> Predictor:
-    from scanloom.inference.combined.ensemble import Ensemble  # torch comes in here
+    from scanloom.inference.combined import Ensemble  # torch comes in here
     from scanloom.inference.predictor import TorchPredictor
 
     return Ensemble(name, [each for each in members if isinstance(each, TorchPredictor)])

@@ -13,7 +13,7 @@ from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.scan import Scan
 
 if TYPE_CHECKING:
-    from scanloom.inference.resampling.shared import SharedScan
+    from scanloom.inference.resampling.image import SharedScan
 
 
 class Predictor(Protocol):

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts, networks
-from scanloom.cards.requested import describe_changes, requested_card
+from scanloom.cards.requested import describe_changes, needed_parts, networks, requested_card
 from scanloom.cards.store import find_model
 from scanloom.core import (
     DICOM,
@@ -385,7 +384,7 @@ def find_site(workflow: Workflow, cards: Sequence[ModelCard]) -> ExecutionSite:
     """
     from scanloom.engine.machine.gpus import local_devices
     from scanloom.inference.device import choose_device, choose_precision
-    from scanloom.inference.memory_fallback import machine_memory, room
+    from scanloom.inference.memory import machine_memory, room
 
     execution = workflow.execution
     device = choose_device(execution.device).device
@@ -409,7 +408,7 @@ def _estimated(
     site: ExecutionSite,
 ) -> PlannedCase:
     """Return a case with its sizes and memory, or with the reason why it would be refused."""
-    from scanloom.inference.workload import window_values
+    from scanloom.inference.memory import window_values
 
     try:
         grid, dtype = _grid_and_dtype(series, case)
@@ -551,7 +550,7 @@ def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
 
 def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
     """Yield a line for each engine that was measured with a network of the models."""
-    from scanloom.inference.engines.verdicts import all_verdicts
+    from scanloom.inference.engines.cache import all_verdicts
 
     names = {network.name for card in cards for network in networks(card)}
     for verdict in all_verdicts():

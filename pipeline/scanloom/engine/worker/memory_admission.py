@@ -37,7 +37,7 @@ class MemoryAdmission:
     def __init__(
         self, predictors: Sequence[Predictor], limit: int | None, places: int, neighbours: int = 1
     ) -> None:
-        from scanloom.inference.memory_fallback import machine_memory  # torch comes in here
+        from scanloom.inference.memory import machine_memory  # torch comes in here
 
         self._cards = [predictor.card for predictor in predictors]
         first = predictors[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from scanloom.core.packages import UNKNOWN, package_version
-from scanloom.inference.engines.export_cache import cached_export, export_key
+from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,

@@ -5,6 +5,13 @@ own file format. `openvino.convert_model` is not used, since it reports its use 
 
 In bfloat16, OpenVINO rounds all layers. The layers that `find_exact_layers` names are marked in the
 file to stay float32, as they do in torch: attribute `precise` of their operations.
+
+Two parts of a converted network are written anew. OpenVINO keeps the channels of a voxel together
+while a network runs. Scores leave it channel by channel; as a step of its own, rearranging them
+takes as long as a layer. The product of the final layer's weights with the transposed features has
+that order already. And its own normalisations add the values of a channel one after another in
+float32. In a window of 128^3 voxels, this loses so many digits that more than 1 % of the voxels
+change their labels. Means of means, along an axis each, keep them, and take no more time.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import math
 import time
 import warnings
 import xml.etree.ElementTree as ET
@@ -20,22 +28,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from scanloom.core.packages import package_version
-from scanloom.inference.engines.export_cache import cached_export, export_key
-from scanloom.inference.engines.openvino_head import multiply_final_layer
-from scanloom.inference.engines.openvino_norms import pool_norms
+from scanloom.inference.device import drop_file_pages, return_free_memory
+from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
     PreparedNetwork,
     Run,
 )
-from scanloom.inference.network.exact_layers import find_exact_layers
-from scanloom.inference.network.free_memory import drop_file_pages, return_free_memory
-from scanloom.inference.network.planes import PlaneNetwork
+from scanloom.inference.network.layers import PlaneNetwork, find_exact_layers
 
 _FORM = 5
 """Version of this module's exports: to be raised when they change."""
@@ -43,6 +49,11 @@ _GRAPH, _WEIGHTS = "network.xml", "network.bin"
 _TRACED_SIZE = 48
 """Length of an input, in voxels, above which half of it is traced if possible."""
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+FEW_CLASSES = 8
+"""Classes below which rearranging scores takes no longer than the product."""
+LARGE = 1 << 15
+"""Voxels of a channel above which its mean is taken by pooling."""
 
 
 class OpenVino:
@@ -238,3 +249,150 @@ def _compile(folder: Path, request: NetworkRequest) -> Run:
         return scores
 
     return run
+
+
+def multiply_final_layer(model: Any) -> None:
+    """Replace a convolution of single voxels at a network's end, for many classes.
+
+    Parameters
+    ----------
+    model : openvino.Model
+        A network for inputs of a fixed size, with one output. It is changed if it ends with such
+        a convolution, with or without a bias.
+    """
+    from openvino import opset13 as ops
+
+    result = model.get_results()[0]
+    last = result.input_value(0).get_node()
+    bias = None
+    convolution = last
+    if last.get_type_name() == "Add":
+        convolution, bias = (last.input_value(n).get_node() for n in (0, 1))
+    if not _takes_single_voxels(convolution):
+        return
+    features, weight = (convolution.input_value(n) for n in (0, 1))
+    count, channels, *size = features.get_shape()
+    classes = weight.get_shape()[0]
+    if classes < FEW_CLASSES or (bias and math.prod(bias.get_output_shape(0)) != classes):
+        return
+    to_voxels = [0, *range(2, len(size) + 2), 1]
+    transposed = ops.transpose(features, to_voxels)
+    voxels = ops.reshape(transposed, [count, math.prod(size), channels], special_zero=False)
+    matrix = ops.reshape(weight, [classes, channels], special_zero=False)
+    scores = ops.matmul(matrix, voxels, transpose_a=False, transpose_b=True)
+    new = [transposed, voxels, scores]
+    if bias is not None:
+        scores = ops.add(scores, ops.reshape(bias, [1, classes, 1], special_zero=False))
+        new.append(scores)
+    shaped = ops.reshape(scores, [count, classes, *size], special_zero=False)
+    for number, node in enumerate((*new, shaped)):  # a layer's precision follows from its name
+        node.set_friendly_name(f"{convolution.get_friendly_name()}/Final_{number}")
+    result.input(0).replace_source_output(shaped.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _takes_single_voxels(node: Any) -> bool:
+    """Return whether an operation is a convolution of single voxels, none left out."""
+    if node.get_type_name() != "Convolution":
+        return False
+    features, weight = (node.input_value(n).get_shape() for n in (0, 1))
+    return set(weight[2:]) == {1} and features[2:] == node.get_output_shape(0)[2:]
+
+
+def pool_norms(model: Any) -> None:
+    """Replace the instance and group normalisations of large windows in a network.
+
+    Parameters
+    ----------
+    model : openvino.Model
+        A network for inputs of a fixed size. It is changed.
+    """
+    before = {node.get_friendly_name() for node in model.get_ops()}
+    for node in model.get_ordered_ops():
+        if not _is_norm(node) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
+            continue
+        grouped = node.get_type_name() == "GroupNormalization"
+        pooled = _group_norm(node) if grouped else _instance_norm(node)
+        _name_steps(pooled, node, before)
+        for target in node.output(0).get_target_inputs():
+            target.replace_source_output(pooled.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _is_norm(node: Any) -> bool:
+    """Return whether an operation is an instance or group normalisation, without its factors."""
+    kind, name = node.get_type_name(), node.get_friendly_name()
+    return kind == "GroupNormalization" or (kind == "MVN" and "aten::instance_norm" in name)
+
+
+def _instance_norm(node: Any) -> Any:
+    """Return the values of an MVN: those of each channel with mean 0 and variance 1."""
+    from openvino import opset13 as ops
+
+    values = node.input_value(0)
+    centred = ops.subtract(values, _pooled_mean(values))
+    variance = _pooled_mean(ops.multiply(centred, centred))
+    scale = _inverse_root(variance, node.get_attributes()["eps"])
+    return ops.multiply(centred, scale)
+
+
+def _group_norm(node: Any) -> Any:
+    """Return the values of a group normalisation, times its weights, plus its bias."""
+    from openvino import opset13 as ops
+
+    values, weight, bias = (node.input_value(i) for i in range(3))
+    batch, channels, *spatial = node.get_output_shape(0)
+    groups = node.get_attributes()["num_groups"]
+    ones = [1] * len(spatial)
+
+    def group_mean(of: Any) -> Any:
+        """Return the mean of each channel's group (batch, channel, 1, 1, 1)."""
+        means = ops.reshape(_pooled_mean(of), [batch, groups, -1], False)
+        means = ops.reduce_mean(means, [2], keep_dims=True)
+        means = ops.broadcast(means, [batch, groups, channels // groups])
+        return ops.reshape(means, [batch, channels, *ones], False)
+
+    centred = ops.subtract(values, group_mean(values))
+    variance = group_mean(ops.multiply(centred, centred))
+    scale = _inverse_root(variance, node.get_attributes()["epsilon"])
+    factors = ops.multiply(scale, ops.reshape(weight, [1, channels, *ones], False))
+    shifts = ops.reshape(bias, [1, channels, *ones], False)
+    return ops.add(ops.multiply(centred, factors), shifts)
+
+
+def _pooled_mean(values: Any) -> Any:
+    """Return the mean over the spatial axes, which keep the size 1."""
+    from openvino import opset13 as ops
+
+    output = values if hasattr(values, "get_target_inputs") else values.output(0)
+    spatial = list(output.get_shape())[2:]
+    for axis in reversed(range(len(spatial))):
+        kernel = [n if i == axis else 1 for i, n in enumerate(spatial)]
+        none = [0] * len(spatial)
+        values = ops.avg_pool(values, kernel, none, none, kernel, exclude_pad=True)
+        spatial[axis] = 1
+    return values
+
+
+def _inverse_root(variance: Any, epsilon: float) -> Any:
+    """Return 1 / sqrt(variance + epsilon)."""
+    from openvino import opset13 as ops
+
+    return ops.power(ops.add(variance, np.float32(epsilon)), np.float32(-0.5))
+
+
+def _name_steps(found: Any, node: Any, before: Collection[str]) -> None:
+    """Name an operation, and those that lead to it, after the operation that they replace.
+
+    A layer's precision follows from its name: means of a float32 layer are taken in float32.
+    `before` are the names of the operations that were there.
+    """
+    name = node.get_friendly_name()
+    found.set_friendly_name(name)
+    steps = [found]
+    while steps:
+        for source in (value.get_node() for value in steps.pop().input_values()):
+            own = source.get_friendly_name()
+            if own not in before and not own.startswith(name):
+                source.set_friendly_name(f"{name}/{own}")
+                steps.append(source)

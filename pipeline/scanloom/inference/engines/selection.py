@@ -9,40 +9,76 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from scanloom.cards.card import ModelCard
-from scanloom.core import StepTimer
+from scanloom.cards.card import Decision, ModelCard, Window
+from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
-from scanloom.inference.engines.export_cache import export_key
-from scanloom.inference.engines.measurement import ScanWindows, TorchModel, measure
+from scanloom.inference.engines.cache import (
+    Verdict,
+    export_key,
+    one_at_a_time,
+    read_verdict,
+    save_verdict,
+    verdict_file,
+)
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
+from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import (
     Engine,
     EngineUnfitError,
     NetworkRequest,
     Run,
 )
-from scanloom.inference.engines.registry import AUTOMATIC, ENGINES, find_engine
-from scanloom.inference.engines.verdicts import (
-    Verdict,
-    one_at_a_time,
-    read_verdict,
-    save_verdict,
-    verdict_file,
-)
+from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
+from scanloom.inference.geometry import NetworkPlan
+from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork
+from scanloom.inference.restore.decisions import decide_on_grid
+from scanloom.inference.sliding_window import (
+    WindowLayout,
+    pad_to_window,
+    window_layout,
+    window_slices,
+)
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (OpenVino(), TensorRt(), OnnxRuntime(), TorchCompile(), CudaGraphs())
+}
+"""All engines but torch itself, in the order in which "auto" measures them."""
+AUTOMATIC = ("openvino", "tensorrt", "onnxruntime", "cudagraphs")
+"""Engines that "auto" measures, if they are installed. Compiling takes minutes: on request only."""
 
 logger = logging.getLogger(__name__)
-
 TORCH = "torch"
 LEAST_WINDOWS = 20
 """Windows that are to be run, at least, before an engine is measured: it costs about 5 of them."""
+MIN_VOLUME_ML = 1.0
+"""Volume above which a structure is compared by Dice."""
+
+
+def find_engine(name: str) -> Engine:
+    """Return an engine that is installed.
+
+    Raises
+    ------
+    ScanError
+        DEVICE_UNAVAILABLE if its library is not installed.
+    """
+    engine = ENGINES[name]
+    if engine.version() is None:
+        detail = f"the engine {name} is not installed: pip install {engine.package}"
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+    return engine
 
 
 def torch_choice(why: str, measured: str = "") -> EngineChoice:
@@ -272,3 +308,241 @@ def _identity(card: ModelCard) -> tuple[str, ...]:
     arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
     versions = package_versions(["monai"]).values()
     return (card.network.name, arguments, str(card.window.plane), card.window.sums, *versions)
+
+
+@dataclass(frozen=True, eq=False)
+class ScanWindows:
+    """The windows of a scan, with which an engine is measured.
+
+    Parameters
+    ----------
+    image : (channels, X, Y, Z) float32 tensor
+        The scan on the network grid, or a part of it.
+    window : Window
+        From the model card.
+    plan : NetworkPlan
+        The network grid.
+    batch : int
+        Number of windows in a batch.
+    """
+
+    image: torch.Tensor
+    window: Window
+    plan: NetworkPlan
+    batch: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Shape (N, channels, x, y, z) of a batch."""
+        return (self.batch, len(self.image), *self._layout.size)
+
+    @property
+    def count(self) -> int:
+        """Number of windows."""
+        return self._layout.count
+
+    @property
+    def voxel_ml(self) -> float:
+        """Volume of a voxel of the network grid, in ml."""
+        return math.prod(self.plan.network.spacing) / 1000
+
+    @property
+    def _layout(self) -> WindowLayout:
+        _, x, y, z = self.image.shape
+        axis = self.plan.network_axis(self.plan.lead)
+        return window_layout(self.window, (x, y, z), axis, self.batch)
+
+    def probes(self) -> list[torch.Tensor]:
+        """Return up to two batches, each of one window many times: those that vary most."""
+        size = self._layout.size
+        padded, _ = pad_to_window(self.image, size, self.window)
+        corners = [corner for row in self._layout.rows() for corner in row.corners]
+        views = [padded[:, *window_slices(corner, size)] for corner in corners]
+        spread = [float(view[:, ::4, ::4, ::4].std(correction=0)) for view in views]
+        order = sorted(range(len(views)), key=lambda n: -spread[n])
+        return [views[n].expand(self.shape).contiguous() for n in order[:2]]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchModel:
+    """A model as torch runs it.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The model.
+    loaded : LoadedNetwork
+        Its networks, in the type in which they calculate.
+    runs : sequence of callable
+        How each of them is run.
+    device : torch.device
+        Their device.
+    """
+
+    card: ModelCard
+    loaded: LoadedNetwork
+    runs: Sequence[Run]
+    device: torch.device
+
+
+@dataclass(frozen=True, eq=False)
+class LabelRule:
+    """Steps from a network's output to labels.
+
+    Parameters
+    ----------
+    decision : Decision
+        From the card.
+    activation : "softmax", "sigmoid" or None
+        From the card.
+    head : FinalLayer or None
+        The final layer, if detached.
+    classes : int
+        Number of output channels.
+    """
+
+    decision: Decision
+    activation: str | None
+    head: FinalLayer | None
+    classes: int
+
+    def labels(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the labels (maps, x, y, z) of the output (1, C, x, y, z) for one window."""
+        planes = output[0].to(torch.float32).transpose(0, 1).contiguous()
+        scores = planes if self.head is None else self.head(planes)
+        if self.activation == "sigmoid":
+            scores = torch.sigmoid(scores)
+        elif self.activation == "softmax":
+            scores = torch.softmax(scores, dim=1)
+        return decide_on_grid(scores[:, : self.classes], self.decision)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of two label maps.
+
+    Parameters
+    ----------
+    equal : float
+        Fraction of voxels with equal labels.
+    dice : float or None
+        Smallest Dice of a structure above `MIN_VOLUME_ML`; None without such structure.
+    """
+
+    equal: float
+    dice: float | None
+
+
+def compare_labels(
+    reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], voxel_ml: float
+) -> Agreement:
+    """Return the agreement of the labels of several windows with a reference.
+
+    Parameters
+    ----------
+    reference, other : sequence of (maps, x, y, z) tensors
+        Labels; 0 is background.
+    voxel_ml : float
+        Volume of a voxel, in ml.
+    """
+    same = total = 0
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for first, second in zip(reference, other, strict=True):
+        same += int((first == second).sum())
+        total += first.numel()
+        for which, (a, b) in enumerate(zip(first, second, strict=True)):
+            for label in torch.unique(torch.cat([a.flatten(), b.flatten()])).tolist():
+                if label:
+                    counts = sizes.setdefault((which, int(label)), [0, 0, 0])
+                    in_a, in_b = a == label, b == label
+                    counts[0] += int(in_a.sum())
+                    counts[1] += int(in_b.sum())
+                    counts[2] += int((in_a & in_b).sum())
+    dice = [
+        2 * both / (first + second)
+        for first, second, both in sizes.values()
+        if max(first, second) * voxel_ml > MIN_VOLUME_ML
+    ]
+    return Agreement(same / max(total, 1), min(dice, default=None))
+
+
+class TimedRun:
+    """A network whose least wall time of a batch is recorded.
+
+    Parameters
+    ----------
+    run : callable
+        The network.
+    wait : callable
+        Waits for the device.
+    """
+
+    def __init__(self, run: Run, wait: Callable[[], None]) -> None:
+        self._run, self._wait = run, wait
+        self.seconds = float("inf")
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return the network's output for a batch, which is left unchanged."""
+        copy = batch.clone()
+        self._wait()
+        began = time.perf_counter()
+        output = self._run(copy)
+        self._wait()
+        self.seconds = min(self.seconds, time.perf_counter() - began)
+        return output
+
+
+def measure(
+    engine: Engine, request: NetworkRequest, model: TorchModel, scan: ScanWindows
+) -> Verdict:
+    """Compare an engine with torch on windows of a scan: labels and time.
+
+    Labels are compared with those of torch in float32, the time with torch in the same type.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine.
+    request : NetworkRequest
+        The first of the model's networks.
+    model : TorchModel
+        The model.
+    scan : ScanWindows
+        A real scan.
+    """
+    names = (model.card.name, engine.name, str(engine.version()), request.precision)
+
+    def wait() -> None:
+        if request.device.type == "cuda":
+            torch.cuda.synchronize(request.device)
+
+    card, loaded = model.card, model.loaded
+    rule = LabelRule(card.decision, card.activation, loaded.head, card.n_outputs)
+    probes = scan.probes()
+    typed = [probe.to(loaded.takes) for probe in probes]
+    own = TimedRun(model.runs[0], wait)
+    reference = own_labels = [rule.labels(own(probe)) for probe in typed]
+    own(typed[0])  # the first pass takes longer
+    half = request.dtype is not torch.float32
+    if half:
+        exact = request.build().to(request.device)
+        reference = [rule.labels(exact(probe)) for probe in probes]
+    try:  # after torch has freed its memory
+        prepared = engine.prepare(request)
+    except EngineUnfitError as exc:
+        return Verdict(*names, failed=str(exc))
+    other = TimedRun(prepared.run, wait)
+    found = [rule.labels(other(probe)) for probe in typed]
+    other(typed[0])
+    agreement = compare_labels(reference, found, scan.voxel_ml)
+    torch_dice = compare_labels(reference, own_labels, scan.voxel_ml).dice if half else None
+    compared = (len(probes), agreement.equal, agreement.dice, torch_dice)
+    verdict = Verdict(*names, *compared, own.seconds, other.seconds, prepared.seconds)
+    logger.info(
+        "%s with %s: %s, prepared in %s",
+        card.name,
+        engine.name,
+        verdict.why,
+        format_duration(prepared.seconds),
+    )
+    return verdict

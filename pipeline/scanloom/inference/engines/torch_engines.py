@@ -14,8 +14,7 @@ from scanloom.inference.engines.protocol import (
     PreparedNetwork,
     Run,
 )
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
-from scanloom.inference.network.planes import PlaneNetwork
+from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 _WARM_UPS = 3
 """Passes before a CUDA graph is captured: libraries choose and load kernels in the first."""

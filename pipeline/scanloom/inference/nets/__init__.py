@@ -1,1 +1,1 @@
-"""Networks whose state dicts have the names of other programs' networks."""
+"""Networks of our own, and MONAI's in other forms: state dicts have the names of other programs."""

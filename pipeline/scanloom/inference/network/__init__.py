@@ -1,1 +1,1 @@
-"""Build a network and load its weights."""
+"""Build a network, load its weights, and run some of its layers in other ways."""

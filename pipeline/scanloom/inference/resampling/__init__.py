@@ -1,1 +1,1 @@
-"""Rules and arithmetic of resampling: alignment of grids, splines, exact voxels, crops."""
+"""Resampling: arithmetic along an axis, scans on the network grid, and what the network sees."""

@@ -2,31 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 
-from scanloom.cards.card import ModelCard, Stage
-from scanloom.cards.intensity import Normalize
-from scanloom.core import Reason, ScanError, Volume
-from scanloom.inference.finite import all_finite
-from scanloom.inference.geometry import NetworkPlan
+from scanloom.cards.card import Crop, ModelCard, Normalize, Stage
+from scanloom.core import Grid, Reason, ScanError, Volume
+from scanloom.inference.device import all_finite
+from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.resample import ResampleOptions, to_network
-from scanloom.inference.resampling.crop import (
-    Box,
-    crop_volume,
-    fill_holes,
-    foreground,
-    network_box,
-)
-from scanloom.inference.resampling.exact import decisive_values
-from scanloom.inference.resampling.labels import stage_channels
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.resample import ResampleOptions, decisive_values, to_network
+from scanloom.inference.sliding_window import ScorePlanes
+
+BoxSlices = tuple[slice, slice, slice]
+
+SAME_POSITION = 1e-6
+"""Largest rounding error of a coordinate, in voxels."""
+_EMPTY_PLANES = 16
+"""Planes of a cropped grid that are yielded at once."""
+
+Channels = list[torch.Tensor]
+_Key = tuple[Hashable, str]
+OUTSIDE = -1
+"""Label of background outside the scan's foreground: for nnU-Net, a class of its own."""
+_SLAB = 4_000_000
+"""Voxels that are resampled at once."""
+IntArray = NDArray[np.int32]
+Float64 = NDArray[np.float64]
+
+
+def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None:
+    """Return the box on the scan's grid that the network sees; None for the whole scan."""
+    if crop is None or crop.grid != "source":
+        return None
+    mask = foreground([volume.array for volume in volumes], crop.foreground)
+    axes = [np.asarray(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    return bounding_box(axes, crop)
+
+
+def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> BoxSlices | None:
+    """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
+    mask = torch.zeros_like(channels[0], dtype=torch.bool)
+    largest = max(float(channel.max()) for channel in channels)
+    for channel in channels:
+        mask |= channel != 0 if crop.foreground == "nonzero" else channel > crop.above * largest
+    axes = [mask.any(dim=second).any(dim=first) for first, second in ((1, 2), (0, 2), (0, 1))]
+    return bounding_box([axis.cpu().numpy() for axis in axes], crop)
+
+
+def largest_box(plan: NetworkPlan, crop: Crop | None) -> Shape:
+    """Return the shape of the largest box that a scan can have on its network grid.
+
+    Voxels outside the scan are empty with alignment "centre", so the box is not around them.
+    """
+    if crop is None or crop.grid != "network" or plan.alignment != "centre":
+        return plan.network.shape
+    size = list(plan.network.shape)
+    for axis in range(3):
+        at, last = plan.to_source(axis), plan.source.shape[axis] - 1
+        inside = (at >= -SAME_POSITION) & (at <= last + SAME_POSITION)
+        x = plan.network_axis(axis)
+        size[x] = min(size[x], int(inside.sum()) + 2 * crop.margin) or size[x]
+    return size[0], size[1], size[2]
+
+
+def foreground(
+    arrays: Sequence[NDArray[Any]], kind: Literal["nonzero", "positive"]
+) -> NDArray[np.bool_]:
+    """Return the voxels that are foreground in any of several arrays of the same shape."""
+    mask = np.zeros(arrays[0].shape, np.bool_, order="F")
+    for array in arrays:
+        mask |= array != 0 if kind == "nonzero" else array > 0
+    return mask
+
+
+def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | None:
+    """Return the smallest box around the foreground, with the crop's margin.
+
+    `along` says of each index along an axis whether any voxel there is foreground. None if the box
+    is the whole grid, or if no voxel differs from 0 (nnU-Net).
+
+    Raises
+    ------
+    ScanError
+        IMPLAUSIBLE if no voxel is positive, and the model sees positive ones only (MONAI).
+    """
+    ends = []
+    for found in along:
+        index = np.flatnonzero(found)
+        if len(index) == 0 and crop.foreground == "positive":
+            detail = "no voxel is as bright as the foreground to which the model crops a scan"
+            raise ScanError(Reason.IMPLAUSIBLE, detail)
+        if len(index) == 0:
+            return None
+        low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin
+        ends.append((max(low, 0), min(high, len(found))))
+    if all(end == (0, len(found)) for end, found in zip(ends, along, strict=True)):
+        return None
+    x, y, z = (slice(*end) for end in ends)
+    return x, y, z
+
+
+def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask with its holes: background that faces don't connect to the border."""
+    regions, _ = ndimage.label(~mask)
+    is_open = np.zeros(int(regions.max()) + 1, np.bool_)
+    for axis in range(3):
+        for end in (0, -1):
+            is_open[np.take(regions, end, axis)] = True
+    is_open[0] = False  # the mask itself
+    return np.asarray(~is_open[regions])
+
+
+def crop_volume(volume: Volume, box: BoxSlices | None) -> Volume:
+    """Return the part of a scan in a box."""
+    if box is None:
+        return volume
+    shift = np.eye(4)
+    shift[:3, 3] = [part.start for part in box]
+    i, j, k = (part.stop - part.start for part in box)
+    grid = Grid((i, j, k), volume.grid.affine @ shift)
+    return replace(volume, array=volume.array[box], grid=grid)
+
+
+def paste(labels: NDArray[Any], box: BoxSlices | None, shape: tuple[int, int, int]) -> NDArray[Any]:
+    """Return the label map of a whole scan, with 0 outside the box."""
+    if box is None:
+        return labels
+    whole = np.zeros(shape, labels.dtype, order="F")
+    whole[box] = labels
+    return whole
+
+
+def uncrop(
+    planes: Iterator[ScorePlanes], box: BoxSlices, axis: int, shape: tuple[int, int, int]
+) -> Iterator[ScorePlanes]:
+    """Yield the planes of a whole network grid from those in a box: other scores are 0.
+
+    Parameters
+    ----------
+    planes : iterator of ScorePlanes
+        Planes of the box across `axis`.
+    box : BoxSlices
+        The box.
+    axis : int
+        Axis across the planes.
+    shape : (X, Y, Z)
+        Shape of the whole grid.
+    """
+    inner = [x for x in range(3) if x != axis]
+    sizes = [shape[x] for x in inner]
+    inside = (box[inner[0]], box[inner[1]])
+
+    def pad(part: torch.Tensor) -> torch.Tensor:
+        whole = part.new_zeros((*part.shape[:2], *sizes))
+        whole[:, :, *inside] = part
+        return whole
+
+    empty = torch.zeros(0)
+    for block in planes:
+        first = block.first + box[axis].start
+        if block.first == 0:
+            empty = block.scores.new_zeros((_EMPTY_PLANES, block.scores.shape[1], *sizes))
+            yield from _empty_planes(empty, 0, first)
+        known = block.known
+        if known is None:
+            known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
+        for start in range(0, len(block.scores), _EMPTY_PLANES):
+            part = slice(start, start + _EMPTY_PLANES)
+            members = tuple(pad(each[part]) for each in block.members)
+            yield ScorePlanes(first + start, pad(block.scores[part]), members, pad(known[part]))
+    yield from _empty_planes(empty, box[axis].stop, shape[axis])
+
+
+def _empty_planes(empty: torch.Tensor, first: int, stop: int) -> Iterator[ScorePlanes]:
+    """Yield planes without scores from `first` to before `stop`."""
+    unknown = torch.zeros_like(empty[:, :1], dtype=torch.bool)
+    for start in range(first, stop, _EMPTY_PLANES):
+        count = min(_EMPTY_PLANES, stop - start)
+        yield ScorePlanes(start, empty[:count], known=unknown[:count])
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +205,7 @@ class ModelInput:
     volumes: tuple[Volume, ...]
     stage_labels: NDArray[Any] | None = None
 
-    def crop(self, box: Box | None) -> ModelInput:
+    def crop(self, box: BoxSlices | None) -> ModelInput:
         """Return the part of the scan in a box."""
         labels = self.stage_labels
         cropped = labels if labels is None or box is None else labels[box]
@@ -61,13 +222,13 @@ class NetworkImage:
         The image.
     seen : (X, Y, Z) bool tensor or None
         Voxels that are not air; None if windows of air are not skipped.
-    box : Box or None
+    box : BoxSlices or None
         Part of the network grid that the image covers; None for all.
     """
 
     image: torch.Tensor
     seen: torch.Tensor | None
-    box: Box | None
+    box: BoxSlices | None
 
 
 def network_image(
@@ -171,3 +332,204 @@ def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | N
     crop = card.grid.crop
     kind = "nonzero" if crop is None else crop.foreground
     return fill_holes(foreground([volume.array for volume in volumes], kind))
+
+
+def sharing_key(card: ModelCard) -> Hashable:
+    """Return a key that is equal for models that need the same resampled scan.
+
+    Equal are the network grid and the intensity steps before resampling; later steps are those of
+    each model. None for a model that runs several others: it shares nothing.
+    """
+    if card.parts or card.stage is not None:
+        return None
+    steps = tuple((*channel.steps, *card.before) for channel in card.channels)
+    return card.grid, steps, decisive_values(card)
+
+
+class SharedScan:
+    """Input channels of one scan on the network grids of the models that are still to run.
+
+    Each is kept on its device from its first user to its last, which takes it over; others get a
+    copy, since intensity steps change it.
+
+    Parameters
+    ----------
+    users : iterable of (ModelCard, device name)
+        The models that will see the scan, each once.
+    """
+
+    def __init__(self, users: Iterable[tuple[ModelCard, str]]) -> None:
+        keys = ((sharing_key(card), device) for card, device in users)
+        self._remaining = Counter[_Key](key for key in keys if key[0] is not None)
+        self._kept: dict[_Key, Channels] = {}
+
+    def channels(self, card: ModelCard, device: str, make: Callable[[], Channels]) -> Channels:
+        """Return the resampled channels (X, Y, Z) for a model, which may change them.
+
+        `make` resamples them; it is called if no earlier model left them.
+        """
+        key = (sharing_key(card), device)
+        if not self.is_shared(card, device):
+            return self._kept.pop(key, None) or make()
+        if key not in self._kept:
+            self._kept[key] = make()
+        return [channel.clone() for channel in self._kept[key]]
+
+    def is_shared(self, card: ModelCard, device: str) -> bool:
+        """Return whether a later model needs the same channels."""
+        return self._remaining[sharing_key(card), device] > 1
+
+    def finish(self, card: ModelCard, device: str) -> None:
+        """Count a model as done, whether or not it used the channels."""
+        key = (sharing_key(card), device)
+        self._remaining[key] -= 1
+        if self._remaining[key] < 1:
+            self._kept.pop(key, None)
+
+    def release(self) -> None:
+        """Free all channels, and keep none from now on: memory is scarce."""
+        self._kept.clear()
+        self._remaining.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class _Taps:
+    """Neighbours of the voxels of one axis: indices (2, N), weights (2, N), nearest (N)."""
+
+    index: NDArray[np.intp]
+    weight: Float64
+    nearest: NDArray[np.intp]
+
+    def between(self, first: int, last: int) -> _Taps:
+        """Return the neighbours of voxels `first` to before `last`."""
+        cut = slice(first, last)
+        return _Taps(self.index[:, cut], self.weight[:, cut], self.nearest[cut])
+
+
+def stage_channels(
+    labels: NDArray[Any],
+    foreground: NDArray[np.bool_],
+    plan: NetworkPlan,
+    numbers: tuple[int, ...],
+    device: torch.device,
+) -> torch.Tensor:
+    """Return the structures of a previous stage as channels on the network grid.
+
+    Parameters
+    ----------
+    labels : (I, J, K) integer array
+        The label map of the previous stage, on the plan's source grid.
+    foreground : (I, J, K) bool array
+        The scan's foreground without holes. Background outside of it counts as another label.
+    plan : NetworkPlan
+        Source grid and network grid.
+    numbers : tuple of int
+        Numbers of the structures, in the order of the channels.
+    device : torch.device
+        Device of the result.
+
+    Returns
+    -------
+    (len(numbers), X, Y, Z) float32 tensor
+        1 in the structure, else 0.
+    """
+    marked = np.where((labels == 0) & ~foreground, OUTSIDE, labels).astype(np.int32)
+    flips = tuple(slice(None, None, -1 if flipped else None) for flipped in plan.flipped)
+    oriented = marked.transpose(plan.follows)[flips]
+    resampled = resample_labels(oriented, plan.network.shape, plan.nearest[0])
+    channels = torch.empty((len(numbers), *resampled.shape), device=device)
+    values = torch.from_numpy(resampled).to(device)
+    for channel, number in zip(channels, numbers, strict=True):
+        torch.eq(values, number, out=channel)
+    return channels
+
+
+def resample_labels(
+    labels: IntArray, shape: tuple[int, int, int], coarse: int | None = None
+) -> IntArray:
+    """Return a label map on a grid with the same outer edges (nnU-Net, batchgenerators 0.25.5).
+
+    The indicator of each label is interpolated linearly, and the largest decides. If several are
+    equal, the nearest neighbour decides if it is one of them, else the smallest label. Ties are
+    exact equality in float64, so coordinates and weights are computed in the order of operations of
+    SciPy's `zoom`. Of the eight neighbours of a voxel nearly all have the same label: only the
+    others are computed.
+
+    Parameters
+    ----------
+    labels : (x, y, z) int32 array
+        The label map.
+    shape : (X, Y, Z)
+        Shape of the result.
+    coarse : int or None
+        Axis that is resampled by nearest neighbour.
+    """
+    if labels.shape == shape:
+        return np.ascontiguousarray(labels)
+    taps = [
+        _taps(count, size, x == coarse)
+        for x, (count, size) in enumerate(zip(shape, labels.shape, strict=True))
+    ]
+    out = np.empty(shape, np.int32)
+    step = max(1, _SLAB // (shape[1] * shape[2]))
+    for first in range(0, shape[0], step):
+        last = min(first + step, shape[0])
+        out[first:last] = _decide(labels, [taps[0].between(first, last), *taps[1:]])
+    return out
+
+
+def _taps(count: int, size: int, coarse: bool) -> _Taps:
+    """Return the neighbours of `count` voxels on an axis of `size` voxels (SciPy `zoom`)."""
+    at = np.clip((np.arange(count) + 0.5) * (size / count) - 0.5, 0.0, size - 1.0)
+    nearest = np.minimum(np.floor(at + 0.5), size - 1).astype(np.intp)
+    if coarse:
+        ones = np.ones(count)
+        return _Taps(np.stack((nearest, nearest)), np.stack((ones, 0 * ones)), nearest)
+    low = np.floor(at)
+    below = 1.0 - (at - low)
+    index = np.stack((low, np.minimum(low + 1, size - 1))).astype(np.intp)
+    return _Taps(index, np.stack((below, 1.0 - below)), nearest)
+
+
+def _decide(labels: IntArray, taps: list[_Taps]) -> IntArray:
+    """Return the labels of a block of voxels."""
+    out = labels[np.ix_(*(tap.nearest for tap in taps))]
+    corners = list(itertools.product((0, 1), repeat=3))
+    mixed = np.zeros(out.shape, np.bool_)
+    for corner in corners:
+        index = [tap.index[side] for tap, side in zip(taps, corner, strict=True)]
+        mixed |= labels[np.ix_(*index)] != out
+    where = np.nonzero(mixed)
+    if len(where[0]) == 0:
+        return out
+    candidates = np.empty((8, len(where[0])), np.int32)
+    weight = np.empty((8, len(where[0])))
+    for n, corner in enumerate(corners):  # in the order of memory, as SciPy adds them
+        sides = list(zip(taps, corner, where, strict=True))
+        candidates[n] = labels[tuple(tap.index[side][at] for tap, side, at in sides)]
+        x, y, z = (tap.weight[side][at] for tap, side, at in sides)
+        weight[n] = x * y * z
+    out[where] = _largest(candidates, weight, out[where])
+    return out
+
+
+def _largest(candidates: IntArray, weight: Float64, nearest: IntArray) -> IntArray:
+    """Return for each voxel the label with the largest sum of weights.
+
+    `candidates` and `weight` (8, N) are labels and weights of a voxel's neighbours.
+    """
+    best = np.full(len(nearest), -1.0)
+    label = np.zeros(len(nearest), np.int32)
+    decides = np.zeros(len(nearest), np.bool_)  # whether the nearest label has the largest sum
+    for candidate in candidates:
+        score = np.zeros(len(nearest))
+        for label_there, share in zip(candidates, weight, strict=True):
+            score += np.where(label_there == candidate, share, 0.0)
+        larger = score > best
+        level = (score == best) & (candidate < label)
+        decides = np.where(larger, False, decides) | (
+            (score >= best) & (candidate == nearest) & (score > 0)
+        )
+        label = np.where(larger | level, candidate, label)
+        best = np.maximum(best, score)
+    return np.where(decides, nearest, label)

@@ -127,9 +127,9 @@ def _kernels() -> ModuleType:
 
 
 def _digest() -> str:
-    """Return a hash of the kernels' code: Numba looks for changes in a function's own file only."""
-    sources = [Path(__file__).with_name(f"numba_{name}.py") for name in ("blocks", "kernels")]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    """Return a hash of the kernels' code: compiled code of another version is in another folder."""
+    source = Path(__file__).with_name("numba_kernels.py")
+    return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
 
 def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any], *, rounded: bool) -> bool:

@@ -4,23 +4,31 @@ Scores are interpolated linearly and decided on the source grid, without an arra
 source voxels. The result equals that of resampling all scores to the source grid, then taking the
 first maximum (or comparing each score with a threshold). Uses compiled kernels where available.
 `decide_torch` is the plain PyTorch reference implementation, and runs on every other device.
+
+Source slices lie between planes of the network grid, and are restored as the planes arrive.
+
+Maps of uncertainty come from the scores that decide the labels, and where labels are decided: on
+the source grid from interpolated scores, slab by slab, or on the network grid and then mapped back
+by nearest neighbour. No array of classes x source voxels is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
-from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.resample import LinearWeights, nearest, unorient
-from scanloom.inference.resampling.alignment import round_half_up
+from scanloom.core.uncertainty import STEPS, Uncertainty
+from scanloom.inference.geometry import NetworkPlan, round_half_up
+from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resampling.sampling import area_matrix
 from scanloom.inference.restore import cpu, cuda
-from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import (
     Clean,
@@ -31,8 +39,21 @@ from scanloom.inference.restore.decisions import (
     map_count,
     painted,
 )
-from scanloom.inference.restore.slices import SourceSlices, interpolate, slabs_of_slices
 from scanloom.inference.sliding_window import ScorePlanes
+
+CPU_SLAB_BYTES = 2 * 1024**2
+"""Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
+GPU_SLAB_BYTES = 128 * 1024**2
+"""Bytes of one class of a slab of source slices on a GPU, which needs large amounts of work."""
+Maps = Sequence[NDArray[Any]]
+Restore = Callable[[torch.Tensor, Coordinates, Maps], None]
+AREA_SLAB_BYTES = 64 * 1024**2
+"""Largest size of the resampled scores of some source slices."""
+
+STACK_BYTES = 32 * 1024**2
+"""Bytes of planes of all networks that are restored at once, at least one plane."""
+MEMBER_LABEL_BYTES = 16 * 1024**2
+"""Bytes of one network's labels of some source slices, at least one slice."""
 
 
 class Label(Protocol):
@@ -95,7 +116,7 @@ class Restorer(Protocol):
 
 def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> Restorer:
     """Return the restorer of a model; `fused` uses compiled kernels where available."""
-    if plan.mode == "area":
+    if plan.mode == "area":  # such models restore scores too, but not by interpolation
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
         rounded = card.window.sums == "float16"
@@ -172,7 +193,11 @@ class ScoreRestorer:
         """Label the voxels of source slices from the planes around them."""
         if self.way is None:
             self.way = choose_backend(
-                *(self._decision, self._classes, scores.device, scores.dtype), rounded=self._rounded
+                self._decision,
+                self._classes,
+                scores.device,
+                scores.dtype,
+                rounded=self._rounded,
             )
         self.way.label(scores, at, self._decision, out, rounded=self._rounded)
 
@@ -364,3 +389,452 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
     restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
     clear_uncovered([restored], plan)
     return restored
+
+
+class SourceSlices:
+    """Takes planes of values and restores the source slices between them, each slice once.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid.
+    maps : sequence of (I, J, K) arrays
+        Output on the source grid, I fastest in memory.
+    restore : callable
+        Writes the voxels of neighbouring source slices, from planes (P, C, B, D), coordinates as of
+        `cpu.label`, and views (S, J, I) of the maps.
+    """
+
+    def __init__(self, plan: NetworkPlan, maps: Maps, restore: Restore) -> None:
+        self._plan, self._maps, self._restore = plan, maps, restore
+        lead = plan.network_axis(plan.lead)
+        self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
+        slices = np.arange(len(self._positions))
+        self._pending = slices if plan.scale[lead] > 0 else slices[::-1]  # in order of the planes
+        self._last_plane: torch.Tensor | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all slices are restored."""
+        return len(self._pending) == 0
+
+    def add(self, planes: torch.Tensor, first: int) -> None:
+        """Take the next planes (P, C, B, D), whose first has the index `first`.
+
+        Planes are ascending, without a gap; they may be overwritten afterwards.
+        """
+        last = first + len(planes) - 1
+        positions = self._positions[self._pending]
+        between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
+        ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
+        if between and self._last_plane is not None:
+            seam = torch.cat((self._last_plane, planes[:1]))
+            self._write(self._pending[:between], seam, first - 1)
+        if ready > between:
+            self._write(self._pending[between:ready], planes, first)
+        self._pending = self._pending[ready:]
+        self._last_plane = None if self.complete else planes[-1:].clone()
+
+    def _write(self, slices: NDArray[np.int64], planes: torch.Tensor, first: int) -> None:
+        """Restore neighbouring source slices from the planes around them, from `first` on."""
+        plan = self._plan
+        b, c = other_axes(plan.lead)  # source axes, in the order of `out`
+        lines = slices if any(plan.lean) else slices[:1]
+        at = [self._positions[slices] - first]
+        at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
+        if plan.network_axis(b) > plan.network_axis(c):
+            planes = planes.transpose(2, 3)
+        low, high = int(slices.min()), int(slices.max()) + 1
+        direction = 1 if slices[-1] >= slices[0] else -1
+        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self._maps]
+        if len(lines) == 1:
+            planes, at, out = _in_memory_order(planes, at, out)
+        self._restore(planes, (at[0], at[1], at[2]), out)
+
+
+def slabs_of_slices(
+    planes: torch.Tensor, at: Coordinates, classes: int = 1
+) -> Iterator[tuple[slice, list[LinearWeights]]]:
+    """Yield neighbouring source slices, few at once, with their interpolation weights.
+
+    Weights are those across planes (P, C, B, D), and along both axes of a plane. `classes` are
+    interpolated at once.
+    """
+    along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
+    lines = max(len(rows), len(columns))
+    max_bytes = CPU_SLAB_BYTES if planes.device.type == "cpu" else GPU_SLAB_BYTES
+    step = (
+        1
+        if lines > 1
+        else max(1, max_bytes // max(1, 4 * classes * rows.shape[1] * columns.shape[1]))
+    )
+    for start in range(0, len(along), step):
+        line = rows[start % len(rows)], columns[start % len(columns)]
+        slab = (along[start : start + step], *line)
+        weights = [
+            LinearWeights(coordinates, size, planes.device)
+            for coordinates, size in zip(slab, (planes.shape[0], *planes.shape[2:]), strict=True)
+        ]
+        yield slice(start, start + step), weights
+
+
+def interpolate(values: torch.Tensor, weights: Sequence[LinearWeights]) -> torch.Tensor:
+    """Return the values (P, B, D) of one class at the source's voxels, float32 (S, J, I).
+
+    Planes are transposed while they are small, so that whole rows are selected: selecting elements
+    within rows is ten times slower.
+    """
+    across, b, c = weights
+    values = across.along(values, 0)
+    values = c.along(values.transpose(1, 2).contiguous(), 1)
+    return b.along(values.transpose(1, 2).contiguous(), 1)
+
+
+def _in_memory_order(
+    scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[NDArray[Any]]
+) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[NDArray[Any]]]:
+    """Return the arguments with the three axes in the order of the scores in memory."""
+    strides = [scores.stride(dim) for dim in (0, 2, 3)]
+    a, b, c = sorted(range(3), key=lambda axis: -strides[axis])
+    dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
+    permuted = scores.permute(dims[0], 1, dims[1], dims[2])
+    lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
+    return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+
+
+class AreaResampler:
+    """Takes planes of values on the network grid and resamples them by area to the source grid.
+
+    All planes are kept until the last one: networks on a grid of fixed shape are small.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid; not sheared.
+    """
+
+    def __init__(self, plan: NetworkPlan) -> None:
+        self._plan = plan
+        self._planes: list[torch.Tensor] = []
+
+    def add(self, planes: torch.Tensor) -> None:
+        """Take the next planes (N, C, B, D) across the network axis that follows ``plan.lead``."""
+        self._planes.append(planes.to(torch.float32, copy=True))
+
+    def slabs(
+        self, maps: Sequence[NDArray[Any]]
+    ) -> Iterator[tuple[torch.Tensor, list[NDArray[Any]]]]:
+        """Yield values (S, C, J, I) of source slices, and views (S, J, I) of `maps` of them."""
+        plan, values = self._plan, torch.cat(self._planes)
+        self._planes.clear()
+        lead = plan.lead
+        x, y = (n for n in range(3) if n != plan.network_axis(lead))
+        b, c = plan.follows[x], plan.follows[y]
+        across, rows, columns = (self._matrix(axis, values.device) for axis in (lead, b, c))
+        slab = max(1, AREA_SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
+        for start in range(0, len(across), slab):
+            part = slice(start, start + slab)
+            views = [np.moveaxis(each, lead, 0)[part] for each in maps]
+            if b > c:
+                views = [view.swapaxes(1, 2) for view in views]
+            resampled = torch.einsum("sn,nkbc->skbc", across[part], values)
+            yield rows @ resampled @ columns.T, views
+
+    def _matrix(self, axis: int, device: torch.device) -> torch.Tensor:
+        """Return the weights of the network's voxels for the source voxels along an axis."""
+        plan = self._plan
+        x, count = plan.network_axis(axis), plan.source.shape[axis]
+        matrix = area_matrix(np.arange(count), count, plan.network.shape[x])
+        if plan.flipped[x]:
+            matrix = matrix[::-1].copy()
+        return torch.from_numpy(matrix.astype(np.float32)).to(device)
+
+
+class AreaRestorer:
+    """Takes planes of scores, resamples them by area and decides labels on the source's voxels.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid; not sheared.
+    decision : Decision
+        The decision on the source grid.
+    classes : int
+        Number of channels to decide between.
+    """
+
+    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self._resampler = AreaResampler(plan)
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes across the network axis that follows ``plan.lead``."""
+        self._resampler.add(planes.scores[:, : self._classes])
+
+    def finish(self, _: Clean | None = None) -> list[NDArray[Any]]:
+        """Return the label maps (I, J, K), I fastest in memory; cleaning does not apply."""
+        dtype = label_type(self._decision, self._classes)
+        count = map_count(self._decision, self._classes)
+        shape = self._plan.source.shape
+        labels = [np.zeros(shape, dtype, order="F") for _ in range(count)]
+        for values, views in self._resampler.slabs(labels):
+            for view, found in zip(views, decide_on_grid(values, self._decision), strict=True):
+                view[:] = found.cpu().numpy()
+        return labels
+
+
+class UncertaintyRestorer(Protocol):
+    """Takes planes of scores, as restorers of labels do, and returns maps of uncertainty."""
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes."""
+
+    def finish(self) -> Uncertainty:
+        """Return the maps on the source grid."""
+
+
+def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> UncertaintyRestorer:
+    """Return the restorer of the uncertainty of a model.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid.
+    card : ModelCard
+        The model.
+    members : int
+        Number of networks whose scores are averaged.
+    """
+    if plan.mode == "area":
+        return _UncertaintyFromArea(plan, card, members)
+    return (_UncertaintyFromScores if card.restore == "scores" else _UncertaintyFromLabels)(
+        plan, card, members
+    )
+
+
+def uncertainty_bytes(voxels: int, planes: tuple[int, int], members: int) -> tuple[int, int]:
+    """Return the bytes of the maps of a scan, and of the work on a device.
+
+    Parameters
+    ----------
+    voxels : int
+        Voxels of the scan.
+    planes : (int, int)
+        Bytes of the scores of one plane of the network grid, and number of planes.
+    members : int
+        Number of networks whose scores are averaged.
+    """
+    maps = voxels * _n_maps(members)
+    plane, count = planes
+    arrays = _n_stacked(members) + 1
+    stack = min(max(STACK_BYTES, plane * arrays), plane * arrays * count)
+    return maps, 2 * stack + (members + 1) * min(MEMBER_LABEL_BYTES, 2 * voxels)
+
+
+def entropy(scores: Iterable[torch.Tensor], card: ModelCard) -> torch.Tensor:
+    """Return the entropy of class probabilities, 0 to 1; classes are visited one by one.
+
+    Parameters
+    ----------
+    scores : iterable of float tensors
+        Scores of each class, after the card's activation. Without activation they are taken as
+        logits.
+    card : ModelCard
+        With argmax, the entropy over all classes, divided by its maximum, the logarithm of their
+        number. Otherwise, of channels that overlap, the largest binary entropy in bits.
+    """
+    if not isinstance(card.decision, Argmax) or card.activation == "sigmoid":
+        return _largest_binary(scores, card.activation)
+    parts = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
+    return (parts / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
+
+
+def _largest_binary(scores: Iterable[torch.Tensor], activation: str | None) -> torch.Tensor:
+    largest: torch.Tensor | None = None
+    for values in scores:
+        p = values.to(torch.float32).sigmoid() if activation is None else values.to(torch.float32)
+        p = p.clamp(0.0, 1.0)
+        bits = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / math.log(2)
+        largest = bits if largest is None else torch.maximum(largest, bits)
+    return _not_none(largest)
+
+
+def _of_probabilities(scores: Iterable[torch.Tensor]) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for values in scores:
+        p = values.to(torch.float32).clamp(min=0.0)
+        part = -torch.xlogy(p, p)
+        total = part if total is None else total.add_(part)
+    return _not_none(total)
+
+
+def _of_logits(scores: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the entropy of the softmax: log of the sum of exp, minus the mean score."""
+    highest = sums = weighted = None
+    for values in scores:
+        x = values.to(torch.float32)
+        if highest is None or sums is None or weighted is None:
+            highest, sums, weighted = x.clone(), torch.ones_like(x), x.clone()
+            continue
+        above = torch.maximum(highest, x)
+        old, new = (highest - above).exp_(), (x - above).exp_()
+        sums, weighted = sums.mul_(old).add_(new), weighted.mul_(old).add_(new * x)
+        highest = above
+    sums = _not_none(sums)
+    return sums.log() + _not_none(highest) - _not_none(weighted) / sums
+
+
+def _not_none(values: torch.Tensor | None) -> torch.Tensor:
+    if values is None:
+        raise ValueError("a model has at least one class")
+    return values
+
+
+def _n_maps(members: int) -> int:
+    return 2 if members > 1 else 1
+
+
+def _n_stacked(members: int) -> int:
+    """Return the number of score arrays in a stack: the mean, and each network's own."""
+    return 1 + members if members > 1 else 1
+
+
+def _to_steps(values: torch.Tensor) -> NDArray[np.uint8]:
+    return (values * STEPS).round_().to(torch.uint8).cpu().numpy()
+
+
+class _UncertaintyBase:
+    """Properties of a model for restorers of uncertainty, and the arrangement of its scores."""
+
+    def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
+        self._plan, self._card, self._members = plan, card, members
+        self._classes, self._rounded = card.n_outputs, card.window.sums == "float16"
+
+    def _stacks(self, planes: ScorePlanes) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first, stack) of few planes at once: mean scores, each network's own, `known`.
+
+        A stack has shape (N, arrays x classes + 1, B, D).
+        """
+        mean = planes.scores[:, : self._classes]
+        own = [each[:, : self._classes] for each in planes.members]
+        arrays = [mean, *(own or [mean] * (_n_stacked(self._members) - 1))]
+        known = planes.known
+        known = torch.ones_like(mean[:, :1]) if known is None else known.to(mean.dtype)
+        step = max(1, STACK_BYTES // max(1, len(arrays) * mean[0].nbytes))
+        for start in range(0, len(mean), step):
+            part = slice(start, start + step)
+            stack = torch.cat([*(array[part] for array in arrays), known[part]], dim=1)
+            yield planes.first + start, stack
+
+    def _scores(self, stack: torch.Tensor, member: int) -> torch.Tensor:
+        """Return the scores of one network of a stack; the mean is number 0."""
+        return stack[:, member * self._classes : (member + 1) * self._classes]
+
+    def _on_grid(self, stack: torch.Tensor) -> list[NDArray[np.uint8]]:
+        """Return the maps (N, B, D) of a stack, on its own grid."""
+        found = entropy(self._scores(stack, 0).unbind(1), self._card)
+        maps = [_to_steps(found * stack[:, -1])]
+        if self._members > 1:
+            decided = decide_on_grid(self._scores(stack, 0), self._card.decision)
+            differ = torch.zeros(decided.shape[1:], device=stack.device)
+            for member in range(1, self._members + 1):
+                own = decide_on_grid(self._scores(stack, member), self._card.decision)
+                differ += (own != decided).any(dim=0)
+            maps.append(_to_steps(differ / self._members))
+        return maps
+
+
+class _UncertaintyFromScores(_UncertaintyBase):
+    """Computes the maps from scores that are interpolated on the source grid."""
+
+    def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
+        super().__init__(plan, card, members)
+        count = _n_maps(members)
+        self._maps = [np.zeros(plan.source.shape, np.uint8, order="F") for _ in range(count)]
+        self._slices = SourceSlices(plan, self._maps, self._restore)
+
+    def add(self, planes: ScorePlanes) -> None:
+        for first, stack in self._stacks(planes):
+            self._slices.add(stack, first)
+
+    def finish(self) -> Uncertainty:
+        clear_uncovered(self._maps, self._plan)
+        return Uncertainty(*self._maps)
+
+    def _restore(self, stack: torch.Tensor, at: Coordinates, out: Maps) -> None:
+        for part, weights in slabs_of_slices(stack, at):
+            scores = (interpolate(stack[:, n], weights) for n in range(self._classes))
+            found = entropy(scores, self._card)
+            out[0][part] = _to_steps(found * interpolate(stack[:, -1], weights).clamp_(0.0, 1.0))
+        if self._members > 1:
+            self._disagreement(stack, at, out[1])
+
+    def _disagreement(self, stack: torch.Tensor, at: Coordinates, out: NDArray[Any]) -> None:
+        """Write the share of networks whose own labels differ from the result."""
+        decision = self._card.decision
+        dtype, count = label_type(decision, self._classes), map_count(decision, self._classes)
+        slice_bytes = max(1, count * np.dtype(dtype).itemsize * math.prod(out.shape[1:]))
+        step = max(1, MEMBER_LABEL_BYTES // slice_bytes)
+        for start in range(0, len(out), step):
+            part = slice(start, start + step)
+            lines = [axis[part] if axis.ndim == 2 and len(axis) > 1 else axis for axis in at[1:]]
+            some = (at[0][part], lines[0], lines[1])
+            shape = out[part].shape
+            decided = self._labels(stack, 0, some, shape)
+            differ = np.zeros(shape, np.float32)
+            for member in range(1, self._members + 1):
+                own = self._labels(stack, member, some, shape)
+                differ += np.any([a != b for a, b in zip(own, decided, strict=True)], axis=0)
+            out[part] = np.rint(differ * (STEPS / self._members))
+
+    def _labels(
+        self, stack: torch.Tensor, member: int, at: Coordinates, shape: tuple[int, ...]
+    ) -> list[Labels]:
+        """Return the labels of one network at source voxels."""
+        decision, scores = self._card.decision, self._scores(stack, member)
+        backend = choose_backend(
+            decision, self._classes, scores.device, scores.dtype, rounded=self._rounded
+        )
+        dtype = label_type(decision, self._classes)
+        labels = [np.zeros(shape, dtype) for _ in range(map_count(decision, self._classes))]
+        backend.label(scores, at, decision, labels, rounded=self._rounded)
+        return labels
+
+
+class _UncertaintyFromLabels(_UncertaintyBase):
+    """Computes the maps on the network grid and maps them back by nearest neighbour."""
+
+    def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
+        super().__init__(plan, card, members)
+        self._planes: list[list[NDArray[np.uint8]]] = [[] for _ in range(_n_maps(members))]
+
+    def add(self, planes: ScorePlanes) -> None:
+        for _, stack in self._stacks(planes):
+            for known, found in zip(self._planes, self._on_grid(stack), strict=True):
+                known.append(found)
+
+    def finish(self) -> Uncertainty:
+        axis = self._plan.network_axis(self._plan.lead)
+        whole = (np.moveaxis(np.concatenate(planes), 0, axis) for planes in self._planes)
+        host = torch.device("cpu")
+        return Uncertainty(*(restore_labels(values.copy(), self._plan, host) for values in whole))
+
+
+class _UncertaintyFromArea(_UncertaintyBase):
+    """Computes the maps on the source grid from scores that are resampled by area."""
+
+    def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
+        super().__init__(plan, card, members)
+        self._resampler = AreaResampler(plan)
+
+    def add(self, planes: ScorePlanes) -> None:
+        for _, stack in self._stacks(planes):
+            self._resampler.add(stack)
+
+    def finish(self) -> Uncertainty:
+        count = _n_maps(self._members)
+        maps = [np.zeros(self._plan.source.shape, np.uint8, order="F") for _ in range(count)]
+        for stack, views in self._resampler.slabs(maps):
+            for view, found in zip(views, self._on_grid(stack), strict=True):
+                view[:] = found
+        return Uncertainty(*maps)

@@ -240,6 +240,7 @@ def argmax_tile(
     columns = _load_taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
     below, step = (along[0], rows[0], columns[0]), (step_p, step_c, step_b, step_d)
     blocks = (tl.cdiv(size_b, BLOCK), tl.cdiv(size_d, BLOCK))
+    # A tile spans several blocks, so that a class remains if it does in any of them
     seen, several, mask = 0, 0, 0  # several: not 0 if more than one class remains
     for w in tl.static_range(MASK_WORDS):
         mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
@@ -251,12 +252,14 @@ def argmax_tile(
         if MASK_WORDS > 1:  # else the mask is already loaded
             mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
         for bit in range(CLASSES_PER_WORD):
+            # A branch for the whole tile, not for single voxels: all threads take the same way
             if (mask >> bit) & 1 != 0:
                 c = w * CLASSES_PER_WORD + bit
                 if several == 0:
                     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + c
                 else:
                     score = _interpolate(scores, step, c, along, rows, columns, HALF)
+                    # Classes ascend, so that the first of equal scores stays
                     labels = tl.where(score > best, c, labels)
                     best = tl.maximum(best, score)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))
@@ -312,6 +315,7 @@ def threshold_tile(
     reached = (_load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
     missed = (_load_mask(masks + half, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + reached * (c + 1)
+    # Only a tile that the class reaches in parts is read; others are decided by their bounds
     if reached & missed != 0:
         score = _interpolate(scores, step, c, along, rows, columns, HALF)
         labels = tl.where(score >= value, c + 1, 0)

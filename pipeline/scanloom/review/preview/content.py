@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scanloom.cards.colors import display_colors
+from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.measurement import Box
 from scanloom.core.segmentation import Color

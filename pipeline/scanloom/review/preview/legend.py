@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from scanloom.cards.colors import system_of, systems
+from scanloom.cards.codes import system_of, systems
 from scanloom.core import Flag, Measurement, Segmentation
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.drawing import (

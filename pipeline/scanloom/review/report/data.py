@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from scanloom.cards.limits import Range, ReferenceRange
+from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import PREVIEW, TIMING

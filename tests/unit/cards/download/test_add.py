@@ -21,9 +21,8 @@ from scanloom.cards import readers, store
 from scanloom.cards.card import ModelCard
 from scanloom.cards.download import add as adding
 from scanloom.cards.download import addresses
-from scanloom.cards.download.add import AddOptions, add_model, remove_model
-from scanloom.cards.download.find import find_source
-from scanloom.cards.download.licence import Licence
+from scanloom.cards.download.add import AddOptions, Licence, add_model, remove_model
+from scanloom.cards.download.sources import find_source
 from scanloom.cards.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.cards.readers import ModelReader
 from scanloom.cards.store import find_model, list_models, locate_model, verify_model
@@ -483,7 +482,7 @@ def test_brainchop_files_are_pinned(
 
     reader = ModelReader("layer model", lambda folder: (folder / "model.json").is_file(), read)
     for module in (readers, adding):
-        monkeypatch.setattr(module, "READERS", (reader,))
+        monkeypatch.setattr(module, "readers", lambda: iter((reader,)))
     files = {"model.json": b"{}", "model.bin": WEIGHTS}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     monkeypatch.setattr(addresses, "BRAINCHOP", server.address)
@@ -619,7 +618,7 @@ def nested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     reader = ModelReader("nested", lambda folder: any(folder.glob("*__*__*/plans.json")), read)
     for module in (readers, adding):
-        monkeypatch.setattr(module, "READERS", (reader,))
+        monkeypatch.setattr(module, "readers", lambda: iter((reader,)))
 
 
 @pytest.mark.parametrize("configuration", ["2d", "3d_cascade_fullres"])

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards.download import https, transfer
-from scanloom.cards.download.digests import Digest
+from scanloom.cards.download import transfer
 from scanloom.cards.download.transfer import Remote, fetch
+from scanloom.cards.provenance import Digest
 from scanloom.core import Reason, ScanError
 from support.https_server import Page, Server
 
@@ -250,7 +250,7 @@ def test_a_file_above_the_limit_is_refused_before_its_body(server: Server, targe
 def test_a_server_that_stalls_is_given_up(
     server: Server, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(https, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transfer, "TIMEOUT_S", 0.2)
     server.pages["/w"] = Page(reply=lambda handler: time.sleep(1))
 
     assert "does not answer" in refusal(Remote(f"{server.address}/w"), target).detail

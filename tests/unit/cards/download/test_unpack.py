@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards.download import unpack
-from scanloom.cards.download.unpack import copy_folder, unpack_zip
+from scanloom.cards.download import sources
+from scanloom.cards.download.sources import copy_folder, unpack_zip
 from scanloom.core import Reason, ScanError
 
 
@@ -132,10 +132,10 @@ def test_too_many_and_too_large_files_are_refused(
 ) -> None:
     archive = write_zip(tmp_path / "m.zip", *((f"f{n}", b"1234") for n in range(10)))
 
-    monkeypatch.setattr(unpack, "MAX_FILES", 9)
+    monkeypatch.setattr(sources, "MAX_FILES", 9)
     assert refusal(archive, target).reason is Reason.MODEL_UNSAFE
-    monkeypatch.setattr(unpack, "MAX_FILES", 10)
-    monkeypatch.setattr(unpack, "MAX_MODEL_BYTES", 39)
+    monkeypatch.setattr(sources, "MAX_FILES", 10)
+    monkeypatch.setattr(sources, "MAX_MODEL_BYTES", 39)
     assert refusal(archive, target).reason is Reason.MODEL_UNSAFE
 
 

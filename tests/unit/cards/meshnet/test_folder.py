@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard
-from scanloom.cards.intensity import Round, ScaleHistogram, ScaleMinMax, ScaleQuantiles
+from scanloom.cards.card import (
+    ANY_MODALITY,
+    Crop,
+    ModelCard,
+    Round,
+    ScaleHistogram,
+    ScaleMinMax,
+    ScaleQuantiles,
+)
 from scanloom.cards.readers import is_model, read_model
 from scanloom.core import Reason, ScanError
 from support.meshnets import layers_model, random_weights, write_layers_model, write_safetensors

@@ -21,17 +21,21 @@ from hypothesis import strategies as st
 from scanloom.cards.card import (
     Argmax,
     Channel,
+    Checks,
     FastPreset,
+    KeepLargest,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
+    Normalize,
+    Range,
+    ReferenceRange,
+    ScaleMinMax,
+    ScaleRange,
     Threshold,
     Weights,
     Window,
 )
-from scanloom.cards.cleaning import KeepLargest
-from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
-from scanloom.cards.limits import Checks, Range, ReferenceRange
 from scanloom.cards.monai import allow_list
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Code, ScanError, Structure

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import ANY_MODALITY, Argmax, Crop, NetworkGrid, Paint, Window
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import ANY_MODALITY, Argmax, Crop, NetworkGrid, Paint, ScaleRange, Window
 from scanloom.cards.monai import known_scripts
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.cards.monai.known_scripts import KnownClass

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.cards.card import Argmax, ModelCard, Paint
-from scanloom.cards.cleaning import KeepLargest
-from scanloom.cards.intensity import Clip, Normalize
+from scanloom.cards.card import Argmax, Clip, KeepLargest, ModelCard, Normalize, Paint
 from scanloom.cards.readers import is_model, read_model
 from scanloom.core import ScanError
 from support.nnunet_folders import (

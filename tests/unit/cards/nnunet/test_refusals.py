@@ -22,8 +22,7 @@ from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY
 from scanloom.cards.nnunet.inert_pickle import read_pickle
 from scanloom.cards.readers import read_model
 from scanloom.core import Flag, ScanError
-from scanloom.inference.network.loading import load_network
-from scanloom.inference.network.weights import read_weights
+from scanloom.inference.network.loading import load_network, read_weights
 from support.nnunet_folders import (
     ARCHITECTURE,
     CONFIGURATION,

@@ -7,7 +7,7 @@ from pathlib import Path
 from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import LEFT, TISSUE, coding
 from scanloom.cards.download import addresses
-from scanloom.cards.totalsegmentator.tasks import datasets, modes
+from scanloom.cards.totalsegmentator.folder import datasets, modes
 from scanloom.core import slug
 
 FOLDER = Path(totalsegmentator.__file__).parent

@@ -7,14 +7,17 @@ import shutil
 
 import pytest
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.cleaning import KeepLargest, RemoveSmall
-from scanloom.cards.intensity import Truncate
-from scanloom.cards.parts import needed_parts, networks, numbers_in
+from scanloom.cards.card import KeepLargest, ModelCard, RemoveSmall, Truncate
 from scanloom.cards.readers import find_reader, read_model
-from scanloom.cards.requested import describe_changes, requested_card
+from scanloom.cards.requested import (
+    describe_changes,
+    needed_parts,
+    networks,
+    numbers_in,
+    requested_card,
+)
 from scanloom.cards.store import find_model
-from scanloom.cards.totalsegmentator.tasks import modes
+from scanloom.cards.totalsegmentator.folder import modes
 from scanloom.core import ComputeOptions, Reason, ScanError
 from support.nnunet_folders import DATASET, plans, write_model
 from support.totalsegmentator_folders import write_part, write_task

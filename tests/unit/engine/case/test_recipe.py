@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from scanloom.cards import card as cards
-from scanloom.cards import intensity
-from scanloom.cards.card import ModelCard
-from scanloom.cards.limits import Checks, Range, ReferenceRange
+from scanloom.cards.card import Checks, ModelCard, Range, ReferenceRange
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.case.recipe import (
     card_digest,
@@ -28,12 +26,12 @@ def full(tmp_path: Path) -> ModelCard:
     """Return a card that has a value of each class."""
     weights = tmp_path / "model.pt"
     weights.write_bytes(b"weights")
-    steps = (intensity.ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True), intensity.ScaleMinMax())
+    steps = (cards.ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True), cards.ScaleMinMax())
     left = Code("7771000", "SCT", "Left")
     made = card(
         weights,
         before=steps,
-        after=(intensity.Normalize(nonzero=True),),
+        after=(cards.Normalize(nonzero=True),),
         decision=cards.Threshold(0.25),
         cleaning=(cards.KeepLargest((1, 2), when="before"),),
         checks=Checks(low=Range(-1100, 0), refuse=("spacing",)),

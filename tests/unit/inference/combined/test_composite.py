@@ -10,14 +10,14 @@ import pytest
 from scipy import ndimage
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts, numbers_in
 from scanloom.cards.readers import read_model
+from scanloom.cards.requested import needed_parts, numbers_in
 from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
 from scanloom.engine.case.memory_estimate import base_bytes, estimate_case
-from scanloom.inference.combined.composite import CompositePredictor, make_predictor
+from scanloom.inference.combined import CompositePredictor, make_predictor
+from scanloom.inference.geometry import grid_for_parts
+from scanloom.inference.memory import window_values
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resampling.parts import grid_for_parts
-from scanloom.inference.workload import window_values
 from support.totalsegmentator_folders import write_task
 
 FULL = ComputeOptions(precision="float32")

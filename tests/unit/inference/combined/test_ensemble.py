@@ -12,12 +12,11 @@ import torch
 from monai.inferers import sliding_window_inference
 from monai.networks.nets.unet import UNet
 
-from scanloom.cards.card import ModelCard, Window
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import ModelCard, ScaleRange, Window
 from scanloom.core import ScanError, Volume
-from scanloom.inference.combined.ensemble import Ensemble, mean_of_planes
+from scanloom.inference.combined import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.resampling.image import SharedScan
 from scanloom.inference.sliding_window import ScorePlanes
 from support import model_cards
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.inference.engines import export_cache
-from scanloom.inference.engines.export_cache import cached_export, export_key, exports_folder
+from scanloom.inference.engines import cache
+from scanloom.inference.engines.cache import cached_export, export_key, exports_folder
 from scanloom.own_python import own_python
 
 KEY = export_key({"network": "a"})
@@ -18,7 +18,7 @@ KEY = export_key({"network": "a"})
 WRITER = """
 import sys, time
 from pathlib import Path
-from scanloom.inference.engines.export_cache import cached_export, export_key
+from scanloom.inference.engines.cache import cached_export, export_key
 
 def write(folder):
     (folder / "graph").write_text("half")
@@ -62,7 +62,7 @@ def test_an_export_is_written_once() -> None:
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "more", "no hashes", "hashes"])
 def test_a_damaged_export_is_written_again(damage: str) -> None:
     with cached_export(KEY, write) as (folder, _):
-        graph, hashes = folder / "graph", folder / export_cache.HASHES
+        graph, hashes = folder / "graph", folder / cache.HASHES
     if damage == "flipped":
         graph.write_text("whOle")
     elif damage == "cut":
@@ -79,7 +79,7 @@ def test_a_damaged_export_is_written_again(damage: str) -> None:
     with cached_export(KEY, write) as (folder, found):
         assert not found
         assert (folder / "graph").read_text() == "whole"
-        assert {path.name for path in folder.iterdir()} == {"graph", export_cache.HASHES}
+        assert {path.name for path in folder.iterdir()} == {"graph", cache.HASHES}
 
 
 def test_a_failure_leaves_nothing() -> None:
@@ -112,7 +112,7 @@ def test_folders_of_others_are_not_used() -> None:
 
 def test_old_exports_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [export_key({"network": n}) for n in range(3)]
-    monkeypatch.setattr(export_cache, "LARGEST_BYTES", 200)
+    monkeypatch.setattr(cache, "LARGEST_BYTES", 200)
     for age, key in enumerate(keys):
         with cached_export(key, write) as (folder, _):
             stamp = time.time() - 1000 + age

@@ -12,14 +12,13 @@ from monai.networks.nets import DynUNet, SegResNet, UNet
 from torch import nn
 
 from scanloom.inference.device import bfloat16_units
-from scanloom.inference.engines import export_cache, openvino_engine
+from scanloom.inference.engines import cache, openvino_engine
 from scanloom.inference.engines import onnxruntime_engine as ort
 from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
 from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
 from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
-from scanloom.inference.network.planes import PlaneNetwork
+from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 CPU = torch.device("cpu")
 INSTANCE = ("INSTANCE", {"affine": True})
@@ -34,7 +33,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path / "cache")
 
 
 def build(name: str) -> nn.Module:

@@ -15,14 +15,13 @@ import torch
 
 from scanloom.cards.card import ModelCard, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
-from scanloom.inference.engines import export_cache, registry, selection
-from scanloom.inference.engines.export_cache import exports_folder
+from scanloom.inference.engines import cache, selection
+from scanloom.inference.engines.cache import Verdict, all_verdicts, exports_folder
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
     PreparedNetwork,
 )
-from scanloom.inference.engines.verdicts import Verdict, all_verdicts
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 
@@ -68,8 +67,8 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(registry, "AUTOMATIC", ("openvino",))
+    monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
     monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
 
 
@@ -77,7 +76,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Other]:
     def install(change: Change = torch.clone, faster: bool = True) -> Other:
         other = Other(change, faster)
-        monkeypatch.setitem(registry.ENGINES, "openvino", other)
+        monkeypatch.setitem(selection.ENGINES, "openvino", other)
         return other
 
     return install

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from scanloom.cards.card import NetworkSpec
-from scanloom.inference.memory_estimate import network_bytes
+from scanloom.inference.memory import network_bytes
 from scanloom.inference.nets.meshnet import MeshNet
 
 SHAPE = (37, 20, 23)

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.inference.nets.deepedit import DynUNetWithoutClicks
-from scanloom.inference.nets.dints import DiNTS
 from scanloom.inference.nets.unest import UNesT
-from scanloom.inference.nets.vista3d import Vista3d
+from scanloom.inference.nets.variants import DiNTS, DynUNetWithoutClicks, Vista3d
 
 nets: Any = pytest.importorskip("monai.networks.nets")
 

@@ -17,7 +17,7 @@ from scanloom.cards.card import NetworkSpec, Weights
 from scanloom.cards.networks import NETWORKS
 from scanloom.core import Reason, ScanError
 from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.weights import load_weights, read_weights
+from scanloom.inference.network.loading import load_weights, read_weights
 from support.model_cards import SMALL_UNET, small_weights
 
 UNET_STAGES = {

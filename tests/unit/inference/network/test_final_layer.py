@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from scanloom.cards.card import NetworkSpec, Window
-from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.final_layer import FinalLayer, detach_final_layer
-from scanloom.inference.network.meta_shapes import meta_dispatch
+from scanloom.inference.network.architectures import build_network, meta_dispatch
+from scanloom.inference.network.layers import FinalLayer, detach_final_layer
 from scanloom.inference.sliding_window import SlidingWindow
 
 SIZE = (16, 16, 16)

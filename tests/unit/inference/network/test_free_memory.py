@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.inference.network.free_memory import drop_file_pages, return_free_memory
+from scanloom.inference.device import drop_file_pages, return_free_memory
 
 SIZE = 1 << 24
 

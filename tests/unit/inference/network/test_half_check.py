@@ -14,9 +14,14 @@ from torch import nn
 from scanloom.cards.card import ModelCard
 from scanloom.core import ComputeOptions, Flag, Volume
 from scanloom.inference import device, predictor
-from scanloom.inference.engines import export_cache
-from scanloom.inference.network.half_check import LARGEST_ERROR, half_error, wrong_half
-from scanloom.inference.network.loading import LoadedNetwork, load_network
+from scanloom.inference.engines import cache
+from scanloom.inference.network.loading import (
+    LARGEST_ERROR,
+    LoadedNetwork,
+    half_error,
+    load_network,
+    wrong_half,
+)
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 
@@ -31,7 +36,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path / "cache")
 
 
 def faulty(loaded: LoadedNetwork) -> LoadedNetwork:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scanloom.inference.network.meta_shapes import meta_dispatch
+from scanloom.inference.network.architectures import meta_dispatch
 
 LAYERS: list[tuple[type[nn.Module], dict[str, Any]]] = [
     (nn.Conv3d, {"kernel_size": 3, "padding": 1}),

@@ -11,7 +11,7 @@ from torch import nn
 
 from scanloom.cards.card import NetworkSpec
 from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.layers import MixedBfloat16
 
 SPECS: Mapping[str, Mapping[str, Any]] = {
     "BasicUNet": {"features": [4, 4, 8, 8, 8, 4]},

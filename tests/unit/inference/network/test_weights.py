@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from scanloom.cards.card import NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
 from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.weights import load_weights, read_weights
+from scanloom.inference.network.loading import load_weights, read_weights
 from support.model_cards import SMALL_UNET, small_weights
 
 State = dict[str, torch.Tensor]

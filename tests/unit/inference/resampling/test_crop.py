@@ -11,13 +11,26 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import Channel, Crop, ModelCard, NetworkGrid, Paint
-from scanloom.cards.intensity import Clip, Normalize, ScaleRange
+from scanloom.cards.card import (
+    Channel,
+    Clip,
+    Crop,
+    ModelCard,
+    NetworkGrid,
+    Normalize,
+    Paint,
+    ScaleRange,
+)
 from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resampling.crop import crop_volume, fill_holes, source_box
-from scanloom.inference.resampling.image import ModelInput, network_image
+from scanloom.inference.resampling.image import (
+    ModelInput,
+    crop_volume,
+    fill_holes,
+    network_image,
+    source_box,
+)
 from support import model_cards as cards_by_hand
 
 CPU = torch.device("cpu")

@@ -10,13 +10,11 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import NetworkGrid
-from scanloom.cards.intensity import Normalize, ScaleRange, Truncate
+from scanloom.cards.card import NetworkGrid, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.resample import ResampleOptions, to_network
-from scanloom.inference.resampling.exact import decisive_values
+from scanloom.inference.resampling.resample import ResampleOptions, decisive_values, to_network
 from support import model_cards as model_cards
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.inference.resampling.labels import resample_labels
+from scanloom.inference.resampling.image import resample_labels
 
 Shape = tuple[int, ...]
 

@@ -9,7 +9,7 @@ import torch
 from scanloom.cards.card import Crop, NetworkGrid
 from scanloom.core import ScanError
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.resampling.crop import largest_box, network_box
+from scanloom.inference.resampling.image import largest_box, network_box
 from support.model_cards import grid
 
 SHAPE = (9, 10, 11)

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards.card import ModelCard, NetworkGrid
-from scanloom.cards.intensity import Clip, ScaleRange, Truncate
+from scanloom.cards.card import Clip, ModelCard, NetworkGrid, ScaleRange, Truncate
 from scanloom.core import StepTimer, Volume
-from scanloom.inference.memory_fallback import MemoryLimits
+from scanloom.inference.memory import MemoryLimits
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling import image as image_module
-from scanloom.inference.resampling.shared import SharedScan, sharing_key
+from scanloom.inference.resampling.image import SharedScan, sharing_key
 from support import model_cards
 
 STEPS = (

@@ -12,8 +12,8 @@ from scipy import ndimage
 
 from scanloom.cards.card import NetworkGrid
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.resample import to_network
-from scanloom.inference.resampling.spline import cubic_matrix
+from scanloom.inference.resampling.resample import to_network
+from scanloom.inference.resampling.sampling import cubic_matrix
 from support import model_cards as model_cards
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from scipy import ndimage
 from scanloom.cards.card import Argmax, Decision, NetworkGrid, Threshold
 from scanloom.core import Grid
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.resample import to_network
+from scanloom.inference.resampling.resample import to_network
 from scanloom.inference.restore.restorers import LabelRestorer, ScoreRestorer
 from scanloom.inference.sliding_window import ScorePlanes
 from support import model_cards

@@ -14,14 +14,21 @@ from monai.networks.nets.unet import UNet
 from scipy import stats
 from scipy.ndimage import map_coordinates
 
-from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, Paint, Threshold, Weights
-from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.card import (
+    Argmax,
+    ModelCard,
+    NetworkGrid,
+    Paint,
+    ScaleRange,
+    Threshold,
+    Weights,
+)
 from scanloom.core import Volume
-from scanloom.inference.combined.ensemble import Ensemble
+from scanloom.inference.combined import Ensemble
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
-from scanloom.inference.resample import to_network
-from scanloom.inference.restore.uncertainty import entropy
+from scanloom.inference.resampling.resample import to_network
+from scanloom.inference.restore.restorers import entropy
 from support import model_cards
 
 SHAPE = (40, 36, 28)

@@ -17,7 +17,7 @@ from scanloom.cards.card import NetworkGrid, NetworkSpec, Weights, Window
 from scanloom.core import ComputeOptions, Volume
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.planes import PlaneNetwork
+from scanloom.inference.network.layers import PlaneNetwork
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.sliding_window import BatchSize, Fold, SlidingWindow
 from support import model_cards, nnunet_windows

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanloom.cards.card import Window
-from scanloom.inference.windows.layout import even_starts, window_layout, window_weights
+from scanloom.inference.sliding_window import even_starts, window_layout, window_weights
 from support import nnunet_windows
 
 CPU = torch.device("cpu")

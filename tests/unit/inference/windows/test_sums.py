@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scanloom.inference.windows import sums as module
-from scanloom.inference.windows.sums import accumulate
+from scanloom.inference import sliding_window as module
+from scanloom.inference.sliding_window import accumulate
 
 
 @pytest.mark.parametrize("scores_type", [torch.float32, torch.float16, torch.bfloat16])

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Channel, Crop, ModelCard, Threshold
-from scanloom.cards.intensity import Clip, Normalize, ScaleMinMax
+from scanloom.cards.card import Channel, Clip, Crop, ModelCard, Normalize, ScaleMinMax, Threshold
 from scanloom.cards.nnunet.folder import read_nnunet
 from scanloom.core import ComputeOptions, StepTimer, Volume
 from scanloom.inference.predictor import TorchPredictor

@@ -1,33 +1,58 @@
-"""Estimates the memory of the network's part of a case before anything is allocated.
+"""Estimates the memory and the work of a network for a scan before anything is allocated.
 
 The estimate follows the code step by step, from the shapes of scan, network grid and window. The
-memory of the network itself is measured on the meta device. Interpreter and libraries are not
-included.
+memory of the network itself is measured on the meta device, which allocates nothing. Interpreter
+and libraries are not included.
+
+If a scan does not fit, there is a sequence of memory plans, each smaller than the previous one:
+fewer windows at once, scores in host memory, smaller slabs, then the next device. The first plan
+that fits by the estimate is chosen before anything is allocated; the plans after it are used if the
+estimate was too low.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import resource
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from scanloom.cards.card import Argmax, ModelCard
-from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
-from scanloom.core import Grid
-from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.network.final_layer import last_layer
-from scanloom.inference.network.memory import network_bytes
-from scanloom.inference.network.planes import input_size
-from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.resampling.crop import largest_box
-from scanloom.inference.resampling.parts import grid_for_parts
-from scanloom.inference.restore.area import AREA_SLAB_BYTES
-from scanloom.inference.restore.slices import CPU_SLAB_BYTES, GPU_SLAB_BYTES
-from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes
-from scanloom.inference.sliding_window import HEAD_SLABS
-from scanloom.inference.windows.layout import window_layout
+from scanloom.cards.card import (
+    Argmax,
+    Clip,
+    IntensityStep,
+    ModelCard,
+    NetworkSpec,
+    Normalize,
+    ScaleRange,
+    Truncate,
+)
+from scanloom.core import Grid, Reason, ScanError, format_bytes
+from scanloom.inference.device import VALUES_PER_VOXEL
+from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
+from scanloom.inference.network.architectures import MetaShapeRules, build_network, meta_dispatch
+from scanloom.inference.network.layers import (
+    MixedBfloat16,
+    input_size,
+    last_layer,
+    replace_with_identity,
+)
+from scanloom.inference.resampling.image import largest_box
+from scanloom.inference.resampling.resample import SLAB_BYTES
+from scanloom.inference.restore.restorers import AREA_SLAB_BYTES, CPU_SLAB_BYTES, GPU_SLAB_BYTES
+from scanloom.inference.restore.restorers import uncertainty_bytes as restorer_bytes
+from scanloom.inference.sliding_window import HEAD_SLABS, window_layout
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
@@ -39,6 +64,15 @@ COMPONENT_SLAB_BYTES = 64 * 1024**2
 """Bytes of a slab in which connected components are searched."""
 ALLOCATOR_FACTOR = 1.1
 """Factor for the overhead of allocators: rounding, and blocks kept for reuse."""
+
+SMALLER_SLAB_BYTES = (16 * 1024**2, 4 * 1024**2)
+"""Bytes of the smaller slabs; an even smaller slab would nearly always be a single plane."""
+MAX_UNFOLDED_VALUES = 20_480
+"""Largest number of values per plane (batch, channels, x and y) of an input that is unfolded into
+columns on a CPU: torch passes larger inputs to oneDNN."""
+CHANNEL_BLOCK = 16
+"""Size of oneDNN's blocks of channels: incomplete blocks are padded."""
+_FLOAT_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True)
@@ -191,7 +225,10 @@ def estimate_placed(
         own, held = _resampled_for_parts(card, grid)
         inner = grid_for_parts(grid, card)
         parts = [estimate_placed(part, inner, FLOAT_BYTES, where, windows) for part in card.parts]
-        return _largest([*stage, own, *(_with_held(part, held) for part in parts)])
+        with_held = [  # the resampled scan stays on the host while parts run
+            replace(part, host={step: n + held for step, n in part.host.items()}) for part in parts
+        ]
+        return _largest([*stage, own, *with_held])
     device, precision = where
     plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
     network = estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
@@ -212,11 +249,6 @@ def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, i
         "clean": labels + card.label_bytes * source + _cleaning(card, labels),
     }
     return MemoryEstimate(steps), scan + labels
-
-
-def _with_held(estimate: MemoryEstimate, held: int) -> MemoryEstimate:
-    """Return an estimate while further arrays are held on the host."""
-    return replace(estimate, host={step: n + held for step, n in estimate.host.items()})
 
 
 def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate:
@@ -357,3 +389,285 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
     numbers = {s.number for s in card.structures}
     gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
     return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
+
+
+def window_values(card: ModelCard, grid: Grid) -> int:
+    """Return the number of voxels that networks process for a scan.
+
+    Windows of air are included; a window counts once for each network and each flip. A crop to the
+    structures of another model, which is not known beforehand, is not taken into account.
+    """
+    if card.stage is not None:
+        return window_values(card.stage.card, grid) + window_values(replace(card, stage=None), grid)
+    if card.parts:
+        inner = grid_for_parts(grid, card)
+        return sum(window_values(part, inner) for part in card.parts)
+    plan = plan_grid(grid, card.grid)
+    shape = largest_box(plan, card.grid.crop)
+    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
+    passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
+    return layout.count * math.prod(layout.size) * passes
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """Memory that may be allocated.
+
+    Parameters
+    ----------
+    host, device : int or None
+        Bytes in addition to those already allocated; None for no limit.
+    """
+
+    host: int | None = None
+    device: int | None = None
+
+    def holds(self, need: MemoryEstimate) -> bool:
+        """Return whether an estimate fits."""
+        return not (
+            (self.host is not None and need.host_peak > self.host)
+            or (self.device is not None and need.device_peak > self.device)
+        )
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A memory plan: device, numeric type and budget.
+
+    `change` describes the difference from the previous plan; empty for the first.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    budget: Budget
+    change: str = ""
+
+
+def fallback_plans(
+    device: torch.device,
+    dtype: torch.dtype,
+    budget: Budget,
+    fallbacks: Sequence[torch.device] = (),
+) -> Iterator[MemoryPlan]:
+    """Yield all memory plans, from the requested one to the smallest.
+
+    `fallbacks` are the devices to try last; empty if the device was requested by name.
+    """
+    yield (memory_plan := MemoryPlan(device, dtype, budget))
+    while memory_plan.budget.windows > 1:
+        fewer = replace(memory_plan.budget, windows=memory_plan.budget.windows // 2)
+        yield (memory_plan := replace(memory_plan, budget=fewer, change=f"windows {fewer.windows}"))
+    yield from _smaller_plans(memory_plan)
+    for fallback in fallbacks:
+        first = MemoryPlan(fallback, torch.float32, Budget(), f"device {fallback}")
+        yield first
+        yield from _smaller_plans(first)
+
+
+def _smaller_plans(memory_plan: MemoryPlan) -> Iterator[MemoryPlan]:
+    """Yield the smaller plans on the same device, for one window at a time."""
+    if memory_plan.device.type != "cpu":
+        memory_plan = replace(
+            memory_plan, budget=replace(memory_plan.budget, scores="host"), change="scores on host"
+        )
+        yield memory_plan
+    for slab in SMALLER_SLAB_BYTES:
+        change = f"slab {slab // 1024**2} MiB"
+        yield replace(memory_plan, budget=replace(memory_plan.budget, slab=slab), change=change)
+
+
+def first_fitting(
+    plans: Iterator[MemoryPlan],
+    card: ModelCard,
+    plan: NetworkPlan,
+    stored: int,
+    limits: MemoryLimits,
+) -> tuple[list[MemoryPlan], list[str]]:
+    """Return the plans from the first that fits on, and the changes that lead to it.
+
+    Parameters
+    ----------
+    plans : iterator of MemoryPlan
+        Plans in the order of `fallback_plans`.
+    card, plan, stored
+        As in `estimate_network`.
+    limits : MemoryLimits
+        Memory that may be allocated.
+
+    Raises
+    ------
+    ScanError
+        OUT_OF_MEMORY, with the figures, if no plan fits.
+    """
+    candidates, changes = list(plans), []
+    for n, memory_plan in enumerate(candidates):
+        changes += [memory_plan.change] if memory_plan.change else []
+        need = estimate_network(
+            card, plan, memory_plan.device, memory_plan.dtype, memory_plan.budget, stored
+        )
+        if limits.holds(need):
+            return candidates[n:], changes
+    least = estimate_network(
+        card, plan, candidates[-1].device, candidates[-1].dtype, candidates[-1].budget, stored
+    )
+    detail = f"{card.name} needs {format_bytes(least.host_peak)} more"
+    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
+
+
+def room(device: torch.device, limit: int | None = None, reserved: int = 0) -> MemoryLimits:
+    """Return the memory that may still be allocated.
+
+    It depends on the machine's memory, never on that of other processes: the same machine must give
+    the same bytes.
+
+    Parameters
+    ----------
+    device : torch.device
+        Device of the network.
+    limit : int, optional
+        Bytes that the whole process may use; None for the machine's memory.
+    reserved : int
+        Bytes of the device that stay free.
+    """
+    total_host = machine_memory() if limit is None else limit
+    host = None if total_host is None else max(0, total_host - resident())
+    if device.type != "cuda":
+        return MemoryLimits(None if host is None else max(0, host - reserved))
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    allocated = torch.cuda.memory_allocated(device)
+    return MemoryLimits(host, max(0, int(total * fraction) - allocated - reserved))
+
+
+def resident() -> int:
+    """Return the resident memory of this process in bytes; its peak if only that is known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
+
+
+def machine_memory() -> int | None:
+    """Return the memory of the machine or the container in bytes; None if unknown."""
+    limits = []
+    with suppress(ValueError, OSError, AttributeError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(ValueError, OSError):  # "max" is not a number
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits, default=None)
+
+
+def network_bytes(
+    spec: NetworkSpec,
+    size: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    windows: int = 1,
+    sums: str = "float32",
+) -> int:
+    """Return the peak memory of a network's values in one forward pass.
+
+    Parameters
+    ----------
+    spec : NetworkSpec
+        Class and arguments.
+    size : (x, y, z) or (x, y)
+        Size of the network's input.
+    dtype : torch.dtype
+        Type in which the network calculates.
+    windows : int
+        Windows in a batch.
+    sums : "float32" or "float16"
+        Type of the sums of scores: with float16, the final layer is not detached.
+
+    Returns
+    -------
+    int
+        Bytes, including the scores, without input and weights. `VALUES_PER_VOXEL` per voxel for a
+        network that cannot run on the meta device.
+    """
+    arguments = json.dumps(dict(spec.args), sort_keys=True)
+    detached = sums == "float32"
+    if dtype is torch.bfloat16:
+        return _window_bytes(spec.name, arguments, size, detached, ends=True) * windows
+    window_bytes = _window_bytes(spec.name, arguments, size, detached, ends=False)
+    return window_bytes * windows * dtype.itemsize // _FLOAT_BYTES
+
+
+@lru_cache(maxsize=64)
+def _window_bytes(
+    name: str, arguments: str, size: tuple[int, ...], detached: bool, *, ends: bool
+) -> int:
+    """Return the bytes of one window in float32, or in bfloat16 with `MixedBfloat16`.
+
+    `detached` is whether the final layer is detached where possible.
+    """
+    spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
+    try:
+        with torch.device("meta"):
+            with meta_dispatch():
+                network = build_network(spec)
+            last = last_layer(spec, size) if detached else None
+            if last is not None:
+                replace_with_identity(network, last[0])
+        if ends:
+            with meta_dispatch():
+                network = MixedBfloat16(network, channels, size)
+        window = torch.empty((1, channels, *size), device="meta")
+        with torch.inference_mode(), _LiveMemoryMode() as live:
+            network(window)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return math.prod(size) * VALUES_PER_VOXEL * (_FLOAT_BYTES // 2 if ends else _FLOAT_BYTES)
+    return int(live.peak)
+
+
+def _channels(arguments: str) -> int:
+    """Return the number of a network's input channels."""
+    return int(json.loads(arguments).get("in_channels", 1))
+
+
+class _LiveMemory(MetaShapeRules):
+    """Counts the bytes of all live tensors; `peak` is their maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: dict[int, int] = {}
+
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self._watch(value.untyped_storage())
+        self.peak = max(self.peak, self.live + _workspace(str(func), args, out))
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key not in self._seen:
+            self._seen[key] = storage.nbytes()
+            self.live += self._seen[key]
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._seen.pop(key)
+
+
+# torch's class has no types
+class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of all operations of torch in the block."""
+
+
+def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
+    """Return the temporary memory of a convolution (measured with torch 2.13 on a CPU).
+
+    oneDNN converts input and output to blocks of channels; small inputs are unfolded to columns.
+    """
+    if not operation.startswith("aten.conv"):
+        return 0
+    image, weight = args[0], args[1]
+    if "transpose" in operation or (len(args) > 6 and args[6] is True):
+        return 2 * int(out.nbytes)
+    if math.prod(image.shape[:4]) <= MAX_UNFOLDED_VALUES:
+        columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
+        return int(columns * out.element_size())
+    padding = out.nbytes * (-out.shape[1] % CHANNEL_BLOCK) // out.shape[1]
+    return int(image.nbytes + padding)

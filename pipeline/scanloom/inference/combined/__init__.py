@@ -1,1 +1,0 @@
-"""Predictors that run several networks: models of parts, rough models, ensembles."""

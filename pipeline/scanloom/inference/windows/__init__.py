@@ -1,1 +1,0 @@
-"""Positions and weights of sliding windows, and sums of their scores."""
