@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Flag, Layer, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice
-from scanloom.core.uncertainty import Uncertainty
+from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import PrecisionChoice
 from scanloom.inference.geometry import as_nifti
 from scanloom.inference.memory_fallback import MemoryPlan

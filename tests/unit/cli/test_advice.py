@@ -53,7 +53,7 @@ SHOWN_BY_FILE = {
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
 """Marks of texts about options of programs other than scanloom."""
 NOT_MESSAGES = (
-    "core/reasons/reason.py",
+    "core/reasons.py",
     "engine/clusters/remote_worker.py",
     "engine/clusters/slurm.py",
     "engine/clusters/ssh.py",

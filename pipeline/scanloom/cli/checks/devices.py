@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
 from scanloom.core import counted, format_bytes
-from scanloom.core.process.cpu_count import core_count
+from scanloom.core.process import core_count
 from scanloom.engine.machine.nvml import nvml_handles
 
 TOPIC = "devices"

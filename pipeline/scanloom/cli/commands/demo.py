@@ -36,7 +36,7 @@ def demo(
     with error_boundary(general.mode):
         from scanloom.cli.commands.segment import run
         from scanloom.core import ScanError
-        from scanloom.core.resources import shipped
+        from scanloom.core.paths import shipped
         from scanloom.options import SegmentOptions
 
         study = shipped("data") / "torso_ct"

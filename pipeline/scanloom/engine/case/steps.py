@@ -32,8 +32,7 @@ from scanloom.io.output.json_file import write_json
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
-from scanloom.ops.measure import measure
-from scanloom.ops.shares import add_shares
+from scanloom.ops.measure import add_shares, measure
 from scanloom.ops.uncertainty import add_uncertainty
 
 

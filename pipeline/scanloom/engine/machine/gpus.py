@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from scanloom.core.process.cpu_count import core_count
+from scanloom.core.process import core_count
 from scanloom.engine.machine.nvml import nvml_handles
 from scanloom.engine.workflow.schema import Execution
 

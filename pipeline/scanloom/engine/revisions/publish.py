@@ -29,7 +29,7 @@ from scanloom.core import (
     Series,
     Structure,
 )
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING

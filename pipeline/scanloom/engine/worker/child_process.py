@@ -15,7 +15,7 @@ from socket import SHUT_WR, socketpair
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
-from scanloom.core.process.resource_limits import limit_met
+from scanloom.core.process import limit_met
 from scanloom.engine.worker.messages import (
     QUEUED,
     CaseReply,

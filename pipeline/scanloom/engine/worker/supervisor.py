@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
-from scanloom.core.process.resource_limits import is_limited, limit_met
+from scanloom.core.process import is_limited, limit_met
 from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
 from scanloom.engine.worker.child_process import (
     CaseTimeoutError,

@@ -23,7 +23,7 @@ from scanloom.core import (
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
 from scanloom.core.measurement import Box
-from scanloom.core.uncertainty import Uncertainty
+from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     PlacedModel,
     choose_device,
@@ -39,14 +39,14 @@ from scanloom.inference.resampling.parts import part_grid, steps_after
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import restore_labels
-from scanloom.ops.boxes import (
+from scanloom.ops.components import clean
+from scanloom.ops.label_maps import (
     box_of_labels,
     crop_volume,
     enlarge_box,
     paste_segmentation,
     union_of_boxes,
 )
-from scanloom.ops.components import clean
 from scanloom.ops.uncertainty import change_maps, largest_uncertainty
 
 

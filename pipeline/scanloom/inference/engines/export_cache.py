@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import user_cache_folder
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.own_python import is_ours, make_private_folder
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, ModelCard
-from scanloom.core.uncertainty import STEPS, Uncertainty
+from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.restore.area import AreaResampler
 from scanloom.inference.restore.cpu import Coordinates
@@ -150,7 +150,7 @@ def _n_stacked(members: int) -> int:
 
 
 def _to_steps(values: torch.Tensor) -> NDArray[np.uint8]:
-    return (values * STEPS).round_().to(torch.uint8).cpu().numpy()
+    return (values * UNCERTAINTY_STEPS).round_().to(torch.uint8).cpu().numpy()
 
 
 class _Base:
@@ -235,7 +235,7 @@ class _FromScores(_Base):
             for member in range(1, self._members + 1):
                 own = self._labels(stack, member, some, shape)
                 differ += np.any([a != b for a, b in zip(own, decided, strict=True)], axis=0)
-            out[part] = np.rint(differ * (STEPS / self._members))
+            out[part] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
 
     def _labels(
         self, stack: torch.Tensor, member: int, at: Coordinates, shape: tuple[int, ...]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
 from scanloom.io.system.disk_errors import output_error

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core.process import cpu_count
-from scanloom.core.process.cpu_count import container_limit, core_count
+from scanloom.core import process
+from scanloom.core.process import container_limit, core_count
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_limits_of_both_versions(files: dict[str, str], limit: int | None, tmp_p
 def test_the_smaller_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     usable = len(os.sched_getaffinity(0))
     for limit in (1, usable + 7, None):
-        monkeypatch.setattr(cpu_count, "container_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(process, "container_limit", lambda limit=limit: limit)
         assert core_count() == min(limit or usable, usable)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 
 fcntl = pytest.importorskip("fcntl")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from scanloom.cards.store import find_model
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
-from scanloom.core.resources import shipped
+from scanloom.core.paths import shipped
 from scanloom.engine.case.memory_estimate import Placement
 from scanloom.engine.planning.costs import (
     Costs,
