@@ -48,8 +48,8 @@ def report(
         from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
         from scanloom.io.write.bids import has_bids, write_bids
+        from scanloom.review.report.data import damaged_totals
         from scanloom.review.report.page import write_report
-        from scanloom.review.report.runs import damaged_totals
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise no_results(out)

@@ -194,7 +194,7 @@ def _publish(
 
 def _remove(out: Path, reviewer: str) -> None:
     """Take a reviewer off the list."""
-    from scanloom.review.verdicts.sharing import remove_reviewer
+    from scanloom.review.verdicts.readers import remove_reviewer
 
     code = remove_reviewer(out, reviewer)
     say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
