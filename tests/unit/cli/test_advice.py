@@ -55,8 +55,8 @@ PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
 NOT_MESSAGES = (
     "core/reasons.py",
     "engine/clusters/remote_worker.py",
-    "engine/clusters/slurm.py",
-    "engine/clusters/ssh.py",
+    "engine/clusters/launchers.py",
+    "engine/clusters/launchers.py",
 )
 """Modules with arguments of programs, and the reasons, which have a test of their own."""
 

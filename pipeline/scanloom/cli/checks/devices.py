@@ -10,7 +10,7 @@ from pathlib import Path
 from scanloom.cli.checks.finding import Finding
 from scanloom.core import counted, format_bytes
 from scanloom.core.process import core_count
-from scanloom.engine.machine.nvml import nvml_handles
+from scanloom.engine.machine.devices import nvml_handles
 
 TOPIC = "devices"
 GIB = 1 << 30

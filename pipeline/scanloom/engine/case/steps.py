@@ -26,7 +26,7 @@ from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.writer import CaseContent

@@ -383,7 +383,7 @@ def find_site(workflow: Workflow, cards: Sequence[ModelCard]) -> ExecutionSite:
     ScanError
         If the requested device or precision is not available.
     """
-    from scanloom.engine.machine.gpus import local_devices
+    from scanloom.engine.machine.devices import local_devices
     from scanloom.inference.device import choose_device, choose_precision
     from scanloom.inference.memory_fallback import machine_memory, room
 

@@ -342,10 +342,9 @@ def test_local_pool(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
-    from scanloom.engine.clusters.dask_pool import DaskPool
-    from scanloom.engine.clusters.dask_worker import EngineSetup
-    from scanloom.engine.clusters.handshake import Handshake
-    from scanloom.engine.clusters.local import local_cluster
+    from scanloom.engine.clusters.connect import local_cluster
+    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
@@ -369,10 +368,9 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
-    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
-    from scanloom.engine.clusters.dask_worker import EngineSetup
-    from scanloom.engine.clusters.handshake import Handshake
-    from scanloom.engine.clusters.local import local_cluster
+    from scanloom.engine.clusters.connect import local_cluster
+    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
