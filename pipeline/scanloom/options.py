@@ -1,7 +1,7 @@
 """All options of a segmentation, in one table: name, type, default, help, and what it changes.
 
 Everything else follows from the fields of these classes: the command line (`scanloom.cli.options`),
-the sections of a workflow (`scanloom.engine.workflow.section`), the signature of `scanloom.segment`
+the sections of a workflow (`scanloom.engine.workflow.schema`), the signature of `scanloom.segment`
 (written by docs/write_api.py), recipes, messages and completion. A new option is a field here and
 the code that uses it. Its default must mean "as before": see `scanloom.engine.case.recipe`.
 

@@ -35,8 +35,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     """
     with error_boundary(general.mode):
         from scanloom.engine.planning.plan import make_plan, save_plan
-        from scanloom.engine.workflow.scope import Scope
-        from scanloom.engine.workflow.selection import NO_MODALITY
+        from scanloom.engine.workflow.selection import NO_MODALITY, Scope
 
         paths, out, key = scans.given, output.out, output.key
         scope = Scope(output.replace, output.retry_failed, scans.shard)

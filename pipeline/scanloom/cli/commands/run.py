@@ -126,7 +126,7 @@ def _run_options(
     scans: WorkflowOptions, output: ResultOptions, execution: ExecutionOptions
 ) -> RunOptions:
     from scanloom.engine.run import RunOptions
-    from scanloom.engine.workflow.scope import Scope
+    from scanloom.engine.workflow.selection import Scope
 
     return RunOptions(
         out=output.out,

@@ -30,8 +30,7 @@ from scanloom.engine.clusters.contact import (
 )
 from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.machine.devices import local_devices, worker_environment
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import Pool
 from scanloom.engine.workflow.schema import Execution, Workflow
 from scanloom.io.system.scratch_folders import check_room, private_temporary_folder

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, process_file_name
 from scanloom.io.system.regular_files import open_regular_file

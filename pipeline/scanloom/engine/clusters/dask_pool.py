@@ -31,8 +31,7 @@ from distributed.client import Future as DaskFuture
 from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.clusters.contact import Answer, Question, answer, describe_mismatch
 from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import WorkerLostError, WorkerUnfitError
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 

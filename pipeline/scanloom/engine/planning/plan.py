@@ -46,8 +46,7 @@ from scanloom.engine.planning.trial import Candidate, try_cases
 from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.scope import Scope
-from scanloom.engine.workflow.selection import LeftOut, select
+from scanloom.engine.workflow.selection import LeftOut, Scope, select
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths

@@ -21,7 +21,7 @@ from scanloom.engine.clusters.contact import Answer, Handshake, answer, describe
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
 from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts, job_spec
 from scanloom.engine.machine import devices
-from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
 from support import engine_models as em
 

@@ -40,7 +40,7 @@ from scanloom.engine.planning.plan import (
 from scanloom.engine.planning.trial import Candidate, choose_cases
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.failures import write_failure

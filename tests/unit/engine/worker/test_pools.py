@@ -21,10 +21,8 @@ from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanEr
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.run_lock import hold_run_lock
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.dispatch import dispatch_cases
-from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.io.output.work_folder import HOLDER
 from scanloom.io.system.liveness import host_id
