@@ -231,7 +231,7 @@ class Outputs:
         help="Also write the scan, or a mask for each structure.",
         metavar="|".join(EXTRAS),
         parser="extra_name",
-        completion="extras",
+        completion="complete_extras",
     )
     structures: tuple[str, ...] = option(
         (),
@@ -240,7 +240,7 @@ class Outputs:
         help="Structures to keep; default all.",
         metavar="A,B",
         parser="names",
-        completion="structures",
+        completion="complete_structures",
     )
 
     def __post_init__(self) -> None:
@@ -264,7 +264,7 @@ class SegmentOptions:
         help="Name or folder, repeatable; default: the one that fits.",
         flags=("--model", "-m"),
         metavar="NAME",
-        completion="models",
+        completion="complete_models",
     )
     out: Path = option(
         DEFAULT_OUT,
@@ -305,7 +305,7 @@ class SegmentOptions:
         help="auto, cpu, cuda, cuda:0 ...",
         metavar="NAME",
         parser="device_name",
-        completion="devices",
+        completion="complete_devices",
     )
     compute: ComputeOptions = ComputeOptions()
     memory_limit: int | None = option(

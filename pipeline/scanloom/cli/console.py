@@ -1,32 +1,210 @@
-"""Output of commands: results on stdout, everything else on stderr, errors in one format."""
+"""Output of commands: results on stdout, everything else on stderr, errors in one format.
+
+Exit codes are those of sysexits.h where it defines one. Streams withstand any encoding, a full disk
+and a closed stream.
+"""
 
 from __future__ import annotations
 
 import codecs
+import errno
+import io
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scanloom.cli.exit_codes import Exit, exit_of_reason, unexamined
-from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import Log, logged, told_traceback
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from scanloom.core import CaseRecord, Reason
+    from scanloom.engine.run import RunResult
+
+
+class Exit(IntEnum):
+    """The exit codes of every command."""
+
+    OK = 0
+    SOME_FAILED = 1  # also: a problem found by `doctor`, an internal error
+    USAGE = 2
+    UNUSABLE = 65  # EX_DATAERR: the requested scan, or a model, can't be used; nothing selected
+    INPUT_OUTPUT = 74  # EX_IOERR: the disk is full, or OUT is not writable
+    INTERRUPTED = 130  # 128 + SIGINT
+
+
+def exit_of_reason(reason: Reason) -> Exit:
+    """Return the exit code of a command that ends with `reason`."""
     from scanloom.core import Reason
+
+    if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
+        return Exit.INPUT_OUTPUT
+    internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
+    return Exit.SOME_FAILED if internal else Exit.UNUSABLE
+
+
+def exit_of_records(records: Sequence[CaseRecord], *, strict: bool = False) -> Exit:
+    """Return the exit code for the records of one or several scans.
+
+    Among several scans, skipped ones do not count if any other scan has a result, unless `strict`.
+    Ambiguous ones count as failed: they were requested and have no result.
+    """
+    from scanloom.core import Reason
+
+    reasons = [r.reason for r in records if r.reason is not None]
+    if not reasons:
+        return Exit.OK
+    if len(records) == 1:
+        return exit_of_reason(reasons[0])
+    if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
+        return Exit.INPUT_OUTPUT
+    failed = strict or any(reason.expects_result for reason in reasons)
+    return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK
+
+
+NO_SERIES = frozenset({"NOT_AN_IMAGE", "DUPLICATE_LINK", "LEFT_OUT", "NESTED_ARCHIVE"})
+"""Codes of skipped files that are no series of their own."""
+
+
+def unexamined(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of files that this machine could not look at, by reason code.
+
+    Their reasons are those that another attempt may remove: no room to unpack an archive, a disk
+    or a permission that is missing, a helper process that died. What they hold is unknown, so that
+    nobody can say that all selected cases are done.
+
+    Parameters
+    ----------
+    reasons : mapping
+        Counts of files by reason code; the key of a file without is "".
+    """
+    from scanloom.core import Reason
+
+    known = {code: Reason[code] for code in reasons if code}
+    return {c: reasons[c] for c, r in known.items() if r.outcome == "failed" and r.retry}
+
+
+def exit_of_nothing(reasons: Mapping[str, int]) -> Exit:
+    """Return the exit code if there are files, but nothing to be used."""
+    from scanloom.core import Reason
+
+    codes = {exit_of_reason(Reason[code]) for code in unexamined(reasons)}
+    return Exit.INPUT_OUTPUT if Exit.INPUT_OUTPUT in codes else Exit.UNUSABLE
+
+
+def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
+    """Return the exit code of a run: 0 if every selected case is done.
+
+    Files that could not be examined may belong to selected cases: with them, it is 1. With
+    `strict`, a series also counts that failed, waits for a choice, or was skipped for another
+    reason than the workflow's selection.
+    """
+    files = result.totals["files"]
+    if result.failed_cases or result.damaged or unexamined(files.get("failed", {})):
+        return Exit.SOME_FAILED
+    skipped = set(files.get("skipped", ())) - NO_SERIES - {"NOT_SELECTED"}
+    incomplete = bool(files.get("failed") or files.get("ambiguous") or skipped)
+    return Exit.SOME_FAILED if strict and incomplete else Exit.OK
+
+
+@contextmanager
+def steady_streams() -> Iterator[None]:
+    """Escape characters that the encoding lacks; exit with one line if stdout fails.
+
+    A pipe closed by its reader is not reported as an error.
+    """
+    _prepare_streams()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(Exit.SOME_FAILED) from None
+    except OSError as exc:
+        if not stdout_lost():
+            raise
+        _discard_output()
+        name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+        sys.stderr.write(f"scanloom: the output can't be written to stdout ({name}).\n")
+        raise SystemExit(Exit.INPUT_OUTPUT) from None
+
+
+def stdout_lost() -> bool:
+    """Return whether a write to stdout has failed."""
+    return isinstance(sys.stdout, _Watched | _Closed) and sys.stdout.lost
+
+
+def _prepare_streams() -> None:
+    if sys.stdout is None:
+        os.open(os.devnull, os.O_WRONLY)  # otherwise the next opened file becomes stdout
+        sys.stdout = _Closed()
+    elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = _Watched(
+            sys.stdout.detach(), encoding, "backslashreplace", line_buffering=lines
+        )
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Discard unwritten output: Python would try to write it again at exit."""
+    if isinstance(sys.stdout, _Closed):
+        sys.stdout = io.StringIO()
+        return
+    with suppress(OSError, ValueError):  # not backed by a file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Watched(io.TextIOWrapper):
+    """A stdout that records whether a write failed."""
+
+    lost = False
+
+    def write(self, text: str, /) -> int:
+        with self._watching():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._watching():
+            super().flush()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.lost = True
+            raise
+
+
+class _Closed(io.TextIOBase):
+    """A stdout that was closed before the program started."""
+
+    lost = False
+
+    def write(self, text: str, /) -> int:
+        self.lost = True
+        raise OSError(errno.EBADF, "stdout is closed")
+
 
 _LINE_ENDS = re.compile(r"([\n\t])")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
@@ -246,3 +424,30 @@ def _libraries_silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def report_new_key(key: Path | None) -> Iterator[None]:
+    """Report on stderr a key that is created in the block, so that a wrong path is noticed.
+
+    Also warn about an explicit key file that another user may read or change. The default key
+    file is refused in that case, but an explicit one may be intended.
+    """
+    from scanloom.io.identity import default_key_file
+    from scanloom.own_python import is_ours
+
+    file = key or default_key_file()
+    explicit = bool(key or os.environ.get("SCANLOOM_KEY"))
+    with suppress(OSError):  # missing or unreadable: reported when it is loaded
+        if explicit and not is_ours(file):
+            warning = "belongs to another user or is writable by others: case ids depend on it"
+            say(f"scanloom: the key in {file} {warning}.", err=True)
+    existed = os.path.exists(file)  # noqa: PTH110 False where Path.exists() raises
+    try:
+        yield
+    finally:
+        if not existed and os.path.exists(file):  # noqa: PTH110
+            say(
+                f"scanloom: created a new key in {file}. Back it up: case ids depend on it.",
+                err=True,
+            )

@@ -1,4 +1,4 @@
-"""Output of `segment --dry-run`."""
+"""Output of `segment --dry-run`, and the series that `segment` takes at a path."""
 
 from __future__ import annotations
 
@@ -6,18 +6,50 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.cli.chosen_series import choice_document, choice_lines, show_failure
 from scanloom.cli.console import (
+    Exit,
     OutputMode,
     console,
     error_document,
+    exit_of_reason,
+    format_error,
     print_result,
+    say,
 )
-from scanloom.cli.exit_codes import Exit, exit_of_reason
 
 if TYPE_CHECKING:
+    from scanloom.core import Reason, SeriesChoice
     from scanloom.engine.dry_run import PlannedScan
     from scanloom.options import SegmentOptions
+
+
+def choice_lines(choice: SeriesChoice | None) -> list[str]:
+    """Return a line that names the series, and a line for each remark on the choice."""
+    if choice is None:
+        return []
+    return [str(choice), *(f"! {remark}." for remark in (*choice.notes, *choice.unused))]
+
+
+def choice_document(choice: SeriesChoice | None) -> dict[str, Any] | None:
+    """Return the JSON object of a choice, without text of headers and paths."""
+    if choice is None:
+        return None
+    remarks = [*choice.notes, *choice.unused]
+    return {"number": choice.number, "of": choice.of, "remarks": remarks}
+
+
+def show_failure(
+    path: Path, reason: Reason, detail: str, private: str, choice: SeriesChoice | None
+) -> None:
+    """Print on stderr why a scan gave no result, and which of several series it is."""
+    from scanloom.core import printable
+
+    message = format_error(reason, detail, private)
+    names_it = private and "\n" not in private
+    say(message if names_it else f"{printable(str(path))}: {message}", err=True)
+    if choice is not None and (choice.of > 1 or choice.unused):
+        for line in choice_lines(choice):
+            say(f"  {line}", err=True)
 
 
 def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
@@ -27,7 +59,7 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
 
     with without_optional_imports():
         planned = list(plan_scans(paths, options))
-    plain = {"schema": 1, "planned": [_plain(scan, options) for scan in planned]}
+    plain = {"schema": 1, "planned": [_plain_scan(scan, options) for scan in planned]}
     print_result(mode, lambda: plain, lambda: _show(planned, options))
     errors = [scan.error for scan in planned if scan.error is not None]
     if not mode.json:
@@ -97,7 +129,7 @@ def _times(numbers: Any) -> str:
     return " x ".join(f"{number:g}" for number in numbers)
 
 
-def _plain(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
+def _plain_scan(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
     """Return the JSON object of a planned scan."""
     return {
         "path": str(scan.path),

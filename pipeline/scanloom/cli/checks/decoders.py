@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cli.checks.finding import Finding
+from scanloom.cli.checks.machine import Finding
 from scanloom.core import ScanError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.options.common import Reporting
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:

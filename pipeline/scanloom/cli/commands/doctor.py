@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_json
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_json
+from scanloom.cli.options.common import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
-    from scanloom.cli.checks.finding import Finding
+    from scanloom.cli.checks.machine import Finding
 
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
@@ -46,9 +45,13 @@ def doctor(
 def examine(out: Path) -> Iterator[Finding]:
     """Yield the findings of all checks; a check that raises is a finding too."""
     from scanloom.cli.checks.decoders import check_decoders
-    from scanloom.cli.checks.devices import check_devices
-    from scanloom.cli.checks.software import check_software
-    from scanloom.cli.checks.storage import check_key, check_models, check_out
+    from scanloom.cli.checks.machine import (
+        check_devices,
+        check_key,
+        check_models,
+        check_out,
+        check_software,
+    )
 
     for check in (check_software, check_decoders, check_devices):
         yield from _guarded(check)
@@ -58,7 +61,7 @@ def examine(out: Path) -> Iterator[Finding]:
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    from scanloom.cli.checks.finding import Finding
+    from scanloom.cli.checks.machine import Finding
 
     try:
         yield from check()

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, warn_of_damaged
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.console import Exit, console, error_boundary, print_result, warn_of_damaged
+from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 from scanloom.version import __version__
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import OutputMode, console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting, ResultsOptions
+from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result
+from scanloom.cli.options.common import Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
 
 
 def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
-    from scanloom.cli.run_tables import status_table
+    from scanloom.cli.tables import status_table
 
     def show() -> None:
         console().print(status_table(now))

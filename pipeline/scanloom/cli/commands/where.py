@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import KeyOption, Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.options.common import KeyOption, Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.options import DEFAULT_OUT
 

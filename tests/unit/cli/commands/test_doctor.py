@@ -13,16 +13,19 @@ import pytest
 import SimpleITK as sitk
 
 from scanloom.cli.checks.decoders import SYNTAXES, check_decoders
-from scanloom.cli.checks.devices import (
+from scanloom.cli.checks.machine import (
     Driver,
+    Finding,
     available_memory,
     check_devices,
+    check_key,
+    check_out,
+    check_software,
     cpu_flags,
+    judge_space,
     judge_torch,
+    requirements,
 )
-from scanloom.cli.checks.finding import Finding
-from scanloom.cli.checks.software import check_software, requirements
-from scanloom.cli.checks.storage import check_key, check_out, judge_space
 from scanloom.io.system import sandbox
 from support.commands import scanloom
 
@@ -242,7 +245,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
     def broken() -> None:
         raise RuntimeError("Doe^Jane")
 
-    monkeypatch.setattr("scanloom.cli.checks.storage.check_key", broken)
+    monkeypatch.setattr("scanloom.cli.checks.machine.check_key", broken)
     ended = scanloom("doctor", "--out", tmp_path)
 
     assert ended.code == 1
