@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
-    from scanloom.engine.monitor.status import Status
+    from scanloom.engine.monitor import Status
     from scanloom.inference.engines.verdicts import Verdict
 
 

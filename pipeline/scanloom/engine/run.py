@@ -24,8 +24,7 @@ from scanloom.engine.case.models import check_structures, load_models, unique_ca
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
-from scanloom.engine.monitor.board import StatusWriter, check_metrics, final_status
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.results.run_cases import (
     EarlierOutcomes,

@@ -26,7 +26,7 @@ Level = Literal["ok", "warn", "bad"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """A line of the doctor's output.
 
     Parameters
@@ -55,14 +55,14 @@ class Finding:
 SOFTWARE = "software"
 
 
-def check_software() -> Iterator[Finding]:
+def check_software() -> Iterator[CheckResult]:
     """Check Python, the platform and every required library."""
-    yield Finding(SOFTWARE, "Python", "ok", platform.python_version())
+    yield CheckResult(SOFTWARE, "Python", "ok", platform.python_version())
     yield _platform()
     known = requirements()
     if not known:
         seen = f"{__version__}, not installed: which libraries it needs is not known here"
-        yield Finding(SOFTWARE, "scanloom", "warn", seen, "pip install scanloom")
+        yield CheckResult(SOFTWARE, "scanloom", "warn", seen, "pip install scanloom")
     for requirement in sorted(known, key=lambda r: r.name.lower()):
         yield _library(requirement)
 
@@ -79,24 +79,24 @@ def requirements() -> list[Requirement]:
     return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
-def _platform() -> Finding:
+def _platform() -> CheckResult:
     seen = f"{platform.system()} {platform.machine()}"
     if platform.system() == "Linux":
-        return Finding(SOFTWARE, "platform", "ok", seen)
-    return Finding(SOFTWARE, "platform", "warn", seen, "scanloom is tested on Linux only")
+        return CheckResult(SOFTWARE, "platform", "ok", seen)
+    return CheckResult(SOFTWARE, "platform", "warn", seen, "scanloom is tested on Linux only")
 
 
-def _library(requirement: Requirement) -> Finding:
+def _library(requirement: Requirement) -> CheckResult:
     advice = f"pip install --upgrade '{requirement.name}{requirement.specifier}'"
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return Finding(SOFTWARE, requirement.name, "bad", "not installed", advice)
+        return CheckResult(SOFTWARE, requirement.name, "bad", "not installed", advice)
     if not requirement.specifier.contains(version, prereleases=True):
-        return Finding(
+        return CheckResult(
             SOFTWARE, requirement.name, "bad", f"{version}, not {requirement.specifier}", advice
         )
-    return Finding(SOFTWARE, requirement.name, "ok", version)
+    return CheckResult(SOFTWARE, requirement.name, "ok", version)
 
 
 DEVICES = "devices"
@@ -114,7 +114,7 @@ class Driver:
     gpus: tuple[str, ...]
 
 
-def check_devices() -> Iterator[Finding]:
+def check_devices() -> Iterator[CheckResult]:
     """Check processor, memory, torch, driver and GPUs."""
     yield _processor()
     yield _memory()
@@ -125,12 +125,12 @@ def check_devices() -> Iterator[Finding]:
         inventory = take_inventory()
     except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding
         advice = "pip install --force-reinstall torch"
-        yield Finding(DEVICES, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
+        yield CheckResult(DEVICES, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
         return
     yield _engines()
     yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
-    yield Finding(DEVICES, "torch on the CPU", "ok", seen)
+    yield CheckResult(DEVICES, "torch on the CPU", "ok", seen)
     for number, device in enumerate(inventory.devices):
         seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
         name = f"cuda:{number}"
@@ -138,15 +138,15 @@ def check_devices() -> Iterator[Finding]:
             advice = (
                 "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
             )
-            yield Finding(DEVICES, name, "bad", f"{seen}: {device.fault}", advice)
+            yield CheckResult(DEVICES, name, "bad", f"{seen}: {device.fault}", advice)
         elif device.half_fault:
             advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
-            yield Finding(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
+            yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
-            yield Finding(DEVICES, name, "ok", f"{seen}: computes correctly")
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly")
 
 
-def _engines() -> Finding:
+def _engines() -> CheckResult:
     """Return a finding on the engines that are installed, and those that "auto" uses here."""
     from scanloom.core import counted
     from scanloom.inference.engines.registry import ENGINES
@@ -157,10 +157,10 @@ def _engines() -> Finding:
     verdicts = all_verdicts()
     used = sum(verdict.used for verdict in verdicts)
     measured = f"measured {counted(len(verdicts), 'time')} here, faster and alike in {used}"
-    return Finding(DEVICES, "engines", "ok", f"{present}; {measured}")
+    return CheckResult(DEVICES, "engines", "ok", f"{present}; {measured}")
 
 
-def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> Finding:
+def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> CheckResult:
     """Return a finding on torch's build and the driver.
 
     Parameters
@@ -176,22 +176,22 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
     if driver is None:
         seen = f"{built}; no NVIDIA driver, the CPU is used"
         if cuda is None:
-            return Finding(DEVICES, "torch", "ok", seen)
+            return CheckResult(DEVICES, "torch", "ok", seen)
         advice = "no action without an NVIDIA GPU; otherwise install its driver"
-        return Finding(DEVICES, "torch", "warn", seen, advice)
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
     known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
     seen = f"{built}; {known}, {counted(len(driver.gpus), 'GPU')}"
     if cuda is None and driver.gpus:
         advice = "the GPU stays idle: install a torch built with CUDA (pytorch.org)"
-        return Finding(DEVICES, "torch", "warn", seen, advice)
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
     if cuda is not None and driver.gpus and usable == 0:
         old = int(cuda.split(".")[0]) > driver.cuda[0]
         problem = "the driver is too old for this torch" if old else "torch sees no GPU"
         advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
         if not old:
             advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
-        return Finding(DEVICES, "torch", "bad", f"{seen}; {problem}", advice)
-    return Finding(DEVICES, "torch", "ok", seen)
+        return CheckResult(DEVICES, "torch", "bad", f"{seen}; {problem}", advice)
+    return CheckResult(DEVICES, "torch", "ok", seen)
 
 
 def find_driver() -> Driver | None:
@@ -214,11 +214,11 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _processor() -> Finding:
+def _processor() -> CheckResult:
     sets = cpu_flags()
     wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
     seen = f"{platform.machine()}, {core_count()} cores, {' '.join(wide) or 'no wide instructions'}"
-    return Finding(DEVICES, "processor", "ok", seen)
+    return CheckResult(DEVICES, "processor", "ok", seen)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -231,14 +231,14 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(flags.partition(":")[2].split())
 
 
-def _memory() -> Finding:
+def _memory() -> CheckResult:
     available = available_memory()
     if available is None:
-        return Finding(DEVICES, "memory", "warn", "not known", "a large CT needs about 6 GiB")
+        return CheckResult(DEVICES, "memory", "warn", "not known", "a large CT needs about 6 GiB")
     seen = f"{format_bytes(available)} available"
     if available < LITTLE_MEMORY:
-        return Finding(DEVICES, "memory", "warn", seen, "a large CT needs about 6 GiB")
-    return Finding(DEVICES, "memory", "ok", seen)
+        return CheckResult(DEVICES, "memory", "warn", seen, "a large CT needs about 6 GiB")
+    return CheckResult(DEVICES, "memory", "ok", seen)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
@@ -272,34 +272,38 @@ NO_SPACE = GIB // 10
 """Not enough for one case."""
 
 
-def check_out(out: Path) -> Iterator[Finding]:
+def check_out(out: Path) -> Iterator[CheckResult]:
     """Check the disk of OUT: free space, and whether results can be published there."""
     existing = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
     name = f"{out}"
     if not existing.is_dir():
-        yield Finding("output", name, "bad", "a file of this name exists", "choose another folder")
+        yield CheckResult(
+            "output", name, "bad", "a file of this name exists", "choose another folder"
+        )
         return
     try:
         free = shutil.disk_usage(existing).free
     except OSError as exc:
         seen = f"can't be checked ({type(exc).__name__})"
-        yield Finding("output", name, "bad", seen, "choose another folder")
+        yield CheckResult("output", name, "bad", seen, "choose another folder")
         return
     yield judge_space(name, free)
     yield _publishing(existing, name)
 
 
-def judge_space(name: str, free: int) -> Finding:
+def judge_space(name: str, free: int) -> CheckResult:
     """Return a finding for the free bytes of a disk."""
     seen = f"{format_bytes(free)} free"
     if free < NO_SPACE:
-        return Finding("output", name, "bad", seen, "free space, or choose another disk with --out")
+        return CheckResult(
+            "output", name, "bad", seen, "free space, or choose another disk with --out"
+        )
     if free < LITTLE_SPACE:
-        return Finding("output", name, "warn", seen, "a case takes 5 to 200 MB: free space")
-    return Finding("output", name, "ok", seen)
+        return CheckResult("output", name, "warn", seen, "a case takes 5 to 200 MB: free space")
+    return CheckResult("output", name, "ok", seen)
 
 
-def _publishing(existing: Path, name: str) -> Finding:
+def _publishing(existing: Path, name: str) -> CheckResult:
     """Try the steps of publishing a case: write, fsync, rename, fsync the folder."""
     work = existing / f".scanloom-doctor-{secrets.token_hex(4)}"
     topic, step = "output", f"write, fsync, rename in {name}"
@@ -319,16 +323,16 @@ def _publishing(existing: Path, name: str) -> Finding:
         intact = (work / "done" / "file").read_bytes() == b"scanloom"
     except OSError as exc:
         advice = "check permissions and mount options, or choose another folder with --out"
-        return Finding(topic, step, "bad", f"fails ({type(exc).__name__})", advice)
+        return CheckResult(topic, step, "bad", f"fails ({type(exc).__name__})", advice)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if not intact:
         advice = "do not use this disk: it returns other bytes than were written"
-        return Finding(topic, step, "bad", "reads back wrong data", advice)
-    return Finding(topic, step, "ok", "works")
+        return CheckResult(topic, step, "bad", "reads back wrong data", advice)
+    return CheckResult(topic, step, "ok", "works")
 
 
-def check_key() -> Iterator[Finding]:
+def check_key() -> Iterator[CheckResult]:
     """Check the key of the case ids, or whether it can be created; does not create it."""
     from scanloom.io.identity import default_key_file, load_key
 
@@ -340,7 +344,7 @@ def check_key() -> Iterator[Finding]:
         return
     except OSError as exc:
         seen = f"can't be read ({type(exc).__name__})"
-        yield Finding(
+        yield CheckResult(
             "key", "key of the ids", "bad", seen, "check its permissions, or set SCANLOOM_KEY"
         )
         return
@@ -348,44 +352,46 @@ def check_key() -> Iterator[Finding]:
         load_key()
     except ScanError as exc:
         advice = "restore it from a backup: with another key all ids change"
-        yield Finding("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
+        yield CheckResult("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         seen = f"present, but readable by others (mode {stat.S_IMODE(mode):04o})"
-        yield Finding("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
+        yield CheckResult("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
         return
-    yield Finding("key", "key of the ids", "ok", "present, readable by you only")
+    yield CheckResult("key", "key of the ids", "ok", "present, readable by you only")
 
 
-def _key_to_be(file: Path) -> Finding:
+def _key_to_be(file: Path) -> CheckResult:
     """Check that a key can be created, in the given folder or in the default one."""
     folder = file.parent
     if "SCANLOOM_KEY" not in os.environ:
         folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return Finding("key", "key of the ids", "ok", "missing: created on first use")
+            return CheckResult("key", "key of the ids", "ok", "missing: created on first use")
     except OSError as exc:
         seen = f"missing and can't be created ({type(exc).__name__})"
         advice = "set HOME to a writable folder, or SCANLOOM_KEY to a key file"
-        return Finding("key", "key of the ids", "bad", seen, advice)
+        return CheckResult("key", "key of the ids", "bad", seen, advice)
 
 
-def check_models() -> Iterator[Finding]:
+def check_models() -> Iterator[CheckResult]:
     """Read every model's card and hash its weights."""
     from scanloom.cards.store import list_models
 
     try:
         entries = list_models()
     except ScanError as exc:
-        yield Finding("models", "store", "bad", f"{exc.detail} ({exc.code})", "reinstall scanloom")
+        yield CheckResult(
+            "models", "store", "bad", f"{exc.detail} ({exc.code})", "reinstall scanloom"
+        )
         return
     if not entries:
-        yield Finding("models", "store", "bad", "there are no models", "reinstall scanloom")
+        yield CheckResult("models", "store", "bad", "there are no models", "reinstall scanloom")
     for entry in entries:
         if entry.card is not None:
             seen = f"{entry.card.version}, weights {entry.card.weights.sha256[:12]}"
-            yield Finding("models", entry.name, "ok", seen)
+            yield CheckResult("models", entry.name, "ok", seen)
         elif entry.error is not None:
             seen = f"{entry.error.detail} ({entry.error.code})"
-            yield Finding("models", entry.name, "bad", seen, entry.error.reason.advice)
+            yield CheckResult("models", entry.name, "bad", seen, entry.error.reason.advice)

@@ -36,7 +36,7 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
-    from scanloom.engine.monitor.board import StatusWriter
+    from scanloom.engine.monitor import StatusWriter
     from scanloom.engine.run import RunOptions, RunResult
 
 IN_ORDER, AT_ONCE = 9.0, 2.0

@@ -24,8 +24,14 @@ from scanloom.cli.console import (
 )
 from scanloom.cli.options.common import PathOptions, Reporting, StrictOption
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.planned_scans import choice_document, choice_lines, show_dry_run, show_failure
-from scanloom.cli.progress import Silence, progress
+from scanloom.cli.segment_output import (
+    Silence,
+    choice_document,
+    choice_lines,
+    progress,
+    show_dry_run,
+    show_failure,
+)
 from scanloom.cli.tables import limitation_lines
 from scanloom.options import SegmentOptions
 

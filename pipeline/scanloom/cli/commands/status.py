@@ -14,7 +14,7 @@ from scanloom.cli.options.common import Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
-    from scanloom.engine.monitor.status import Status
+    from scanloom.engine.monitor import Status
 
 
 @takes_panels
@@ -22,7 +22,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
     """Show the status of the latest run in an output folder; exit with 1 if it failed or died."""
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
-        from scanloom.engine.monitor.status import Status
+        from scanloom.engine.monitor import Status
         from scanloom.engine.run_folder import RUNS
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.liveness import DIED

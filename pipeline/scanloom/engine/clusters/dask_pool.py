@@ -291,12 +291,18 @@ class DaskPool:
 
     def _submit_to_workers(self, case: Case, future: Future[CaseOutcome]) -> None:
         """Give a case to the workers, preferably not to one on which it failed."""
-        location = (self._setup.run, str(self._book.path), self._book.offset(case.id))
         candidates = self._workers & self._fit or self._workers
         if case.id in self._first_outcomes:
             candidates = candidates - {self._first_outcomes[case.id][0]} or candidates
+        key = f"case-{case.id}-{time.time_ns():x}"
         dask_future = self._client.submit(
-            run_case, *location, pure=False, key=_key(case.id), workers=list(candidates)
+            run_case,
+            self._setup.run,
+            str(self._book.path),
+            self._book.offset(case.id),
+            pure=False,
+            key=key,
+            workers=list(candidates),
         )
         self._pending[future] = (dask_future, candidates)
         dask_future.add_done_callback(lambda done: self._on_done(done, case, future))
@@ -470,7 +476,3 @@ class DaskPool:
                 )
 
         threading.Thread(target=send, daemon=True).start()
-
-
-def _key(case_id: str) -> str:
-    return f"case-{case_id}-{time.time_ns():x}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.monitor import Status
 from scanloom.engine.run_log import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING

@@ -17,16 +17,15 @@ from scanloom.core import Flag, Measurement, Segmentation
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.layout import CONTENT_WIDTH, LEGEND_GAP, LEGEND_WIDTH
 
-Rgb = tuple[int, int, int]
 Point = tuple[float, float]
 
-PAGE: Rgb = (13, 15, 19)
-PANEL: Rgb = (0, 0, 0)
-RULE: Rgb = (44, 49, 58)
-TEXT: Rgb = (234, 236, 240)
-MUTED: Rgb = (160, 168, 180)
+PAGE: Color = (13, 15, 19)
+PANEL: Color = (0, 0, 0)
+RULE: Color = (44, 49, 58)
+TEXT: Color = (234, 236, 240)
+MUTED: Color = (160, 168, 180)
 """Colour of captions: contrast of 8:1 to the page; WCAG 2.2 requires 7:1 for small text."""
-WARN: Rgb = (255, 190, 92)
+WARN: Color = (255, 190, 92)
 
 PNG_LEVEL = 3
 """Compression of zlib: level 6 takes twice as long for files that are 1 to 5 % smaller."""
@@ -99,7 +98,7 @@ def draw_text(
     at: Point,
     text: str,
     size: int,
-    color: Rgb = TEXT,
+    color: Color = TEXT,
     anchor: str = "la",
 ) -> None:
     """Write a line of text; `anchor` is Pillow's: with "la" its top left corner is at `at`."""
@@ -107,7 +106,7 @@ def draw_text(
 
 
 def draw_plate(
-    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Rgb = TEXT
+    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Color = TEXT
 ) -> None:
     """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
     canvas = ImageDraw.Draw(page)
@@ -259,7 +258,7 @@ class Note:
     """A sentence below the list of structures."""
 
     text: str
-    color: Rgb
+    color: Color
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ class Entry:
     """A line of the legend: a structure with its volume, or a heading, which has no colour."""
 
     text: str
-    color: Rgb | None = None
+    color: Color | None = None
     amount: str = ""
     tag: str = ""
 

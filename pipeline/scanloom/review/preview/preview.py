@@ -228,7 +228,7 @@ Pixels = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Tile:
+class MosaicSlice:
     """A slice of the mosaic.
 
     Parameters
@@ -257,7 +257,7 @@ class TileMap:
         Axis of the voxel array across the slices.
     size : (width, height)
         Size of the picture of each slice.
-    tiles : tuple of Tile
+    tiles : tuple of MosaicSlice
         The slices; at least one.
     to_picture : (row, row)
         Affine from a voxel index (i, j, k, 1) to x and y within the picture of its slice.
@@ -265,15 +265,15 @@ class TileMap:
 
     axis: int
     size: tuple[int, int]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[MosaicSlice, ...]
     to_picture: tuple[Row, Row]
 
-    def nearest(self, box: Box) -> Tile:
+    def nearest(self, box: Box) -> MosaicSlice:
         """Return the slice that is nearest to the middle of a bounding box."""
         middle = (box[0][self.axis] + box[1][self.axis]) / 2
         return min(self.tiles, key=lambda tile: abs(tile.slice - middle))
 
-    def outline(self, box: Box, tile: Tile) -> Pixels:
+    def outline(self, box: Box, tile: MosaicSlice) -> Pixels:
         """Return the outline of a bounding box in the picture of a slice, on the page."""
         ends = np.array([[*box[0], 1.0], [*box[1], 1.0]])
         ends[0, :3] -= 0.5
@@ -294,7 +294,7 @@ def map_tiles(planes: Sequence[Plane], frames: Sequence[Frame]) -> TileMap:
     for plane, frame in zip(planes, frames, strict=True):
         n = round(float((plane.position - origin[axis]) / step[axis]))
         index = view.shape[axis] - 1 - n if view.flipped[axis] else n
-        tiles.append(Tile(index, n + 1, *frame.corner))
+        tiles.append(MosaicSlice(index, n + 1, *frame.corner))
     rows = np.zeros((2, 4))
     for row, lpi, low, mm, pixels in zip(
         rows, (direction.across, direction.down), area.low, area.size, size, strict=True
@@ -316,12 +316,12 @@ def tile_info(tile_map: TileMap) -> PngInfo:
 
 def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
     """Read the map from the `info` of an opened PNG file; None if it is missing or malformed."""
-    names = [field.name for field in dataclass_fields(Tile)]
+    names = [field.name for field in dataclass_fields(MosaicSlice)]
     try:
         fields = json.loads(info[TILE_MAP_KEYWORD])
         width, height = (int(n) for n in fields["size"])
         (a, b, c, d), (e, f, g, h) = ([float(x) for x in row] for row in fields["to_picture"])
-        tiles = tuple(Tile(*(int(t[n]) for n in names)) for t in fields["tiles"])
+        tiles = tuple(MosaicSlice(*(int(t[n]) for n in names)) for t in fields["tiles"])
         axis = int(fields["axis"])
     except (LookupError, TypeError, ValueError):
         return None

@@ -15,7 +15,7 @@ from scanloom.core import Flag, Measurement, Reason
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.cohort import Cohort, Distribution
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
-from scanloom.review.preview.preview import Pixels, Tile, TileMap, read_tile_map
+from scanloom.review.preview.preview import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import ReportCase
 
 WITH_RESULT = ("done", "outdated")
@@ -111,16 +111,11 @@ def _row(
         "volumes": [_rounded(m.volume_ml) if m else None for m in measured],
         "means": [_rounded(m.mean) if m else None for m in measured],
         "parts": [m.components if m else None for m in measured],
-        "units": _units(measured),
+        "units": next((m.unit for m in measured if m is not None), ""),  # a scan has one
         "preview": thumb,
         **({"page": mosaic.page} if mosaic else {}),
         "files": list(case.files),
     }
-
-
-def _units(measured: Sequence[Measurement | None]) -> str:
-    """Return the unit of the intensities, which all structures of a scan share."""
-    return next((m.unit for m in measured if m is not None), "")
 
 
 def _shown_findings(
@@ -146,13 +141,12 @@ def _shown_findings(
         if mosaic is not None and subjects:
             together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
             slices = slices_of(together, mosaic.tiles, case.shape)
-            entry["slices"] = [_plain_slice(each) for each in slices]
+            entry["slices"] = [
+                {"number": each.number, "area": each.area, "outlines": each.outlines}
+                for each in slices
+            ]
         shown.append(entry)
     return shown
-
-
-def _plain_slice(shown: ShownSlice) -> dict[str, Any]:
-    return {"number": shown.number, "area": shown.area, "outlines": shown.outlines}
 
 
 def _plain(distribution: Distribution) -> dict[str, Any]:
@@ -232,7 +226,7 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
     shape : (I, J, K)
         Shape of the case's grid.
     """
-    outlines: dict[Tile, list[Pixels]] = {}
+    outlines: dict[MosaicSlice, list[Pixels]] = {}
     for m in finding.subjects:
         for tile in _tiles(finding, m, tiles, shape):
             outline = outlines.setdefault(tile, [])
@@ -252,11 +246,11 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
 
 def _tiles(
     finding: Finding, m: Measurement, tiles: TileMap, shape: Sequence[int]
-) -> Iterator[Tile]:
+) -> Iterator[MosaicSlice]:
     """Yield the slices of the mosaic in which a structure is shown."""
     if m.box is None:
         return
-    ends: list[Tile] = []
+    ends: list[MosaicSlice] = []
     if finding.kind == "border" and len(shape) > tiles.axis:
         first, last = (corner[tiles.axis] for corner in m.box)
         reached = {n for n in (first, last) if n in (0, shape[tiles.axis] - 1)}

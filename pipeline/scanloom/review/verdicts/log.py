@@ -200,11 +200,8 @@ LOCK = ".lock"
 _CODE = re.compile(r"r[1-9][0-9]{0,5}")
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 
-Current = Mapping[str, Mapping[str, Verdict]]
-"""The verdict that counts, by case and by the code of its reviewer."""
 
-
-class Stack:
+class VerdictStack:
     """Verdicts in the order of the log; undone ones are left out."""
 
     def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
@@ -260,7 +257,7 @@ def read_verdicts(out: Path) -> list[Verdict]:
 
 def current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Verdict]]:
     """Return the verdict that counts of each case and reviewer."""
-    return Stack(verdicts).current()
+    return VerdictStack(verdicts).current()
 
 
 class VerdictLog:
@@ -292,7 +289,7 @@ class VerdictLog:
             self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
             self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
-            self._stack = Stack(map(_parsed, self._lines.lines))
+            self._stack = VerdictStack(map(_parsed, self._lines.lines))
         except BaseException as exc:
             os.close(self._lock)
             if isinstance(exc, OSError):

@@ -1,6 +1,6 @@
 """Tables of reviews, without names: `review/review.parquet`, `review.csv` and `agreement.csv`.
 
-Agreement of reviewers is given as Cohen's kappa and Krippendorff's alpha for nominal categories:
+ReaderAgreement of reviewers is given as Cohen's kappa and Krippendorff's alpha for nominal categories:
 1 for full agreement and 0 for that of chance; they are not defined (NaN) where there is nothing to
 compare, or only one category. Intervals are percentiles of bootstrap samples of cases. Verdicts are
 compared that are about the same result, and were given without seeing the verdict of another.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.verdicts.log import REVIEW, Stack, current_verdicts, read_verdicts
+from scanloom.review.verdicts.log import REVIEW, VerdictStack, current_verdicts, read_verdicts
 from scanloom.review.verdicts.results import current_results, state_of
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict
 
@@ -43,8 +43,8 @@ _Decisions = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of reviewers about one subject.
+class ReaderAgreement:
+    """ReaderAgreement of reviewers about one subject.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, floa
     return float(low), float(high)
 
 
-def agreements(verdicts: Iterable[Verdict]) -> list[Agreement]:
+def agreements(verdicts: Iterable[Verdict]) -> list[ReaderAgreement]:
     """Return the agreement about cases and about each structure.
 
     Alpha of all reviewers, kappa of each pair, and kappa of a reviewer's two readings.
@@ -202,9 +202,9 @@ def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Decis
     return decisions
 
 
-def _between(by_subject: Mapping[str, _Decisions]) -> list[Agreement]:
+def _between(by_subject: Mapping[str, _Decisions]) -> list[ReaderAgreement]:
     """Return the agreement between reviewers."""
-    results = list[Agreement]()
+    results = list[ReaderAgreement]()
     for subject, decisions in by_subject.items():
         readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
         results += _agreement(subject, "alpha", decisions, readers, alpha)
@@ -217,14 +217,14 @@ def _between(by_subject: Mapping[str, _Decisions]) -> list[Agreement]:
 
 def _agreement(
     subject: str, name: str, decisions: _Decisions, readers: Sequence[str], measure: Measure
-) -> list[Agreement]:
+) -> list[ReaderAgreement]:
     """Return an agreement; none if nothing was judged twice."""
     table = table_of(decisions, readers)
     table = table[:, (~np.isnan(table)).sum(axis=0) >= 2]
     if not table.shape[1]:
         return []
     low, high = interval(table, measure)
-    return [Agreement(subject, name, value_of(table, measure), low, high, table.shape[1])]
+    return [ReaderAgreement(subject, name, value_of(table, measure), low, high, table.shape[1])]
 
 
 def table_of(decisions: Mapping[tuple[str, str], str], readers: Sequence[str]) -> Table:
@@ -258,12 +258,12 @@ def write_review_tables(out: Path) -> None:
     verdicts = read_verdicts(out)
     if not verdicts:
         return
-    kept = [verdict for stacked in Stack(verdicts).history().values() for verdict in stacked]
+    kept = [verdict for stacked in VerdictStack(verdicts).history().values() for verdict in stacked]
     rows = list(_rows(out, kept))
     folder = out / REVIEW
     atomic_write(folder / "review.csv", lambda draft: _write_csv(draft, COLUMNS, rows))
     atomic_write(folder / "review.parquet", lambda draft: _write_parquet(draft, rows))
-    names = [field.name for field in fields(Agreement)]
+    names = [field.name for field in fields(ReaderAgreement)]
     agreed = [[_cell(value) for value in astuple(each)] for each in agreements(kept)]
     atomic_write(folder / "agreement.csv", lambda draft: _write_csv(draft, names, agreed))
 

@@ -14,8 +14,8 @@ import SimpleITK as sitk
 
 from scanloom.cli.checks.decoders import SYNTAXES, check_decoders
 from scanloom.cli.checks.machine import (
+    CheckResult,
     Driver,
-    Finding,
     available_memory,
     check_devices,
     check_key,
@@ -60,7 +60,7 @@ def test_something_wrong_is_1(tmp_path: Path) -> None:
 
 def test_a_warning_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="advice is required"):
-        Finding("topic", "name", "warn", "seen")
+        CheckResult("topic", "name", "warn", "seen")
 
 
 def test_every_requirement_is_looked_at() -> None:
