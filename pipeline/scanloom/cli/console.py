@@ -74,6 +74,7 @@ def exit_of_records(records: Sequence[CaseRecord], *, strict: bool = False) -> E
         return Exit.OK
     if len(records) == 1:
         return exit_of_reason(reasons[0])
+    # a disk that is full comes first: it is why the others failed, and needs another action
     if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
         return Exit.INPUT_OUTPUT
     failed = strict or any(reason.expects_result for reason in reasons)

@@ -1,4 +1,7 @@
-"""The process: its cores, limits, locks, privacy of its memory, and the cause of its failures."""
+"""The process: its cores, limits and locks, the privacy of its memory, the causes of its failures.
+
+Locks are those of flock(2), which the system releases when their process ends.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +110,7 @@ def blame(error: BaseException) -> ScanError:
     """
     if isinstance(error, ScanError):
         return error
+    # the most specific first: errors of torch are RuntimeErrors, and their text may name memory
     kind = type(error).__name__
     if kind == "OutOfMemoryError":  # torch's, which is not imported here
         detail = "the device has too little memory for the models or this scan"
@@ -211,6 +215,8 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 def keep_memory_private() -> None:
     """Disable core dumps of this process, and access to its memory by other processes of the user.
+
+    Memory holds the key of all ids, and header text.
 
     Two measures are needed: a core size limit of 0, which systems that pipe cores to a program
     ignore, and a process that is not dumpable (core(5), proc(5)). Children inherit only the limit.

@@ -431,6 +431,7 @@ def choose_window(
         For CT in HU the soft tissue window; for PET from 0 to an SUV of 7, inverted, or to the
         99.5th percentile if SUVs are unknown; otherwise from the 0.5th to the 99.5th percentile.
     """
+    # scales of known meaning come first: percentiles differ from scan to scan
     if unit == "HU":
         return SOFT_TISSUE
     if suv_factor is not None:

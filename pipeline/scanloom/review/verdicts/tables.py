@@ -1,6 +1,6 @@
 """Tables of reviews, without names: `review/review.parquet`, `review.csv` and `agreement.csv`.
 
-ReaderAgreement of reviewers is given as Cohen's kappa and Krippendorff's alpha for nominal categories:
+Agreement of reviewers is given as Cohen's kappa and Krippendorff's alpha for nominal categories:
 1 for full agreement and 0 for that of chance; they are not defined (NaN) where there is nothing to
 compare, or only one category. Intervals are percentiles of bootstrap samples of cases. Verdicts are
 compared that are about the same result, and were given without seeing the verdict of another.
