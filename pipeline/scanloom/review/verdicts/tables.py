@@ -44,7 +44,7 @@ _Decisions = dict[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class ReaderAgreement:
-    """ReaderAgreement of reviewers about one subject.
+    """Agreement of reviewers about one subject.
 
     Parameters
     ----------
