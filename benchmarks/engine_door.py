@@ -12,9 +12,8 @@ from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.worker.dispatch import dispatch_cases
 from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.pool import LocalPool
+from scanloom.engine.worker.pool import LocalPool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 
 

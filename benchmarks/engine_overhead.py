@@ -17,13 +17,11 @@ from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.case.run_case import OutputTarget, run_case
-from scanloom.engine.clusters.dask_pool import DaskPool
-from scanloom.engine.clusters.dask_worker import EngineSetup
-from scanloom.engine.clusters.handshake import Handshake
-from scanloom.engine.clusters.local import local_cluster
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.dispatch import dispatch_cases
-from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.clusters.connect import local_cluster
+from scanloom.engine.clusters.contact import Handshake
+from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.pool import dispatch_cases
 from scanloom.io.output.published import ResultState, result_state
 
 IN_FLIGHT = 3

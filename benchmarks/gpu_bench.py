@@ -31,7 +31,7 @@ from scanloom import load_volume
 from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, NetworkSpec, Window
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
-from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.inference.device import choose_batch, deterministic
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor

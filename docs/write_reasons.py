@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("reasons.md")
 INTRODUCTION = """\
 # Reasons and flags
 
-<!-- Written by docs/write_reasons.py from pipeline/scanloom/core/reasons/: change it there. -->
+<!-- Written by docs/write_reasons.py from pipeline/scanloom/core/reasons.py: change it there. -->
 
 A scan without a result has one *reason*. A result carries *flags*: facts that its user must know.
 Both lists are closed. Their codes are in messages, in `--json`, in tables and in `case.json`.

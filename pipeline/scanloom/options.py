@@ -1,7 +1,7 @@
 """All options of a segmentation, in one table: name, type, default, help, and what it changes.
 
 Everything else follows from the fields of these classes: the command line (`scanloom.cli.options`),
-the sections of a workflow (`scanloom.engine.workflow.section`), the signature of `scanloom.segment`
+the sections of a workflow (`scanloom.engine.workflow.schema`), the signature of `scanloom.segment`
 (written by docs/write_api.py), recipes, messages and completion. A new option is a field here and
 the code that uses it. Its default must mean "as before": see `scanloom.engine.case.recipe`.
 
@@ -238,7 +238,7 @@ class Outputs:
         help="Also write the scan, or a mask for each structure.",
         metavar="|".join(EXTRAS),
         parser="extra_name",
-        completion="extras",
+        completion="complete_extras",
     )
     structures: tuple[str, ...] = option(
         (),
@@ -247,7 +247,7 @@ class Outputs:
         help="Structures to keep; default all.",
         metavar="A,B",
         parser="names",
-        completion="structures",
+        completion="complete_structures",
     )
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class SegmentOptions:
         help="Name or folder, repeatable; default: the one that fits.",
         flags=("--model", "-m"),
         metavar="NAME",
-        completion="models",
+        completion="complete_models",
     )
     out: Path = option(
         DEFAULT_OUT,
@@ -313,7 +313,7 @@ class SegmentOptions:
         help="auto, cpu, cuda, cuda:0 ...",
         metavar="NAME",
         parser="device_name",
-        completion="devices",
+        completion="complete_devices",
     )
     compute: ComputeOptions = ComputeOptions()
     memory_limit: int | None = option(

@@ -37,6 +37,6 @@ def runs(
     made = Runs(tmp_path, tmp_path / "archive", model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
+    monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
     return made

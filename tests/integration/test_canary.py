@@ -19,8 +19,8 @@ from scanloom.engine.revisions.publish import Correction, publish_revision
 from scanloom.io.output.contents import CONTENTS, copy_excludes, identity_of
 from scanloom.review.corrections.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
+from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.sharing import share_cases
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import CANARY, REFUSED, USED, birds, contents
 from support.commands import Ended, scanloom_forked, write_tiny_bundle

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from scanloom.core import Series, StepTimer
 from scanloom.engine.case.run_case import OutputTarget, run_case
-from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import channels_hash, key_fingerprint
 from scanloom.io.read import load_volume
 from support import engine_models as em

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scanloom.engine.clusters.local import local_cluster
+from scanloom.engine.clusters.connect import local_cluster
 from support.cluster_runs import LOOPBACK, ClusterRun, http_answer, listeners
 from support.formula_run import processes
 

@@ -54,7 +54,7 @@ def test_half_a_scan_is_published_with_a_flag(
     runs = Runs(tmp_path, archive, write_tiny_bundle(tmp_path / "bundles"))
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, runs.environment[name])
-    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
+    monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
     runs("--archives")

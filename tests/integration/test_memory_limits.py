@@ -22,7 +22,7 @@ from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, StepTimer, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine.case import steps
 from scanloom.engine.case.types import LoadedCase
-from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.engine.case.memory_estimate import estimate_case
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.scan import GridOnlySource, Scan

@@ -194,8 +194,8 @@ if "spawn_main" in " ".join(sys.orig_argv) and os.environ.get("HANG"):
 IMPATIENT = """
 import sys
 if __name__ == "__main__":
-    from scanloom.engine.clusters import local
-    local.START_TIMEOUT_S = 2.0
+    from scanloom.engine.clusters import connect
+    connect.START_TIMEOUT_S = 2.0
     from scanloom.cli.main import main
     main()
 """

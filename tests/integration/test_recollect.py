@@ -39,7 +39,7 @@ def died(
     tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace
 ) -> tuple[Quick, dict[str, bytes]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
+        patch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
         return run_that_died(tmp_path_factory.mktemp("died") / "quick")
 
 

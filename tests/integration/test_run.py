@@ -73,7 +73,7 @@ def thorax(
 def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) -> None:
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         patch.setenv(name, runs.environment[name])
-    patch.setattr("scanloom.engine.worker.child_process.subprocess", workers)
+    patch.setattr("scanloom.engine.worker.supervisor.subprocess", workers)
     patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 

@@ -62,7 +62,7 @@ def by_formula(patch: pytest.MonkeyPatch, folder: Path, workers: SimpleNamespace
     environment = formula_environment(folder / "notes")
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         patch.setenv(name, environment[name])
-    patch.setattr("scanloom.engine.worker.child_process.subprocess", workers)
+    patch.setattr("scanloom.engine.worker.supervisor.subprocess", workers)
     patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from scanloom.core import CaseRecord, Flag, Measurement, Reason
 from scanloom.io.output.failures import write_failure
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.measurements import write_measurements
 
 BOX = ((2, 2, 2), (9, 9, 9))
@@ -86,10 +86,10 @@ def add_case(
         ],
         "versions": {"scanloom": "0.1.0", "torch": "2.13.0"},
     }
-    write_json(folder / "case.json", document)
+    write_document(folder / "case.json", document)
     steps = {"load": 0.5, "network": 3.0, "restore": 0.25, "write": 1.0}
     timing = {name: {"wall_s": s, "cpu_s": s} for name, s in steps.items()}
-    write_json(folder / "timing.json", {"steps": timing})
+    write_document(folder / "timing.json", {"steps": timing})
     write_measurements(folder, measurements)
     if preview is not None:
         (folder / "preview.png").hardlink_to(preview)

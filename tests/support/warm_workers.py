@@ -1,6 +1,6 @@
 """Worker processes forked from one that has imported everything: runs in tests start at once.
 
-`popen` stands in for `subprocess.Popen` in `scanloom.engine.worker.child_process`.
+`popen` stands in for `subprocess.Popen` in `scanloom.engine.worker.supervisor`.
 """
 
 from __future__ import annotations

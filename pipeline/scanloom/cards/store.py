@@ -21,7 +21,7 @@ from scanloom.cards.readers import (
     variant_name,
 )
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
-from scanloom.core.resources import shipped
+from scanloom.core.paths import shipped
 
 SHARED_VARIABLE = "SCANLOOM_MODELS"
 """Variable that names folders with models that several users share, separated as in PATH."""

@@ -1,32 +1,215 @@
-"""Output of commands: results on stdout, everything else on stderr, errors in one format."""
+"""Output of commands: results on stdout, everything else on stderr, errors in one format.
+
+Exit codes are those of sysexits.h where it defines one. Streams withstand any encoding, a full disk
+and a closed stream.
+
+Tracebacks and logs (`--debug`, `--verbose`, `--log`) hold no text from other libraries: exceptions,
+warnings and log lines of theirs quote paths and headers, which name patients. Only their type and
+location in the code are shown; scanloom's own text is shown in full.
+"""
 
 from __future__ import annotations
 
 import codecs
+import errno
+import io
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
-
-from scanloom.cli.exit_codes import Exit, exit_of_reason, unexamined
-from scanloom.cli.streams import stdout_lost
-from scanloom.cli.tracebacks import Log, logged, told_traceback
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from scanloom.core import CaseRecord, Reason
+    from scanloom.engine.run import RunResult
+
+
+class Exit(IntEnum):
+    """The exit codes of every command."""
+
+    OK = 0
+    SOME_FAILED = 1  # also: a problem found by `doctor`, an internal error
+    USAGE = 2
+    UNUSABLE = 65  # EX_DATAERR: the requested scan, or a model, can't be used; nothing selected
+    INPUT_OUTPUT = 74  # EX_IOERR: the disk is full, or OUT is not writable
+    INTERRUPTED = 130  # 128 + SIGINT
+
+
+def exit_of_reason(reason: Reason) -> Exit:
+    """Return the exit code of a command that ends with `reason`."""
     from scanloom.core import Reason
+
+    if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
+        return Exit.INPUT_OUTPUT
+    internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
+    return Exit.SOME_FAILED if internal else Exit.UNUSABLE
+
+
+def exit_of_records(records: Sequence[CaseRecord], *, strict: bool = False) -> Exit:
+    """Return the exit code for the records of one or several scans.
+
+    Among several scans, skipped ones do not count if any other scan has a result, unless `strict`.
+    Ambiguous ones count as failed: they were requested and have no result.
+    """
+    from scanloom.core import Reason
+
+    reasons = [r.reason for r in records if r.reason is not None]
+    if not reasons:
+        return Exit.OK
+    if len(records) == 1:
+        return exit_of_reason(reasons[0])
+    # a disk that is full comes first: it is why the others failed, and needs another action
+    if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
+        return Exit.INPUT_OUTPUT
+    failed = strict or any(reason.expects_result for reason in reasons)
+    return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK
+
+
+NO_SERIES = frozenset({"NOT_AN_IMAGE", "DUPLICATE_LINK", "LEFT_OUT", "NESTED_ARCHIVE"})
+"""Codes of skipped files that are no series of their own."""
+
+
+def unexamined(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of files that this machine could not look at, by reason code.
+
+    Their reasons are those that another attempt may remove: no room to unpack an archive, a disk
+    or a permission that is missing, a helper process that died. What they hold is unknown, so that
+    nobody can say that all selected cases are done.
+
+    Parameters
+    ----------
+    reasons : mapping
+        Counts of files by reason code; the key of a file without is "".
+    """
+    from scanloom.core import Reason
+
+    known = {code: Reason[code] for code in reasons if code}
+    return {c: reasons[c] for c, r in known.items() if r.outcome == "failed" and r.retry}
+
+
+def exit_of_nothing(reasons: Mapping[str, int]) -> Exit:
+    """Return the exit code if there are files, but nothing to be used."""
+    from scanloom.core import Reason
+
+    codes = {exit_of_reason(Reason[code]) for code in unexamined(reasons)}
+    return Exit.INPUT_OUTPUT if Exit.INPUT_OUTPUT in codes else Exit.UNUSABLE
+
+
+def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
+    """Return the exit code of a run: 0 if every selected case is done.
+
+    Files that could not be examined may belong to selected cases: with them, it is 1. With
+    `strict`, a series also counts that failed, waits for a choice, or was skipped for another
+    reason than the workflow's selection.
+    """
+    files = result.totals["files"]
+    if result.failed_cases or result.damaged or unexamined(files.get("failed", {})):
+        return Exit.SOME_FAILED
+    skipped = set(files.get("skipped", ())) - NO_SERIES - {"NOT_SELECTED"}
+    incomplete = bool(files.get("failed") or files.get("ambiguous") or skipped)
+    return Exit.SOME_FAILED if strict and incomplete else Exit.OK
+
+
+@contextmanager
+def steady_streams() -> Iterator[None]:
+    """Escape characters that the encoding lacks; exit with one line if stdout fails.
+
+    A pipe closed by its reader is not reported as an error.
+    """
+    _prepare_streams()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        raise SystemExit(Exit.SOME_FAILED) from None
+    except OSError as exc:
+        if not stdout_lost():
+            raise
+        _discard_output()
+        name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+        sys.stderr.write(f"scanloom: the output can't be written to stdout ({name}).\n")
+        raise SystemExit(Exit.INPUT_OUTPUT) from None
+
+
+def stdout_lost() -> bool:
+    """Return whether a write to stdout has failed."""
+    return isinstance(sys.stdout, _Watched | _Closed) and sys.stdout.lost
+
+
+def _prepare_streams() -> None:
+    if sys.stdout is None:
+        os.open(os.devnull, os.O_WRONLY)  # otherwise the next opened file becomes stdout
+        sys.stdout = _Closed()
+    elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
+        sys.stdout = _Watched(
+            sys.stdout.detach(), encoding, "backslashreplace", line_buffering=lines
+        )
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    elif isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Discard unwritten output: Python would try to write it again at exit."""
+    if isinstance(sys.stdout, _Closed):
+        sys.stdout = io.StringIO()
+        return
+    with suppress(OSError, ValueError):  # not backed by a file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Watched(io.TextIOWrapper):
+    """A stdout that records whether a write failed."""
+
+    lost = False
+
+    def write(self, text: str, /) -> int:
+        with self._watching():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._watching():
+            super().flush()
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self.lost = True
+            raise
+
+
+class _Closed(io.TextIOBase):
+    """A stdout that was closed before the program started."""
+
+    lost = False
+
+    def write(self, text: str, /) -> int:
+        self.lost = True
+        raise OSError(errno.EBADF, "stdout is closed")
+
 
 _LINE_ENDS = re.compile(r"([\n\t])")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
@@ -246,3 +429,174 @@ def _libraries_silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def report_new_key(key: Path | None) -> Iterator[None]:
+    """Report on stderr a key that is created in the block, so that a wrong path is noticed.
+
+    Also warn about an explicit key file that another user may read or change. The default key
+    file is refused in that case, but an explicit one may be intended.
+    """
+    from scanloom.io.identity import default_key_file
+    from scanloom.own_python import is_ours
+
+    file = key or default_key_file()
+    explicit = bool(key or os.environ.get("SCANLOOM_KEY"))
+    with suppress(OSError):  # missing or unreadable: reported when it is loaded
+        if explicit and not is_ours(file):
+            warning = "belongs to another user or is writable by others: case ids depend on it"
+            say(f"scanloom: the key in {file} {warning}.", err=True)
+    existed = os.path.exists(file)  # noqa: PTH110 False where Path.exists() raises
+    try:
+        yield
+    finally:
+        if not existed and os.path.exists(file):  # noqa: PTH110
+            say(
+                f"scanloom: created a new key in {file}. Back it up: case ids depend on it.",
+                err=True,
+            )
+
+
+OURS = "scanloom"
+WITHHELD = "(text withheld)"
+
+
+def told_traceback(error: BaseException) -> str:
+    """Return the traceback of an error and of its causes.
+
+    The text of a `ScanError` and the name of a missing module are shown; otherwise only the type.
+    """
+    sections = [_formatted(link) for link in _chain(error)]
+    return "\nwhich led to\n\n".join(reversed(sections))
+
+
+@dataclass(frozen=True)
+class Log:
+    """Destination of log messages.
+
+    Parameters
+    ----------
+    level : int or None
+        Lowest level of messages on stderr; None for none. With DEBUG, other libraries are heard.
+    file : Path or None
+        A file to which messages are appended with their time: of INFO, or `level` if that is lower.
+    """
+
+    level: int | None
+    file: Path | None = None
+
+    def handlers(self) -> list[logging.Handler]:
+        """Return the handlers of scanloom's messages.
+
+        Raises
+        ------
+        BadParameter
+            If the file can't be written.
+        """
+        handlers: list[logging.Handler] = []
+        if self.level is not None:
+            handlers.append(logging.StreamHandler())
+            handlers[0].setFormatter(_Formatter())
+            handlers[0].setLevel(self.level)
+        if self.file is not None:
+            try:
+                handlers.append(logging.FileHandler(self.file, encoding="utf-8"))
+            except OSError as exc:
+                problem = f"{self.file} can't be written ({type(exc).__name__})"
+                raise typer.BadParameter(problem, param_hint="'--log'") from exc
+            handlers[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
+            handlers[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+        return handlers
+
+
+@contextmanager
+def logged(log: Log) -> Iterator[None]:
+    """Log scanloom's messages, and only the location of other libraries'.
+
+    The record factory is replaced, since some libraries install their own handlers.
+    """
+    logger, handlers = logging.getLogger(OURS), log.handlers()
+    level, factory = logger.level, logging.getLogRecordFactory()
+    silence = None if log.level == logging.DEBUG else logging.NullHandler()
+
+    def make_record(*values: object, **keywords: object) -> logging.LogRecord:
+        record: logging.LogRecord = factory(*values, **keywords)
+        if record.name.partition(".")[0] != OURS:
+            record.msg = f"{record.name}, {record.filename} line {record.lineno}: {WITHHELD}"
+            record.args, record.exc_info = (), None
+            record.exc_text = record.stack_info = None
+        return record
+
+    logging.setLogRecordFactory(make_record)
+    if silence is not None:  # otherwise logging prints the warnings of other libraries
+        logging.root.addHandler(silence)
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
+    finally:
+        if silence is not None:
+            logging.root.removeHandler(silence)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.setLevel(level)
+        logging.setLogRecordFactory(factory)
+
+
+class _Formatter(logging.Formatter):
+    """Formats tracebacks without text from other libraries."""
+
+    def formatException(  # noqa: N802 the name is logging's
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None]
+        | tuple[None, None, None],
+    ) -> str:
+        return "" if ei[1] is None else told_traceback(ei[1])
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        if isinstance(link, BaseExceptionGroup):
+            pending.extend(link.exceptions)
+        pending.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
+
+
+def _formatted(error: BaseException) -> str:
+    from scanloom.core import ScanError
+
+    text = WITHHELD
+    if isinstance(error, ScanError):
+        text = str(error)
+    elif isinstance(error, ImportError) and error.name:
+        text = error.name  # of a module
+    lines = ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return "".join(lines) + f"{module}{kind.__qualname__}: {text}\n"
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Replace `warnings.showwarning`: log location and category, not the text."""
+    logging.getLogger(OURS).debug(
+        "%s line %d: %s: %s", filename, lineno, category.__name__, WITHHELD
+    )

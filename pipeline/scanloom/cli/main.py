@@ -27,7 +27,7 @@ from scanloom.cli.commands import (
     verify,
     where,
 )
-from scanloom.cli.streams import steady_streams
+from scanloom.cli.console import steady_streams
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules
 from scanloom.own_python import let_idle_threads_sleep, safe_path
 from scanloom.version import __version__
@@ -106,7 +106,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits by SystemExit with a code of `scanloom.cli.exit_codes`.
+    """Run the command line; exits by SystemExit with a code of `scanloom.cli.console`.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def shipped_workflows() -> dict[str, Path]:
     """Return the files of the shipped workflows by name."""
-    from scanloom.core.resources import shipped
+    from scanloom.core.paths import shipped
 
     return {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}
 

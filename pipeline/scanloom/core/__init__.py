@@ -11,8 +11,7 @@ from scanloom.core.paths import (
     user_config_folder,
     user_data_folder,
 )
-from scanloom.core.process.error_cause import blame, lacks_memory
-from scanloom.core.process.memory_privacy import keep_memory_private
+from scanloom.core.process import blame, keep_memory_private, lacks_memory
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.relations import Relations
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug

@@ -1,4 +1,7 @@
-"""`Grid`: the shape of a volume and the affine from voxel indices to patient space (RAS mm)."""
+"""`Grid`: the shape of a volume and the affine from voxel indices to patient space.
+
+Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from scanloom.core.errors import ScanError
 from scanloom.core.reasons import Reason
+
+LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
+"""Signs (3,) that convert coordinates from LPS to RAS, and from RAS to LPS."""
+LPS_TO_RAS_AFFINE = np.diag([*LPS_TO_RAS, 1.0])
+"""The same conversion as an affine (4, 4)."""
+LPS_TO_RAS.flags.writeable = LPS_TO_RAS_AFFINE.flags.writeable = False
 
 ORTHOGONAL = 1e-4
 """Largest cosine between two axes that counts as a right angle (0.006 degrees: header rounding)."""

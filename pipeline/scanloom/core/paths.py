@@ -1,4 +1,4 @@
-"""The user's home, cache, config and data folders, also for users without a home."""
+"""Folders of the user and of the package: home, cache, config and data, and what ships with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+
+from scanloom.core.errors import ScanError
+from scanloom.core.reasons import Reason
 
 NOWHERE = Path("/nonexistent")
 """Debian's home folder of users without one: it does not exist and can't be created."""
@@ -94,3 +97,28 @@ def _has_user_name() -> bool:
         return False
     except ImportError:  # no POSIX
         return True
+
+
+def shipped(kind: Literal["models", "data", "workflows"], package: Path | None = None) -> Path:
+    """Return a shipped folder, from the installed package or else from the checkout.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the folder.
+    package : Path or None
+        Folder of the package `scanloom`; None for the running one.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if neither has it.
+    """
+    package = Path(__file__).parents[1] if package is None else package
+    installed = package / "_shipped" / kind
+    if installed.is_dir():
+        return installed
+    root = package.parent.parent  # a checkout: ROOT/pipeline/scanloom
+    if (root / "pyproject.toml").is_file() and (root / kind).is_dir():
+        return root / kind
+    raise ScanError(Reason.NOT_FOUND, f"the shipped folder `{kind}` is missing")

@@ -15,7 +15,6 @@ from scanloom.core.engines import EngineChoice
 from scanloom.core.grid import Grid
 from scanloom.core.reasons import Flag
 from scanloom.core.text import did_you_mean
-from scanloom.core.uncertainty import Uncertainty
 
 if TYPE_CHECKING:
     import nibabel as nib
@@ -24,6 +23,40 @@ if TYPE_CHECKING:
 
     from scanloom.core.measurement import Measurement
     from scanloom.core.volume import Volume
+
+UNCERTAINTY_STEPS = 255
+"""Stored value of 1: maps are stored as integers from 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """Uncertainty of each voxel's label, in steps of 1 / `UNCERTAINTY_STEPS`.
+
+    Parameters
+    ----------
+    entropy : (I, J, K) uint8 array
+        Entropy of the class probabilities, from 0 (certain) to 1 (all classes equally probable);
+        I fastest in memory.
+    disagreement : (I, J, K) uint8 array or None
+        Share of the model's networks whose own label differs from the result (variation ratio);
+        None for a single network.
+    """
+
+    entropy: NDArray[np.uint8]
+    disagreement: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self.maps():
+            if values.ndim != 3 or values.dtype != np.uint8:
+                shape = f"{values.shape} {values.dtype}"
+                raise ValueError(f"{name} must be (I, J, K) of uint8, got {shape}")
+
+    def maps(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield name and array of each map that there is."""
+        yield "entropy", self.entropy
+        if self.disagreement is not None:
+            yield "disagreement", self.disagreement
+
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Color = tuple[int, int, int]
@@ -279,7 +312,7 @@ class Segmentation:
         ValueError
             If structures overlap and no label is given.
         """
-        from scanloom.interop.nibabel_images import to_nibabel
+        from scanloom.interop.images import to_nibabel
 
         return to_nibabel(self._voxels(label), self.grid)
 
@@ -293,7 +326,7 @@ class Segmentation:
         ValueError
             If structures overlap and no label is given.
         """
-        from scanloom.interop.sitk_images import to_sitk
+        from scanloom.interop.images import to_sitk
 
         return to_sitk(self._voxels(label), self.grid)
 
@@ -305,7 +338,7 @@ class Segmentation:
         ValueError
             If structures overlap and no label is given.
         """
-        from scanloom.interop.tensors import to_torch
+        from scanloom.interop.images import to_torch
 
         return to_torch(self._voxels(label))
 

@@ -134,7 +134,7 @@ class Volume:
         padding: float | None = None,
     ) -> Volume:
         """Return a volume of an image of nibabel; parameters and errors as in `from_array`."""
-        from scanloom.interop.nibabel_images import from_nibabel
+        from scanloom.interop.images import from_nibabel
 
         array, grid = from_nibabel(image)
         return cls(array, grid, default_unit(modality), modality, padding)
@@ -144,7 +144,7 @@ class Volume:
         cls, image: sitk.Image, *, modality: str | None = None, padding: float | None = None
     ) -> Volume:
         """Return a volume of an image of SimpleITK; parameters and errors as in `from_array`."""
-        from scanloom.interop.sitk_images import from_sitk
+        from scanloom.interop.images import from_sitk
 
         array, grid = from_sitk(image)
         return cls(array, grid, default_unit(modality), modality, padding)
@@ -157,14 +157,14 @@ class Volume:
 
         Its affine leads to RAS mm, or to LPS mm if its `space` says so.
         """
-        from scanloom.interop.tensors import from_metatensor
+        from scanloom.interop.images import from_metatensor
 
         array, grid = from_metatensor(tensor)
         return cls(array, grid, default_unit(modality), modality, padding)
 
     def to_nibabel(self) -> nib.Nifti1Image:
         """Return a copy as a NIfTI image of nibabel, in RAS mm; float16 becomes float32."""
-        from scanloom.interop.nibabel_images import to_nibabel
+        from scanloom.interop.images import to_nibabel
 
         return to_nibabel(self.array, self.grid)
 
@@ -176,19 +176,19 @@ class Volume:
         ScanError
             SHEAR_NOT_SUPPORTED if the grid is sheared: ITK's direction is a rotation.
         """
-        from scanloom.interop.sitk_images import to_sitk
+        from scanloom.interop.images import to_sitk
 
         return to_sitk(self.array, self.grid)
 
     def to_torch(self) -> torch.Tensor:
         """Return a copy (I, J, K) as a contiguous, writable tensor of the array's type."""
-        from scanloom.interop.tensors import to_torch
+        from scanloom.interop.images import to_torch
 
         return to_torch(self.array)
 
     def to_metatensor(self) -> MetaTensor:
         """Return a copy (1, I, J, K) as a MetaTensor of MONAI, with the affine in RAS mm."""
-        from scanloom.interop.tensors import to_metatensor
+        from scanloom.interop.images import to_metatensor
 
         return to_metatensor(self.array, self.grid)
 

@@ -23,32 +23,31 @@ from scanloom.engine.case.differences import describe_differences
 from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.machine.energy import EnergyMeter
-from scanloom.engine.machine.gpus import local_devices
-from scanloom.engine.monitor.board import StatusWriter, check_metrics, final_status
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.machine.devices import EnergyMeter, local_devices
+from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
-from scanloom.engine.results.outdated import OutdatedMarker
-from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases, record_sources
+from scanloom.engine.results.run_cases import (
+    EarlierOutcomes,
+    OutdatedMarker,
+    RunCases,
+    record_sources,
+)
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
 from scanloom.engine.run_lock import hold_run_lock
 from scanloom.engine.run_log import RunLog
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.dispatch import dispatch_cases
-from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.pool import LocalPool, Pool
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.scope import Scope
-from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, check_channels, select
+from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, Scope, check_channels, select
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index
 from scanloom.io.index.sources import record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import load_key_of
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
@@ -389,7 +388,7 @@ class _Run:
             self.out, self.course, self.workflow, self.cards, self.recipe
         )
         if self.compared is not None:
-            write_json(self.folder / PLAN_FILE, self.compared)
+            write_document(self.folder / PLAN_FILE, self.compared)
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import (
     HOLDER,

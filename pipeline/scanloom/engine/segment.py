@@ -31,7 +31,7 @@ from scanloom.engine.case.models import check_structures, import_heavy, load_mod
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
 from scanloom.engine.case.types import Predictor
-from scanloom.engine.machine.gpus import check_device
+from scanloom.engine.machine.devices import check_device
 from scanloom.engine.results.case_registry import CaseRegistry
 from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.engine.workflow.schema import Workflow, make_workflow

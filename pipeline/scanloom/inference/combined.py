@@ -28,7 +28,7 @@ from scanloom.core import (
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
 from scanloom.core.measurement import Box
-from scanloom.core.uncertainty import Uncertainty
+from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     PlacedModel,
     PrecisionChoice,
@@ -50,14 +50,14 @@ from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate, restore_labels
 from scanloom.inference.sliding_window import ScorePlanes
-from scanloom.ops.boxes import (
+from scanloom.ops.components import clean
+from scanloom.ops.label_maps import (
     box_of_labels,
     crop_volume,
     enlarge_box,
     paste_segmentation,
     union_of_boxes,
 )
-from scanloom.ops.components import clean
 from scanloom.ops.uncertainty import change_maps, largest_uncertainty
 
 

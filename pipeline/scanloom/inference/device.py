@@ -23,7 +23,7 @@ import torch
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
 from scanloom.core.engines import EngineChoice
-from scanloom.core.process.cpu_count import core_count
+from scanloom.core.process import core_count
 
 logger = logging.getLogger(__name__)
 

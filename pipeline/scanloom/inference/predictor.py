@@ -24,7 +24,7 @@ from scanloom.core import (
     counted,
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
-from scanloom.core.uncertainty import Uncertainty
+from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     ASKED_FOR,
     PlacedModel,

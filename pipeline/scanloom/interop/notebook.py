@@ -4,13 +4,127 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from scanloom.core import CaseRecord, Flag, Segmentation, Volume
-from scanloom.interop.planes import draw_labels, draw_volume
 from scanloom.io.output.file_names import PREVIEW
+from scanloom.review.preview.drawing import draw_text
+from scanloom.review.preview.slicing import (
+    AXIAL,
+    CORONAL,
+    LETTERS,
+    SAGITTAL,
+    Direction,
+    Raster,
+    View,
+    label_pixels,
+    scan_pixels,
+)
+
+PLANE_PIXELS = 280
+"""Pixels of the longest side of the scan."""
+LETTER_PIXELS = 14
+MAX_SAMPLE_VOXELS = 200_000
+"""Number of voxels from which the window of intensities is estimated."""
+SOFT_TISSUE_HU = (-160.0, 240.0)
+GAP_PIXELS = 4
+
+Rgb = NDArray[np.uint8]
+DrawPlane = Callable[[Direction, float, Raster], Rgb]
+"""Returns the picture of a plane at a position in LPI mm."""
+
+
+def draw_volume(volume: Volume) -> bytes:
+    """Return a PNG of the middle axial, coronal and sagittal plane of a scan."""
+    view = View(volume.grid)
+    low, high = _window(volume)
+
+    def plane(direction: Direction, position: float, raster: Raster) -> Rgb:
+        cut = view.cut(volume.array, direction, position, low, raster)
+        values = np.nan_to_num(scan_pixels(cut, raster), nan=low)
+        gray = ((values - low) / (high - low)).clip(0, 1) * 255
+        return np.repeat(gray.astype(np.uint8)[:, :, None], 3, axis=2)
+
+    a, b, c = ((n - 1) // 2 for n in view.shape)
+    return _side_by_side(view, view.lpi((a, b, c)), plane)
+
+
+def draw_labels(segmentation: Segmentation) -> bytes:
+    """Return a PNG of three planes through the middle of all structures, in their colours."""
+    view = View(segmentation.grid)
+    tables = []
+    for layer in segmentation.layers:
+        colors = np.zeros((int(np.iinfo(layer.labels.dtype).max) + 1, 3), np.uint8)
+        for structure in layer.structures:
+            colors[structure.number] = structure.color
+        tables.append((layer.labels, colors))
+
+    def plane(direction: Direction, position: float, raster: Raster) -> Rgb:
+        picture = np.zeros((raster.size[1], raster.size[0], 3), np.uint8)
+        for array, colors in tables:
+            labels = label_pixels(view.cut(array, direction, position, None, raster), raster)
+            np.copyto(picture, colors[labels], where=(labels > 0)[:, :, None])
+        return picture
+
+    center = -segmentation.grid.world(_center(segmentation))  # LPI
+    return _side_by_side(view, center, plane)
+
+
+def _center(segmentation: Segmentation) -> NDArray[np.float64]:
+    """Return the voxel (3,) in the middle of the bounding box of all structures, or of the scan."""
+    middles = (np.array(segmentation.grid.shape) - 1) // 2
+    for axis in range(3):
+        in_plane = tuple(n for n in range(3) if n != axis)
+        present = np.logical_or.reduce(
+            [layer.labels.any(axis=in_plane) for layer in segmentation.layers]
+        )
+        if present.any():
+            first, last = np.flatnonzero(present)[[0, -1]]
+            middles[axis] = (first + last) // 2
+    return middles.astype(np.float64)
+
+
+def _raster(view: View, direction: Direction) -> Raster:
+    area = view.field_of_view(direction)
+    scale = PLANE_PIXELS / float((view.high - view.low).max())
+    width, height = (max(1, round(length * scale)) for length in area.size)
+    return Raster(area, (width, height))
+
+
+def _window(volume: Volume) -> tuple[float, float]:
+    """Return the intensities shown as black and white: soft tissue, or percentiles 1 and 99."""
+    if volume.unit == "HU":
+        return SOFT_TISSUE_HU
+    step = max(1, round((volume.array.size / MAX_SAMPLE_VOXELS) ** (1 / 3)))
+    values = volume.array[::step, ::step, ::step].astype(np.float64).ravel()
+    values = values[np.isfinite(values) & ~volume.is_padding(values)]
+    low, high = (float(v) for v in np.percentile(values, (1, 99))) if values.size else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def _side_by_side(view: View, center: NDArray[np.float64], draw: DrawPlane) -> bytes:
+    """Return a PNG of the axial, coronal and sagittal plane through a point (3,) in LPI mm."""
+    planes = []
+    for direction in (AXIAL, CORONAL, SAGITTAL):
+        position = float(center[direction.normal])
+        plane = Image.fromarray(draw(direction, position, _raster(view, direction)))
+        letter = LETTERS[direction.across][0]
+        draw_text(ImageDraw.Draw(plane), (3, plane.height / 2), letter, LETTER_PIXELS, anchor="lm")
+        planes.append(plane)
+    width = sum(plane.width for plane in planes) + GAP_PIXELS * (len(planes) - 1)
+    picture = Image.new("RGB", (width, max(plane.height for plane in planes)))
+    x = 0
+    for plane in planes:
+        picture.paste(plane, (x, (picture.height - plane.height) // 2))
+        x += plane.width + GAP_PIXELS
+    png = io.BytesIO()
+    picture.save(png, format="PNG")
+    return png.getvalue()
 
 
 def volume_html(volume: Volume) -> str:

@@ -1,18 +1,132 @@
-"""Label maps changed voxel by voxel: structures kept, restricted to others, united with others.
-
-All functions work slab by slab: no further array of the scan's size is made but the result.
-"""
+"""Label maps: boxes around structures, crops of a scan, and maps put back, restricted or united."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scanloom.core import Layer, Segmentation
-from scanloom.ops.boxes import label_table
+from scanloom.core import Grid, Layer, Segmentation, Volume
+from scanloom.core.measurement import Box
 from scanloom.ops.run_length import Labels, iter_slabs
+from scanloom.ops.uncertainty import change_maps
+
+Triple = tuple[int, int, int]
+
+
+def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
+    """Return the smallest box around structures of a label map.
+
+    Parameters
+    ----------
+    labels : (I, J, K) uint8 or uint16 array
+        A label map.
+    numbers : iterable of int
+        Numbers of the structures; empty for all.
+
+    Returns
+    -------
+    ((i, j, k), (i, j, k)) or None
+        First and last voxel, both included; None if no voxel has one of the numbers.
+    """
+    table = label_table(labels.dtype, numbers)
+    inside = [np.zeros(n, bool) for n in labels.shape]
+    for slab in iter_slabs(labels.shape):
+        mask = table[labels[:, :, slab]]
+        for axis, across in enumerate(((1, 2), (0, 2))):
+            inside[axis] |= mask.any(axis=across)
+        inside[2][slab] = mask.any(axis=(0, 1))
+    if not inside[0].any():
+        return None
+    at = [np.flatnonzero(axis) for axis in inside]
+    return _triple(axis[0] for axis in at), _triple(axis[-1] for axis in at)
+
+
+def union_of_boxes(boxes: Iterable[Box | None]) -> Box | None:
+    """Return the smallest box around all boxes; None without any."""
+    present = [box for box in boxes if box is not None]
+    if not present:
+        return None
+    firsts, lasts = np.array([box[0] for box in present]), np.array([box[1] for box in present])
+    return _triple(firsts.min(axis=0)), _triple(lasts.max(axis=0))
+
+
+def margin_voxels(grid: Grid, margin_mm: float) -> Triple:
+    """Return a margin in voxels along each axis, rounded up."""
+    return _triple(math.ceil(margin_mm / spacing) for spacing in grid.spacing)
+
+
+def enlarge_box(box: Box, margin: Triple, shape: Triple) -> Box:
+    """Return a box with `margin` voxels around it, as far as a grid of this shape extends."""
+    first, last = box
+    return (
+        _triple(max(0, a - m) for a, m in zip(first, margin, strict=True)),
+        _triple(min(n - 1, b + m) for b, m, n in zip(last, margin, shape, strict=True)),
+    )
+
+
+def crop_grid(grid: Grid, box: Box) -> Grid:
+    """Return the grid of the voxels in a box, at their positions in the patient."""
+    first, last = box
+    affine = np.array(grid.affine)
+    affine[:3, 3] = grid.world(first)
+    return Grid(_triple(b - a + 1 for a, b in zip(first, last, strict=True)), affine)
+
+
+def crop_volume(volume: Volume, box: Box) -> Volume:
+    """Return the voxels of a scan in a box, as a scan of their own; the voxels are copied."""
+    return replace(volume, array=volume.array[slices_of(box)], grid=crop_grid(volume.grid, box))
+
+
+def paste_labels(labels: Labels, box: Box, shape: Triple) -> Labels:
+    """Return a label map of a whole scan from one of a box: background outside the box.
+
+    Parameters
+    ----------
+    labels : (I', J', K') uint8 or uint16 array
+        Label map of the voxels in the box.
+    box : ((i, j, k), (i, j, k))
+        First and last voxel.
+    shape : (I, J, K)
+        Shape of the scan.
+    """
+    whole = np.zeros(shape, labels.dtype, order="F")
+    whole[slices_of(box)] = labels
+    return whole
+
+
+def paste_segmentation(segmentation: Segmentation, box: Box, grid: Grid) -> Segmentation:
+    """Return a segmentation of a whole scan, on its `grid`, from one of a box."""
+    layers = tuple(
+        Layer(paste_labels(layer.labels, box, grid.shape), layer.structures)
+        for layer in segmentation.layers
+    )
+    uncertainty = change_maps(
+        segmentation.uncertainty, lambda values: paste_labels(values, box, grid.shape)
+    )
+    return replace(segmentation, layers=layers, grid=grid, uncertainty=uncertainty)
+
+
+def label_table(dtype: np.dtype[Any], numbers: Iterable[int] = ()) -> NDArray[np.bool_]:
+    """Return a lookup table: whether a label is one of `numbers`; of all but 0 if it is empty."""
+    table = np.zeros(int(np.iinfo(dtype).max) + 1, bool)
+    table[list(numbers) or slice(1, None)] = True
+    return table
+
+
+def slices_of(box: Box) -> tuple[slice, slice, slice]:
+    """Return the index of a box in an array."""
+    i, j, k = (slice(a, b + 1) for a, b in zip(*box, strict=True))
+    return i, j, k
+
+
+def _triple(values: Iterable[Any]) -> Triple:
+    i, j, k = (int(value) for value in values)
+    return i, j, k
 
 
 def keep_numbers(labels: Labels, numbers: Iterable[int]) -> Labels:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Measurement, Segmentation
-from scanloom.core.uncertainty import STEPS, Uncertainty
+from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
 from scanloom.ops.run_length import iter_slabs
 
 Map = NDArray[Any]
@@ -76,5 +76,5 @@ def _means(segmentation: Segmentation, values: Map) -> dict[int, float | None]:
             total += np.bincount(labels, weights, minlength=size)[:size]
         for structure in layer.structures:
             n = structure.number
-            means[n] = float(total[n] / voxels[n] / STEPS) if voxels[n] else None
+            means[n] = float(total[n] / voxels[n] / UNCERTAINTY_STEPS) if voxels[n] else None
     return means

@@ -10,7 +10,7 @@ import pytest
 from scanloom.cards import store
 from scanloom.cards.store import find_model, list_models, shipped_models, user_models
 from scanloom.core import ScanError
-from scanloom.core.resources import shipped
+from scanloom.core.paths import shipped
 from scanloom.engine.case.recipe import card_digest
 from support.bundles import spleen_config, transform, write_bundle
 

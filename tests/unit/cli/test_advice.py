@@ -33,8 +33,7 @@ WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")
 SHOWN_BY_FILE = {
     "cards/download/add.py": ("models",),
     "cli/checks/decoders.py": ("doctor",),
-    "cli/checks/devices.py": ("doctor",),
-    "cli/checks/storage.py": ("doctor",),
+    "cli/checks/machine.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
     "engine/default_model.py": ("segment",),
     "engine/monitor/board.py": ("run",),
@@ -54,10 +53,9 @@ SHOWN_BY_FILE = {
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
 """Marks of texts about options of programs other than scanloom."""
 NOT_MESSAGES = (
-    "core/reasons/reason.py",
+    "core/reasons.py",
     "engine/clusters/remote_worker.py",
-    "engine/clusters/slurm.py",
-    "engine/clusters/ssh.py",
+    "engine/clusters/launchers.py",
 )
 """Modules with arguments of programs, and the reasons, which have a test of their own."""
 

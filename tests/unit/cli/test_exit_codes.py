@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.cli.exit_codes import Exit, exit_of_reason, exit_of_records, exit_of_run
+from scanloom.cli.console import Exit, exit_of_reason, exit_of_records, exit_of_run
 from scanloom.core import CaseRecord, Reason
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.monitor import Status
 from scanloom.engine.run import RunResult
 
 

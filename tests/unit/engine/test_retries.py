@@ -8,7 +8,7 @@ import pytest
 
 from scanloom.core import Reason
 from scanloom.engine import retries
-from scanloom.engine.clusters import slurm, ssh
+from scanloom.engine.clusters import launchers
 from scanloom.engine.retries import RetryPolicy, policy_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "retries.md"
@@ -60,9 +60,9 @@ def test_the_page_lists_each_reason_that_a_run_retries() -> None:
         ("3. run", f"{retries.MAX_WORKER_LOSSES} losses, then `{Reason.WORKER_LOST.code}`"),
         (
             "3. run, `slurm`",
-            f"{slurm.MAX_FUTILE_JOBS} more than requested until a worker joins",
+            f"{launchers.MAX_FUTILE_JOBS} more than requested until a worker joins",
         ),
-        ("3. run, `ssh`", f"{ssh.MAX_FUTILE_ROUNDS} rounds until a worker joins"),
+        ("3. run, `ssh`", f"{launchers.MAX_FUTILE_ROUNDS} rounds until a worker joins"),
     ],
 )
 def test_the_page_gives_the_limits(layer: str, limit: str) -> None:
@@ -71,8 +71,8 @@ def test_the_page_gives_the_limits(layer: str, limit: str) -> None:
 
 def test_the_page_gives_the_pauses_of_jobs() -> None:
     layers = table("layer")
-    of_slurm = f"after {slurm.FIRST_PAUSE_S:.0f} s to {slurm.MAX_PAUSE_S:.0f} s"
-    of_ssh = ", ".join(f"{pause:.0f}" for pause in ssh.PAUSES_S[1:])
+    of_slurm = f"after {launchers.FIRST_PAUSE_S:.0f} s to {launchers.MAX_PAUSE_S:.0f} s"
+    of_ssh = ", ".join(f"{pause:.0f}" for pause in launchers.PAUSES_S[1:])
     assert any(of_slurm in cell for cell in layers["3. run, `slurm`"])
     assert any(f"after {of_ssh} s" in cell for cell in layers["3. run, `ssh`"])
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from scanloom.core import Layer, Segmentation, Volume
-from scanloom.ops.boxes import (
+from scanloom.ops.label_maps import (
     box_of_labels,
     crop_volume,
     enlarge_box,

@@ -12,7 +12,7 @@ import SimpleITK as sitk
 from scipy import ndimage
 
 from scanloom.core import ScanError
-from scanloom.core.uncertainty import Uncertainty
+from scanloom.core.segmentation import Uncertainty
 from scanloom.engine.case.writers import read_back, write_files
 from scanloom.io.extras.uncertainty import UNCERTAINTY
 from scanloom.io.output.writer import CaseContent

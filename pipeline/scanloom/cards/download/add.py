@@ -25,7 +25,7 @@ from scanloom.cards.provenance import (
 from scanloom.cards.readers import is_model, read_model, readers
 from scanloom.cards.store import stored_models, user_models
 from scanloom.core import Reason, ScanError, printable, slug
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 
 OFFLINE_VARIABLE: Final = "SCANLOOM_OFFLINE"
 """Variable that forbids the use of the network, unless it is empty or 0."""

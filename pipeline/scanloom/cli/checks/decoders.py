@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cli.checks.finding import Finding
+from scanloom.cli.checks.machine import CheckResult
 from scanloom.core import ScanError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ SYNTAXES = (
 )
 
 
-def check_decoders() -> Iterator[Finding]:
+def check_decoders() -> Iterator[CheckResult]:
     """Decode a frame in each transfer syntax with the reader of scans."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,24 +68,24 @@ def check_decoders() -> Iterator[Finding]:
             yield _check(syntax, Path(folder) / f"{syntax.uid}.dcm")
 
 
-def _check(syntax: Syntax, file: Path) -> Finding:
+def _check(syntax: Syntax, file: Path) -> CheckResult:
     frame = _frame(syntax.bits)
     try:
         _save(frame, syntax, file)
     except Exception as exc:  # noqa: BLE001 - a failing encoder only skips the check
         seen = f"not checked: encoding failed ({type(exc).__name__})"
-        return Finding(TOPIC, syntax.name, "warn", seen, "pip install --upgrade imagecodecs")
+        return CheckResult(TOPIC, syntax.name, "warn", seen, "pip install --upgrade imagecodecs")
     advice = "pip install --upgrade imagecodecs pylibjpeg pyjpegls pylibjpeg-openjpeg"
     try:
         decoded = decode(file)
     except ScanError as exc:
-        return Finding(TOPIC, syntax.name, "bad", f"{exc.detail} ({exc.code})", advice)
+        return CheckResult(TOPIC, syntax.name, "bad", f"{exc.detail} ({exc.code})", advice)
     except Exception as exc:  # noqa: BLE001 - the next check must run
-        return Finding(TOPIC, syntax.name, "bad", f"fails ({type(exc).__name__})", advice)
+        return CheckResult(TOPIC, syntax.name, "bad", f"fails ({type(exc).__name__})", advice)
     off = int(np.abs(decoded.astype(np.int64) - frame).max())
     if off > syntax.tolerance:
-        return Finding(TOPIC, syntax.name, "bad", f"wrong values, off by up to {off}", advice)
-    return Finding(TOPIC, syntax.name, "ok", "exact" if off == 0 else f"within {off}")
+        return CheckResult(TOPIC, syntax.name, "bad", f"wrong values, off by up to {off}", advice)
+    return CheckResult(TOPIC, syntax.name, "ok", "exact" if off == 0 else f"within {off}")
 
 
 def decode(file: Path) -> NDArray[Any]:

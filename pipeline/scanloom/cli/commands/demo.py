@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.options.common import Reporting
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def demo(
     with error_boundary(general.mode):
         from scanloom.cli.commands.segment import run
         from scanloom.core import ScanError
-        from scanloom.core.resources import shipped
+        from scanloom.core.paths import shipped
         from scanloom.options import SegmentOptions
 
         study = shipped("data") / "torso_ct"

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_json
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_json
+from scanloom.cli.options.common import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
-    from scanloom.cli.checks.finding import Finding
+    from scanloom.cli.checks.machine import CheckResult
 
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
@@ -43,12 +42,16 @@ def doctor(
             raise typer.Exit(Exit.SOME_FAILED)
 
 
-def examine(out: Path) -> Iterator[Finding]:
+def examine(out: Path) -> Iterator[CheckResult]:
     """Yield the findings of all checks; a check that raises is a finding too."""
     from scanloom.cli.checks.decoders import check_decoders
-    from scanloom.cli.checks.devices import check_devices
-    from scanloom.cli.checks.software import check_software
-    from scanloom.cli.checks.storage import check_key, check_models, check_out
+    from scanloom.cli.checks.machine import (
+        check_devices,
+        check_key,
+        check_models,
+        check_out,
+        check_software,
+    )
 
     for check in (check_software, check_decoders, check_devices):
         yield from _guarded(check)
@@ -57,18 +60,18 @@ def examine(out: Path) -> Iterator[Finding]:
         yield from _guarded(check)
 
 
-def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    from scanloom.cli.checks.finding import Finding
+def _guarded(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+    from scanloom.cli.checks.machine import CheckResult
 
     try:
         yield from check()
     except Exception as exc:  # noqa: BLE001 - a broken machine must not stop the other checks
         name = getattr(check, "__name__", "check")
         advice = "a bug in scanloom or a broken library: reinstall scanloom"
-        yield Finding("doctor", name, "bad", f"raised {type(exc).__name__}", advice)
+        yield CheckResult("doctor", name, "bad", f"raised {type(exc).__name__}", advice)
 
 
-def _print(finding: Finding, *, new_topic: bool) -> None:
+def _print(finding: CheckResult, *, new_topic: bool) -> None:
     screen = console()
     if new_topic:
         screen.print(f"\n{finding.topic}", style="bold")
@@ -78,7 +81,7 @@ def _print(finding: Finding, *, new_topic: bool) -> None:
         screen.print(f"       -> {finding.advice}", soft_wrap=True)
 
 
-def _summarize(findings: list[Finding]) -> None:
+def _summarize(findings: list[CheckResult]) -> None:
     bad = sum(f.level == "bad" for f in findings)
     warn = sum(f.level == "warn" for f in findings)
     text = f"{bad} bad, {warn} warnings, {len(findings) - bad - warn} ok"

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit, exit_of_nothing, unexamined
-from scanloom.cli.new_key import report_new_key
-from scanloom.cli.options.general import KeyOption, Reporting
+from scanloom.cli.console import (
+    Exit,
+    console,
+    error_boundary,
+    exit_of_nothing,
+    print_result,
+    report_new_key,
+    unexamined,
+)
+from scanloom.cli.options.common import ArchiveOptions, KeyOption, Reporting, StrictOption
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.scans import ArchiveOptions, StrictOption
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_all
-from scanloom.cli.console import error_boundary, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import General
+from scanloom.cli.console import Exit, error_boundary, say
+from scanloom.cli.options.common import General
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:

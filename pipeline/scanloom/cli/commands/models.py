@@ -9,6 +9,7 @@ import typer
 
 from scanloom.cli.command import Command, Group
 from scanloom.cli.console import (
+    Exit,
     error_boundary,
     error_document,
     format_error,
@@ -16,11 +17,10 @@ from scanloom.cli.console import (
     print_result,
     say,
 )
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.model_tables import plain_card, plain_entry, print_entry, print_list
-from scanloom.cli.options import complete
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.options import values
+from scanloom.cli.options.common import Reporting
 from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.tables import plain_card, plain_entry, print_entry, print_list
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -38,7 +38,7 @@ NameArgument = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        autocompletion=complete.models,
+        autocompletion=values.complete_models,
         help="Name of a model, or path of a model folder.",
     ),
 ]
@@ -127,7 +127,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="NAME",
-            autocompletion=complete.models,
+            autocompletion=values.complete_models,
             help="Name of a model, or path of its folder; all if omitted.",
         ),
     ] = None,
@@ -162,7 +162,9 @@ def remove(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", autocompletion=complete.models, help="Name of one of your own models."
+            metavar="NAME",
+            autocompletion=values.complete_models,
+            help="Name of one of your own models.",
         ),
     ],
     general: Reporting,

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.new_key import report_new_key
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_result, report_new_key
+from scanloom.cli.options.common import Reporting, RunOutputOptions, WorkflowOptions
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.scans import RunOutputOptions, WorkflowOptions
 from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 
 if TYPE_CHECKING:
@@ -35,8 +32,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     """
     with error_boundary(general.mode):
         from scanloom.engine.planning.plan import make_plan, save_plan
-        from scanloom.engine.workflow.scope import Scope
-        from scanloom.engine.workflow.selection import NO_MODALITY
+        from scanloom.engine.workflow.selection import NO_MODALITY, Scope
 
         paths, out, key = scans.given, output.out, output.key
         scope = Scope(output.replace, output.retry_failed, scans.shard)

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, warn_of_damaged
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.console import Exit, console, error_boundary, print_result, warn_of_damaged
+from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 from scanloom.version import __version__
 
@@ -48,8 +47,8 @@ def report(
         from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
         from scanloom.io.write.bids import has_bids, write_bids
+        from scanloom.review.report.data import damaged_totals
         from scanloom.review.report.page import write_report
-        from scanloom.review.report.runs import damaged_totals
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise no_results(out)

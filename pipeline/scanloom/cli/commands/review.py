@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import error_boundary, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.console import Exit, error_boundary, say
+from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.values import percentage
 
@@ -194,7 +193,7 @@ def _publish(
 
 def _remove(out: Path, reviewer: str) -> None:
     """Take a reviewer off the list."""
-    from scanloom.review.verdicts.sharing import remove_reviewer
+    from scanloom.review.verdicts.readers import remove_reviewer
 
     code = remove_reviewer(out, reviewer)
     say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")

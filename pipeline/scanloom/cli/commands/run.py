@@ -16,26 +16,27 @@ import typer
 
 from scanloom.cli.commands.plan import compared_rows
 from scanloom.cli.console import (
+    Exit,
     console,
     error_boundary,
+    exit_of_nothing,
+    exit_of_run,
     format_error,
     print_result,
     print_resume_command,
+    report_new_key,
     say,
     warn_of_damaged,
     warn_of_unexamined,
 )
-from scanloom.cli.exit_codes import Exit, exit_of_nothing, exit_of_run
-from scanloom.cli.new_key import report_new_key
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.common import Reporting, RunOutputOptions, StrictOption, WorkflowOptions
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.scans import RunOutputOptions, StrictOption, WorkflowOptions
-from scanloom.cli.run_tables import status_table, totals_table
+from scanloom.cli.tables import status_table, totals_table
 from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
-    from scanloom.engine.monitor.board import StatusWriter
+    from scanloom.engine.monitor import StatusWriter
     from scanloom.engine.run import RunOptions, RunResult
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
@@ -126,7 +127,7 @@ def _run_options(
     scans: WorkflowOptions, output: ResultOptions, execution: ExecutionOptions
 ) -> RunOptions:
     from scanloom.engine.run import RunOptions
-    from scanloom.engine.workflow.scope import Scope
+    from scanloom.engine.workflow.selection import Scope
 
     return RunOptions(
         out=output.out,

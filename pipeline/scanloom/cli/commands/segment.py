@@ -12,23 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.chosen_series import choice_document, choice_lines, show_failure
 from scanloom.cli.console import (
     OutputMode,
     console,
     error_boundary,
     error_document,
+    exit_of_records,
     print_json,
+    report_new_key,
     say,
 )
-from scanloom.cli.exit_codes import exit_of_records
-from scanloom.cli.model_tables import limitation_lines
-from scanloom.cli.new_key import report_new_key
-from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.common import PathOptions, Reporting, StrictOption
 from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.scans import PathOptions, StrictOption
-from scanloom.cli.planned_scans import show_dry_run
-from scanloom.cli.progress import Silence, progress
+from scanloom.cli.segment_output import (
+    Silence,
+    choice_document,
+    choice_lines,
+    progress,
+    show_dry_run,
+    show_failure,
+)
+from scanloom.cli.tables import limitation_lines
 from scanloom.options import SegmentOptions
 
 if TYPE_CHECKING:

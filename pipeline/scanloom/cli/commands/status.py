@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import OutputMode, console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting, ResultsOptions
+from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result
+from scanloom.cli.options.common import Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
-    from scanloom.engine.monitor.status import Status
+    from scanloom.engine.monitor import Status
 
 
 @takes_panels
@@ -23,7 +22,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
     """Show the status of the latest run in an output folder; exit with 1 if it failed or died."""
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
-        from scanloom.engine.monitor.status import Status
+        from scanloom.engine.monitor import Status
         from scanloom.engine.run_folder import RUNS
         from scanloom.io.output.layout import no_results, published_cases
         from scanloom.io.system.liveness import DIED
@@ -66,7 +65,7 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
 
 
 def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
-    from scanloom.cli.run_tables import status_table
+    from scanloom.cli.tables import status_table
 
     def show() -> None:
         console().print(status_table(now))

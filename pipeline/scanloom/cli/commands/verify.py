@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import Reporting, ResultsOptions
+from scanloom.cli.console import Exit, console, error_boundary, print_result
+from scanloom.cli.options.common import Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import console, error_boundary, print_result, say
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.options.general import KeyOption, Reporting
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.options.common import KeyOption, Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.options import DEFAULT_OUT
 
@@ -76,7 +75,7 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
 
     sources = [(1, source) for source in find_sources(out, sorted(ids))]
     if unknown := set(ids) - {source.id for _, source in sources} - {""}:
-        from scanloom.engine.results.file_sources import find_files
+        from scanloom.engine.results.tables import find_files
 
         sources += find_files(out, unknown, key)
     return sources
@@ -84,7 +83,7 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
 
 def _why_unknown(out: Path, ids: Collection[str]) -> str:
     """Return why neither the crosswalk nor the index of an output folder has these ids."""
-    from scanloom.engine.results.file_sources import is_in_manifest
+    from scanloom.engine.results.tables import is_in_manifest
 
     if not is_in_manifest(out, ids):
         return "the crosswalk has none of these ids"

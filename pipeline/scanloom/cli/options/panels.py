@@ -27,7 +27,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from scanloom.cli.options import complete, values
+from scanloom.cli.options import values
 from scanloom.options import PANELS
 
 Values = Mapping[str, Any]
@@ -104,7 +104,7 @@ def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
         help=command["help"],
         metavar=command["metavar"],
         parser=parser,
-        autocompletion=command["completion"] and getattr(complete, command["completion"]),
+        autocompletion=command["completion"] and getattr(values, command["completion"]),
         rich_help_panel=command["panel"],
         min=None if parser else schema.get("ge"),
         max=None if parser else schema.get("le"),

@@ -17,7 +17,7 @@ from scanloom.engine.case.relations import check_relations, structures_of_result
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.output.engines import OutputEngines
-from scanloom.ops.shares import resolve_shares
+from scanloom.ops.measure import resolve_shares
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:

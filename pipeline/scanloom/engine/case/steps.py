@@ -26,14 +26,13 @@ from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.io.output import file_names
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
-from scanloom.ops.measure import measure
-from scanloom.ops.shares import add_shares
+from scanloom.ops.measure import add_shares, measure
 from scanloom.ops.uncertainty import add_uncertainty
 
 
@@ -113,10 +112,10 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
     writers = writers_of(case.outputs)
     with clock.step("write"):
         write_files(folder, content, writers)
-        write_json(folder / file_names.CASE, case_json(segmented))
+        write_document(folder / file_names.CASE, case_json(segmented))
     with clock.step("readback"):
         read_back(folder, content, writers)
-    write_json(folder / file_names.TIMING, timing_json(segmented))
+    write_document(folder / file_names.TIMING, timing_json(segmented))
     seconds = sum(s.wall for s in clock.steps.values())
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
 

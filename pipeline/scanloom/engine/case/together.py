@@ -22,15 +22,16 @@ from scanloom.engine.case.relations import (
     united_structures,
 )
 from scanloom.engine.case.types import LoadedCase, Predictor
-from scanloom.ops.boxes import (
+from scanloom.ops.label_maps import (
     box_of_labels,
     crop_volume,
     enlarge_box,
     margin_voxels,
     paste_segmentation,
+    restrict_segmentation,
     union_of_boxes,
+    unite_layers,
 )
-from scanloom.ops.label_maps import restrict_segmentation, unite_layers
 from scanloom.ops.uncertainty import largest_uncertainty
 
 if TYPE_CHECKING:

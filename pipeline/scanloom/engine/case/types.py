@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice
-from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.io.scan import Scan
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from scanloom.io.scan import DicomSource
 from scanloom.io.system.parallel import run_parallel
 from scanloom.io.write.results import write_label_maps
 from scanloom.options import EXTRAS
-from scanloom.review.preview.about import About
+from scanloom.review.preview.layout import About
 
 _PICTURE_BYTES = 64 * 1024**2
 """The preview with its fonts."""
@@ -175,8 +175,7 @@ def _preview_files(content: CaseContent) -> set[str]:
 
 def _write_preview(folder: Path, content: CaseContent) -> None:
     from scanloom.review.preview.content import choose_content
-    from scanloom.review.preview.preview import draw_page
-    from scanloom.review.preview.thumbnail import draw_thumbnail
+    from scanloom.review.preview.preview import draw_page, draw_thumbnail
 
     drawn = choose_content(
         content.scan.volume, content.segmentations, content.measurements, _about(content)

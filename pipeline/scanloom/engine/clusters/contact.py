@@ -1,16 +1,27 @@
-"""Contact between a run and workers elsewhere: `Contact` and `WorkerLauncher`."""
+"""Contact between a run and workers elsewhere: its file, its handshake and the settings of Dask.
+
+The handshake asks whether a worker reads the scans, writes results and runs this version. Workers
+of Dask are minimal, and serve no HTTP pages unless requested.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+from scanloom.core import Reason, ScanError
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Execution
+from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, process_file_name
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.own_python import own_environment, safe_path
+from scanloom.version import __version__
 
 _LEAVING_S = 120.0
 """Longest time before the end of a job at which its workers leave in good order."""
@@ -113,3 +124,298 @@ def contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Pat
 def _lifetime(walltime: float | None) -> float | None:
     """Return the seconds after which a worker leaves a job, in time before it is killed."""
     return None if not walltime else max(walltime - _LEAVING_S, 0.9 * walltime)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question to a worker.
+
+    Parameters
+    ----------
+    token : str
+        Path of a file in the output folder, whose random content the worker returns.
+    models : tuple of str
+        Names from the store, or bundle folders.
+    book : str or None
+        Path of the run's `CaseFile`, of whose first case the worker reads the files.
+    """
+
+    token: str
+    models: tuple[str, ...] = ()
+    book: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a worker, of built-in types only, so that different versions can read it."""
+
+    word: str | None
+    version: str
+    python: tuple[int, int]
+    models: tuple[str | None, ...]
+    sees_scans: bool
+    reads_scans: bool
+    writes: bool
+
+
+_ABLE = {
+    "sees_scans": "don't see the scans",
+    "reads_scans": "can't read the scans",
+    "writes": "can't write in the output folder",
+}
+"""Fields of `Answer` that must be true for a worker if they are for this process."""
+
+
+class Handshake:
+    """Keeps a token file in the output folder during a run, by which workers are checked.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    models : sequence of str
+        Models, whose files must be the same everywhere.
+    digests : sequence of str
+        The `card_digest` of each when the recipe was made.
+    book : Path or None
+        Path of the run's `CaseFile`; workers must see and read the files of its first case.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        models: Sequence[str] = (),
+        digests: Sequence[str] = (),
+        book: Path | None = None,
+    ) -> None:
+        token = out.absolute() / ".work" / process_file_name(HANDSHAKE_PREFIX)
+        seen = str(book.absolute()) if book else None
+        self._token, self._digests = token, tuple(digests)
+        self.question = Question(str(token), tuple(models), seen)
+
+    def __enter__(self) -> Self:
+        self._token.parent.mkdir(parents=True, exist_ok=True)
+        self._token.write_text(os.urandom(16).hex())
+        self.expected = replace(answer(self.question), models=self._digests)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._token.unlink(missing_ok=True)
+
+    def check(self, client: Any) -> None:
+        """Check that all current workers can do the work.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if one cannot.
+        """
+        try:
+            answers = client.run(answer, self.question, on_error="return")
+        except (OSError, TimeoutError, AssertionError) as exc:  # the last: not serialisable
+            detail = f"a worker gave no answer ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
+        if not answers:
+            raise ScanError(Reason.CLUSTER, "the cluster has no workers")
+        fault = describe_mismatch(answers, self.expected)
+        if fault is not None:
+            raise ScanError(Reason.CLUSTER, fault)
+
+
+def answer(question: Question) -> Answer:
+    """Answer a question; runs on the worker."""
+    try:
+        token = Path(question.token).read_text()
+    except OSError:
+        token = None
+    files = _first_case(question.book)
+    return Answer(
+        token,
+        __version__,
+        sys.version_info[:2],
+        tuple(_model_hash(name) for name in question.models),
+        files is not None and all(file.exists() for file in files),
+        files is not None and all(map(_can_read, files)),
+        _can_write(Path(question.token).parent),
+    )
+
+
+def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | None:
+    """Describe why the workers cannot do the work; None if they can.
+
+    Parameters
+    ----------
+    answers : mapping
+        By address: an `Answer`, or the exception raised instead.
+    expected : Answer
+        Answer of this process: workers are only required to match it.
+    """
+    count = len(answers)
+    valid = [a for a in answers.values() if isinstance(a, Answer)]
+    if len(valid) < count:
+        return f"{count - len(valid)} of {count} workers have no scanloom {expected.version}"
+    versions = sorted({a.version for a in valid} - {expected.version})
+    if versions:
+        return f"workers run scanloom {', '.join(versions)}, this is {expected.version}"
+    pythons = sorted({a.python for a in valid} - {expected.python})
+    if pythons:
+        theirs = ", ".join("{}.{}".format(*p) for p in pythons)
+        return f"workers run Python {theirs}, this is {'{}.{}'.format(*expected.python)}"
+    blind = sum(a.word != expected.word for a in valid)
+    if blind:
+        return f"{blind} of {count} workers don't see the output folder"
+    different = sum(a.models != expected.models for a in valid)
+    if different:
+        return f"{different} of {count} workers have no or different files of the models"
+    for field, problem in _ABLE.items():
+        lacking = sum(not getattr(a, field) for a in valid) if getattr(expected, field) else 0
+        if lacking:
+            return f"{lacking} of {count} workers {problem}"
+    return None
+
+
+def _model_hash(name: str) -> str | None:
+    from scanloom.cards.store import find_model
+    from scanloom.engine.case.recipe import card_digest
+
+    try:
+        return card_digest(find_model(name))
+    except ScanError:
+        return None
+
+
+def _first_case(book: str | None) -> tuple[Path, ...] | None:
+    """Return the files of the first case, of all its inputs; None if it cannot be read."""
+    if book is None:
+        return ()
+    try:
+        case = CaseFile.read(Path(book), 0)
+    except (OSError, ValueError):
+        return None
+    return tuple(file for series in (case.series, *case.further_channels) for file in series.files)
+
+
+def _can_read(file: Path) -> bool:
+    """Return whether a file can be read, by reading: a server (NFS) may ignore permissions."""
+    try:
+        with open_regular_file(file) as opened:
+            opened.read(1)
+    except OSError:
+        return False
+    return True
+
+
+def _can_write(work: Path) -> bool:
+    """Return whether results can be written: create a file, move it as a result, and remove it."""
+    draft, cases = work / process_file_name(HANDSHAKE_PREFIX), work.parent / "cases"
+    moved = cases / f".{draft.name}"
+    try:
+        draft.write_bytes(b"")
+        if cases.is_dir():
+            draft.rename(moved)
+    except OSError:
+        return False
+    finally:
+        for path in (draft, moved):
+            with suppress(OSError):
+                path.unlink()
+    return True
+
+
+_PATHS = ("PYTHONPATH", "PYTHONSAFEPATH")
+
+WORKER_SETTINGS: dict[str, Any] = {
+    "distributed.scheduler.allowed-failures": 0,  # the run itself counts losses
+    "distributed.scheduler.work-stealing": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.log-length": 100,
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.deploy.lost-worker-timeout": "1 day",  # its nanny may be restarting it
+    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
+}
+"""Settings of workers; their memory is limited by the engine child, not by Dask."""
+
+NO_HTTP_ROUTES: dict[str, Any] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+}
+"""Settings without HTTP routes. `/sitemap.json` still answers: see `close_http_server`."""
+
+
+def dask_settings(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
+    """Return the settings of a run's Dask processes, with a private folder for their files.
+
+    Dask puts this folder first in `sys.path`. Its default is shared by all users of a machine, and
+    belongs to the user who creates it first.
+
+    Parameters
+    ----------
+    scratch : Path
+        An existing private folder.
+    pages : bool
+        Whether Dask's dashboard is served.
+    """
+    settings = WORKER_SETTINGS | {"temporary-directory": str(scratch)}
+    return settings if pages else settings | NO_HTTP_ROUTES
+
+
+@contextmanager
+def safe_search_path(scratch: Path) -> Iterator[None]:
+    """Remove folders that other users can write to from `sys.path`, for the block.
+
+    A worker process inherits the search path and the environment variables of its parent. Folders
+    in `scratch` that Dask adds are removed for good.
+    """
+    before, during = list(sys.path), safe_path(sys.path)
+    variables, own = {name: os.environ.get(name) for name in _PATHS}, own_environment()
+    os.environ.update({name: own[name] for name in _PATHS})
+    sys.path[:] = during
+    try:
+        yield
+    finally:
+        added = [p for p in sys.path if p not in during and not Path(p).is_relative_to(scratch)]
+        sys.path[:] = [*added, *before]
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+PRELOAD = "scanloom.engine.clusters.dask_preload"
+
+ANY_LOOPBACK_PORT = "127.0.0.1:0"
+DASHBOARD_ADDRESS = "127.0.0.1:8787"
+
+
+def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
+    """Return the specification of a scheduler for `SpecCluster`.
+
+    Parameters
+    ----------
+    security : distributed.Security
+        Holds the key of the run.
+    listen : mapping
+        `host` or `interface` to listen on.
+    pages : bool
+        Whether Dask's dashboard is served, on loopback.
+    """
+    from distributed import Scheduler
+
+    options = {
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": pages,
+        "dashboard_address": DASHBOARD_ADDRESS if pages else ANY_LOOPBACK_PORT,
+    }
+    return {"cls": Scheduler, "options": {**options, **listen}}
+
+
+def close_http_server(cluster: Any) -> None:
+    """Stop a cluster's scheduler from answering over HTTP."""
+    cluster.loop.add_callback(cluster.scheduler.http_server.stop)

@@ -57,14 +57,14 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def _slurm(execution: Execution, _: str, private: Path) -> LauncherFactory:
-    from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
+    from scanloom.engine.clusters.launchers import SlurmJobs, job_spec
 
     orders = job_spec(execution)
     return lambda contact: SlurmJobs(orders, contact, private)
 
 
 def _ssh(execution: Execution, host_list: str, private: Path) -> LauncherFactory:
-    from scanloom.engine.clusters.ssh import SshHosts, host_names
+    from scanloom.engine.clusters.launchers import SshHosts, host_names
 
     hosts = host_names(host_list, execution.cluster)
     return lambda contact: SshHosts(hosts, execution.cluster, contact, private)

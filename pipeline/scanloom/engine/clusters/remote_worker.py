@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import keep_memory_private, settle_in
-from scanloom.engine.clusters.contact import Contact
-from scanloom.engine.clusters.dask_config import (
+from scanloom.engine.clusters.contact import (
     ANY_LOOPBACK_PORT,
     PRELOAD,
+    Contact,
     dask_settings,
     safe_search_path,
 )
-from scanloom.engine.machine.gpus import UNNUMBERED_DEVICES, visible_gpus, worker_environment
+from scanloom.engine.machine.devices import UNNUMBERED_DEVICES, visible_gpus, worker_environment
 from scanloom.io.system.scratch_folders import private_temporary_folder
 from scanloom.own_python import safe_path
 

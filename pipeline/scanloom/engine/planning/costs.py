@@ -24,7 +24,7 @@ import numpy as np
 from scanloom.cards.card import ModelCard
 from scanloom.core import ScanError, user_cache_folder
 from scanloom.engine.case.recipe import card_digest
-from scanloom.engine.machine.gpus import local_devices
+from scanloom.engine.machine.devices import local_devices
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE, TIMING

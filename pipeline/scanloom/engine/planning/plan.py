@@ -45,14 +45,13 @@ from scanloom.engine.planning.trial import Candidate, try_cases
 from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.scope import Scope
-from scanloom.engine.workflow.selection import LeftOut, select
+from scanloom.engine.workflow.selection import LeftOut, Scope, select
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import case_folders
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import load_key_of
 from scanloom.io.probe import probe
 from scanloom.io.session import read_session
@@ -368,7 +367,7 @@ def save_plan(plan: Plan, out: Path) -> None:
     folder = out / "runs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / PLAN_FILE, lambda draft: write_json(draft, asdict(plan)))
+        atomic_write(folder / PLAN_FILE, lambda draft: write_document(draft, asdict(plan)))
     except OSError as exc:
         reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
         raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc
@@ -382,7 +381,7 @@ def find_site(workflow: Workflow, cards: Sequence[ModelCard]) -> ExecutionSite:
     ScanError
         If the requested device or precision is not available.
     """
-    from scanloom.engine.machine.gpus import local_devices
+    from scanloom.engine.machine.devices import local_devices
     from scanloom.inference.device import choose_device, choose_precision
     from scanloom.inference.memory import machine_memory, room
 

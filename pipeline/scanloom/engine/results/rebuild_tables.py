@@ -13,12 +13,12 @@ from scanloom.engine.case.models import unique_cards
 from scanloom.engine.results.tables import (
     MANIFEST,
     MEASUREMENTS,
-    CaseOutcome,
+    CaseEnding,
     write_measurements_table,
     write_tables,
 )
 from scanloom.engine.results.totals import TOTALS
-from scanloom.engine.results.verify_tables import missing_tables
+from scanloom.engine.results.verify import missing_tables
 from scanloom.engine.run_folder import RUNS
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
@@ -82,7 +82,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     cards = unique_cards([find_model(name) for name in workflow.models])
     recipe = workflow_recipe(workflow, cards)
     chosen, left_out = select(index.series, workflow, cards)
-    endings: dict[str, list[CaseOutcome]] = {}
+    endings: dict[str, list[CaseEnding]] = {}
     folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([index.stamp(series) for series in inputs], key)
@@ -117,15 +117,15 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str])
         yield case
 
 
-def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> CaseOutcome | None:
+def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> CaseEnding | None:
     """Return the outcome of a case for the files as they are now; None if it is not known."""
     failure = previous_failure(out, case, recipe, stamp)
     if failure is not None:
-        return CaseOutcome(failure.reason.code, failure.detail)
+        return CaseEnding(failure.reason.code, failure.detail)
     try:
         made_by = read_provenance(out / CASES / folder)
     except (OSError, ValueError):
         return None
     if made_by.recipe != recipe:
-        return CaseOutcome(Reason.STALE.code, OTHER_RECIPE)
-    return CaseOutcome("", "") if made_by.stamp == stamp else None
+        return CaseEnding(Reason.STALE.code, OTHER_RECIPE)
+    return CaseEnding("", "") if made_by.stamp == stamp else None

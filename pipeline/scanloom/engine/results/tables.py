@@ -1,13 +1,16 @@
-"""Write the tables of a run: `manifest`, one row per file, and `measurements`, per structure."""
+"""The tables of a run: `manifest`, one row per file, and `measurements`, per structure.
+
+Holders of the key find the sources of the file ids in a manifest.
+"""
 
 from __future__ import annotations
 
 import csv
 import itertools
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +18,9 @@ from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES
 from scanloom.engine.workflow.selection import LeftOut
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
-from scanloom.io.identity import file_id
-from scanloom.io.index.build import Index
+from scanloom.io.identity import file_id, key_fingerprint
+from scanloom.io.index.build import Index, stored_index
+from scanloom.io.output.crosswalk import SourceRecord, find_sources, latest_by_id, path_text
 from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.layout import iter_cases, read_case
@@ -45,7 +49,7 @@ _INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
 
 
 @dataclass(frozen=True)
-class CaseOutcome:
+class CaseEnding:
     """Outcome of a case: the code and detail of its reason, both empty if it was published."""
 
     reason: str
@@ -56,7 +60,7 @@ def write_tables(
     out: Path,
     index: Index,
     left_out: Sequence[LeftOut],
-    endings: Mapping[str, Sequence[CaseOutcome]],
+    endings: Mapping[str, Sequence[CaseEnding]],
     key: bytes,
     shard: Path | None = None,
     damaged: set[str] | None = None,
@@ -252,7 +256,7 @@ def measurement_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]
 def _manifest_rows(
     index: Index,
     left_out: Sequence[LeftOut],
-    endings: Mapping[str, Sequence[CaseOutcome]],
+    endings: Mapping[str, Sequence[CaseEnding]],
     key: bytes,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each file, with the outcome of its series, or else its own."""
@@ -284,7 +288,7 @@ def _manifest_rows(
         }
 
 
-def _series_outcome(cases: Sequence[CaseOutcome]) -> tuple[str, str, str]:
+def _series_outcome(cases: Sequence[CaseEnding]) -> tuple[str, str, str]:
     """Return outcome, reason and detail of a series: "used" if any of its cases was published."""
     unpublished = [case for case in cases if case.reason]
     if len(unpublished) < len(cases):
@@ -352,3 +356,71 @@ def _column_type(column: str) -> pa.DataType:
     if column in _TEXT_COLUMNS:
         return pa.string()
     return pa.int64() if column in _INTEGER_COLUMNS else pa.float64()
+
+
+def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, SourceRecord], ...]:
+    """Return the copy's number, as in the manifest, and the source of files by their ids.
+
+    The index of the output folder tells their paths; a file is opened only if it has no
+    SOPInstanceUID, and only among the files of the same series.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    ids : collection of str
+        File ids; those that the manifest lacks are passed over.
+    key : bytes
+        The key of the ids.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    series_ids = _series_of(out / f"{MANIFEST}.parquet", ids)
+    index = stored_index(out, key_fingerprint(key)) if series_ids else None
+    if index is None:
+        return ()
+    series = latest_by_id(find_sources(out, sorted(series_ids)))
+    copies: Counter[str] = Counter()
+    sources = []
+    for file, path, kind, series_id in _files_by_id(index, series_ids, key):
+        copies[file] += 1
+        if file in ids:
+            of_series = series.get(series_id, SourceRecord("", kind, "", 1))
+            record = replace(of_series, id=file, path=path_text(path), files=1, folder="")
+            sources.append((copies[file], record))
+    return tuple(sources)
+
+
+def is_in_manifest(out: Path, ids: Collection[str]) -> bool:
+    """Return whether the manifest of an output folder has files with one of these ids."""
+    return bool(_series_of(out / f"{MANIFEST}.parquet", ids))
+
+
+def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
+    """Return the ids of the series of files, empty for files of none, as the manifest gives them.
+
+    An unreadable manifest has none: `verify` names it.
+    """
+    import pyarrow as pa
+    from pyarrow import compute, parquet
+
+    try:
+        table = parquet.read_table(manifest, columns=["file", "case"])
+    except (OSError, pa.ArrowException):
+        return set()
+    matching = compute.is_in(table.column("file"), value_set=pa.array(sorted(ids), pa.string()))
+    return set(table.filter(matching).column("case").to_pylist())
+
+
+def _files_by_id(
+    index: Index, series_ids: Collection[str], key: bytes
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the id, path and kind of the files of some series, and the id of their series."""
+    rows = index.table
+    for entry, look, number in zip(rows.entries, rows.infos(), rows.series_numbers, strict=True):
+        series_id = rows.series[number].id if number >= 0 else ""
+        if series_id in series_ids:
+            yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series_id

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.monitor import Status
 from scanloom.engine.run_log import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import CASES
 from scanloom.io.system.atomic_write import atomic_write
 
@@ -81,7 +81,7 @@ def write_totals(
             for case in sorted(seconds, key=lambda case: (-seconds[case], case))[:_SLOWEST_CASES]
         ],
     }
-    atomic_write(folder / TOTALS, lambda draft: write_json(draft, totals))
+    atomic_write(folder / TOTALS, lambda draft: write_document(draft, totals))
     return totals
 
 

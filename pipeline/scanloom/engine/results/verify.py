@@ -1,29 +1,170 @@
-"""Check an output folder: case files against their checksums, tables against the cases."""
+"""Check an output folder: case files against their checksums, tables against the cases.
+
+Rows of the tables are compared with the cases, and CSV with Parquet.
+"""
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from io import TextIOWrapper
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from scanloom.engine.results.verify_tables import (
-    TableUnreadableError,
-    altered_manifest,
-    altered_measurements,
-    missing_tables,
-    recorded_cases,
+from scanloom.core import ScanError
+from scanloom.engine.results.tables import (
+    BATCH_ROWS,
+    MANIFEST,
+    MEASUREMENTS,
+    measurement_rows,
+    stale_cases,
 )
+from scanloom.io.output.crosswalk import case_folders
+from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import CASES, no_results, published_cases
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.corrections.revisions import REVISIONS, revision_folders
-from scanloom.review.verdicts.json_lines import LineError, read_lines
-from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS
+from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
+
+_Row = dict[str, str]
+"""A row of a table, each cell as the CSV file has it."""
+_CaseRows = tuple[str, list[_Row]]
+"""A case, and its rows."""
+
+
+class TableUnreadableError(Exception):
+    """A table can't be read; `file` is its name in the output folder."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(file)
+        self.file = file
+
+
+def recorded_cases(out: Path) -> set[str]:
+    """Return the names of the published cases according to the tables, or else the crosswalk."""
+    tables = _existing_files(out, MEASUREMENTS)
+    names: set[str] = set()
+    for file in tables:
+        with suppress(TableUnreadableError):  # the other table may be readable
+            names.update(row["case"] for row in _rows(out / file, ["case"]))
+    if not tables:
+        with suppress(ScanError, OSError):  # the crosswalk is readable for its owner alone
+            names.update(case_folders(out).values())
+    return names
+
+
+def missing_tables(out: Path) -> list[str]:
+    """Return the tables that are missing although a run has written them."""
+    existing = {*_existing_files(out, MANIFEST), *_existing_files(out, MEASUREMENTS)}
+    if not existing and not any((out / "runs").glob("*/totals.json")):
+        return []
+    return sorted({*_files(MANIFEST), *_files(MEASUREMENTS)} - existing)
+
+
+def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
+    """Return the tables of measurements that differ from the cases.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    intact : container of str
+        Cases whose files are as published; rows of other cases are not checked.
+
+    Raises
+    ------
+    TableUnreadableError
+        If a table can't be read.
+    """
+    altered: set[str] = set()
+    stale = stale_cases(out)
+    groups = {file: _by_case(_rows(out / file)) for file in _existing_files(out, MEASUREMENTS)}
+    heads = {file: next(cases, None) for file, cases in groups.items()}
+    while names := [head[0] for head in heads.values() if head is not None]:
+        case = min(names)  # both tables are sorted by name
+        rows = measurement_rows(out / CASES / case, stale) if case in intact else None
+        expected = None if rows is None else [_as_csv(row) for row in rows]
+        for file, head in heads.items():
+            if head is None or head[0] != case:
+                altered.add(file)
+                continue
+            following = next(groups[file], None)
+            is_sorted = following is None or following[0] > case
+            if not is_sorted or not _equal(head[1], expected):
+                altered.add(file)
+            heads[file] = following if is_sorted else None
+    return altered
+
+
+def _equal(rows: list[_Row], expected: list[_Row] | None) -> bool:
+    """Return whether rows of a table are as expected."""
+    if expected is None:
+        return True
+    return rows == expected
+
+
+def altered_manifest(out: Path) -> set[str]:
+    """Return the CSV of the manifest if it differs from the Parquet file.
+
+    Raises
+    ------
+    TableUnreadableError
+        If a table can't be read.
+    """
+    files = _existing_files(out, MANIFEST)
+    if len(files) < 2:
+        return set()
+    pairs = itertools.zip_longest(*(_rows(out / file) for file in files))
+    return set() if all(a == b for a, b in pairs) else {f"{MANIFEST}.csv"}
+
+
+def _files(table: str) -> tuple[str, str]:
+    return f"{table}.csv", f"{table}.parquet"
+
+
+def _existing_files(out: Path, table: str) -> list[str]:
+    return [file for file in _files(table) if (out / file).exists()]
+
+
+def _by_case(rows: Iterator[_Row]) -> Iterator[_CaseRows]:
+    for case, group in itertools.groupby(rows, itemgetter("case")):
+        yield case, list(group)
+
+
+def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
+    """Yield the rows of a table, CSV or Parquet; a CSV always with all columns."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        if path.suffix == ".csv":
+            with TextIOWrapper(open_regular_file(path), "utf-8", newline="") as text:
+                yield from csv.DictReader(text, strict=True)
+            return
+        with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                yield from map(_as_csv, batch.to_pylist())
+    except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
+        raise TableUnreadableError(path.name) from exc
+
+
+def _as_csv(row: dict[str, Any]) -> _Row:
+    return {name: _cell(value) for name, value in row.items()}
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return escape_formula(value)
+    return "" if value is None else str(value)
+
 
 DiscrepancyKind = Literal["changed", "missing", "extra", "unreadable"]
 

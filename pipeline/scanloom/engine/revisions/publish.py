@@ -29,11 +29,11 @@ from scanloom.core import (
     Series,
     Structure,
 )
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
 from scanloom.io.output.writer import CaseContent
@@ -167,9 +167,9 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
 def _write(folder: Path, content: CaseContent, document: dict[str, Any]) -> None:
     writers = writers_of(content.case.outputs)
     write_files(folder, content, writers)
-    write_json(folder / CASE, document)
+    write_document(folder / CASE, document)
     read_back(folder, content, writers)
-    write_json(folder / TIMING, {"steps": {}})
+    write_document(folder / TIMING, {"steps": {}})
 
 
 def _segmentations(

@@ -1,7 +1,7 @@
 """The engine child: the one process of a worker in which models and native code live.
 
 Code that aborts, hangs or takes all the memory takes this process with it and nothing else. The
-worker that started it (`scanloom.engine.worker.child_process`) sees its end, finds which case
+worker that started it (`scanloom.engine.worker.supervisor`) sees its end, finds which case
 caused it, and starts another.
 
 It is started as ``python -m scanloom.engine.worker.child_main FD``, where FD is one end of a socket

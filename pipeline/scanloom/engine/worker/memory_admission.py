@@ -1,9 +1,11 @@
-"""`MemoryAdmission`: admits cases to a process by the memory that they are estimated to need."""
+"""`MemoryAdmission`, `AdmissionGate`: admit cases to a process by the memory they may need."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,8 +14,73 @@ from scanloom.core import Case, Grid, Outputs
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.memory_estimate import Placement, base_bytes, check_memory, estimate_case
 from scanloom.engine.case.types import Predictor
-from scanloom.engine.worker.gate import AdmissionGate
 from scanloom.io.probe import probe
+
+
+class AdmissionGate:
+    """Admits cases while capacity lasts, in the order of their arrival.
+
+    A large case is therefore not overtaken by small ones. An exclusive holder waits until the
+    gate is empty and blocks new entries meanwhile.
+
+    Parameters
+    ----------
+    places : int
+        Maximum number of concurrent holders.
+    capacity : float
+        Limit for the sum of their needs, for instance in bytes. A case that needs more than that
+        is admitted when the gate is empty.
+    """
+
+    def __init__(self, places: int, capacity: float = float("inf")) -> None:
+        self._places, self._capacity = places, capacity
+        self._inside, self._needed = 0, 0.0
+        self._is_exclusive, self._exclusive_waiting = False, 0
+        self._queue: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def shared(self, need: float = 0.0) -> Iterator[None]:
+        """Hold a shared place that takes `need` of the capacity."""
+        ticket = object()
+        with self._changed:
+            self._queue.append(ticket)
+            try:
+                self._changed.wait_for(lambda: self._queue[0] is ticket and self._has_room(need))
+            finally:
+                self._queue.remove(ticket)
+                self._changed.notify_all()  # the next in the queue may fit too
+            self._inside += 1
+            self._needed += need
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._needed -= need
+                self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the whole gate; takes precedence over waiting shared holders."""
+        with self._changed:
+            self._exclusive_waiting += 1
+            self._changed.wait_for(lambda: not self._inside and not self._is_exclusive)
+            self._exclusive_waiting -= 1
+            self._is_exclusive = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_exclusive = False
+                self._changed.notify_all()
+
+    def _has_room(self, need: float) -> bool:
+        if self._is_exclusive or self._exclusive_waiting:
+            return False
+        fits = self._needed + need <= self._capacity or self._inside == 0
+        return fits and self._inside < self._places
+
 
 MEMORY_SHARE = 0.9
 """Fraction of the machine's memory for cases; the system and its file cache need the rest."""

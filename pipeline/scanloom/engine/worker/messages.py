@@ -1,19 +1,26 @@
-"""Messages between a worker and its engine child.
+"""Messages between a worker and its engine child, and `CaseFile`: the cases of a run in a file.
 
 The first message to the child is a `WorkerSetup`, then one `CaseRequest` per case; the child
 answers with `Ready`, `Step` and `CaseReply`. They travel as `scanloom.io.system.messages`.
+
+A `CaseFile` in `OUT/private/` holds one line of JSON per case. Dask tasks carry an offset in this
+file, never the path of a scan: Dask's logs and pages therefore show nothing about a source.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.core import Case, CaseRecord, ComputeOptions, Outputs, ReadOptions, ScanError, Series
+from scanloom.core.relations import relations_from_json
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
@@ -154,3 +161,77 @@ class CaseReply:
 for _message_type in (WorkerSetup, FunctionCall, CaseRequest, Ready, Step, CaseReply, OutputTarget):
     register(_message_type)
 register(Execution, lambda execution: (execution.model_dump(),), Execution.model_validate)
+
+
+class CaseFile:
+    """Cases of a run by id; only their offsets in the file stay in memory."""
+
+    def __init__(self, path: Path, offsets: dict[str, int]) -> None:
+        self.path, self._offsets = path, offsets
+
+    @classmethod
+    def write(cls, path: Path, cases: Iterable[Case]) -> Self:
+        """Write a new file that only its owner can read.
+
+        Raises
+        ------
+        OSError
+            If it can't be written.
+        """
+        offsets = {}
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            for case in cases:
+                offsets[case.id] = file.tell()
+                file.write(json.dumps(_plain_case(case)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return cls(path, offsets)
+
+    def offset(self, case_id: str) -> int:
+        """Return the offset of a case in the file."""
+        return self._offsets[case_id]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def case(self, case_id: str) -> Case:
+        """Return a case."""
+        return self.read(self.path, self._offsets[case_id])
+
+    @staticmethod
+    def read(path: Path, offset: int) -> Case:
+        """Return the case at an offset of a file.
+
+        Raises
+        ------
+        OSError
+            If the file can't be read.
+        ValueError
+            If the offset is not that of a case.
+        """
+        with path.open("rb") as file:
+            file.seek(offset)
+            return _case_from_plain(json.loads(file.readline()))
+
+
+def _plain_case(case: Case) -> dict[str, Any]:
+    document = asdict(case)
+    for series in (document["series"], *document["further_channels"]):
+        series["files"] = [os.fsdecode(file) for file in series["files"]]
+    return document
+
+
+def _case_from_plain(document: dict[str, Any]) -> Case:
+    document["series"] = _series_from_plain(document["series"])
+    document["further_channels"] = tuple(map(_series_from_plain, document["further_channels"]))
+    outputs = document["outputs"]
+    lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
+    document["outputs"] = Outputs(**{**outputs, **lists})
+    document["read"] = ReadOptions(**document["read"])
+    document["compute"] = ComputeOptions(**document["compute"])
+    document["relations"] = relations_from_json(document["relations"])
+    return Case(**document)
+
+
+def _series_from_plain(document: dict[str, Any]) -> Series:
+    return Series(**{**document, "files": tuple(map(Path, document["files"]))})

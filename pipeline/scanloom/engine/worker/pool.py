@@ -1,14 +1,19 @@
-"""`Pool`: processes cases, on engines of this process or of Dask workers."""
+"""`Pool`: processes cases, on engines of this process or of Dask workers.
+
+Cases are submitted to it, never more than its window, whatever the size of the archive.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from scanloom.core import Case
+from scanloom.core import Case, CaseRecord, Reason
+from scanloom.engine.retries import MAX_WORKER_LOSSES
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 
 
@@ -85,3 +90,162 @@ class LocalPool:
         if outcome.fault is not None:
             raise outcome.fault  # all engines share this machine and these models
         return outcome
+
+
+OnOutcome = Callable[[Case, CaseOutcome], None]
+_Ended = queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]]
+
+_POLL_INTERVAL_S = 0.2
+"""Time between two checks whether the run is to stop."""
+
+
+def dispatch_cases(
+    cases: Iterable[Case],
+    pool: Pool,
+    on_outcome: OnOutcome,
+    *,
+    on_start: Callable[[Case], None] | None = None,
+    stop: threading.Event | None = None,
+    drain: float = 6.0,
+) -> bool:
+    """Submit cases to a pool until all have an outcome.
+
+    Parameters
+    ----------
+    cases : iterable of Case
+        Taken one by one, as the pool has room.
+    pool : Pool
+        Processes the cases.
+    on_outcome, on_start : callable
+        Called in this thread. If `on_outcome` raises, no further case is started, the pool is
+        stopped, and the error propagates.
+    stop : threading.Event or None
+        When it is set, no further case is started.
+    drain : float
+        Seconds that cases in flight may still take after `stop` was set.
+
+    Returns
+    -------
+    bool
+        True if all cases were processed.
+
+    Raises
+    ------
+    ScanError
+        Of the pool, if no case can be processed; or raised by `on_outcome`.
+    """
+    stop = stop or threading.Event()
+    queued = _Queue(cases, pool, on_start)
+    try:
+        while True:
+            queued.submit(stop)
+            if stop.is_set() or queued.empty:
+                break
+            for case, outcome in queued.outcomes():
+                on_outcome(case, outcome)
+        if queued.in_flight:
+            _drain(pool, queued.ended, queued.in_flight, drain, on_outcome)
+            return False
+    except BaseException:
+        pool.stop(0.0)
+        raise
+    return queued.empty
+
+
+class _Queue:
+    """Cases of a pool: those that wait, those in flight, and those that lost their worker.
+
+    Parameters
+    ----------
+    cases, pool, on_start
+        As in `dispatch_cases`.
+    """
+
+    def __init__(
+        self, cases: Iterable[Case], pool: Pool, on_start: Callable[[Case], None] | None
+    ) -> None:
+        self._waiting, self._exhausted = iter(cases), False
+        self._pool, self._on_start = pool, on_start
+        self._lost: list[Case] = []
+        self._losses: Counter[str] = Counter()
+        self.ended: _Ended = queue.SimpleQueue()
+        self.in_flight = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether all cases have an outcome."""
+        return self.in_flight == 0 and self._exhausted and not self._lost
+
+    def submit(self, stop: threading.Event) -> None:
+        """Submit cases while the pool has room; first those that lost their worker."""
+        while self.in_flight < self._pool.window and not stop.is_set():
+            case = self._lost.pop() if self._lost else next(self._waiting, None)
+            if case is None:
+                self._exhausted = True
+                return
+            self._submit(case)
+            self.in_flight += 1
+
+    def _submit(self, case: Case) -> None:
+        if self._on_start is not None:
+            self._on_start(case)
+        future = self._pool.submit(case)
+        future.add_done_callback(lambda done: self.ended.put((case, done)))
+
+    def outcomes(self) -> Iterator[tuple[Case, CaseOutcome]]:
+        """Yield the next case with its outcome, unless none ends soon or it is submitted again."""
+        try:
+            case, future = self.ended.get(timeout=_POLL_INTERVAL_S)
+        except queue.Empty:
+            return
+        self.in_flight -= 1
+        outcome = _outcome(future)
+        if outcome is not None:
+            yield case, outcome
+            return
+        self._losses[case.id] += not isinstance(future.exception(), WorkerUnfitError)
+        if self._losses[case.id] < MAX_WORKER_LOSSES:
+            self._lost.append(case)
+        else:
+            yield case, _given_up(case)
+
+
+def _drain(
+    pool: Pool,
+    ended: _Ended,
+    in_flight: int,
+    patience: float,
+    on_outcome: OnOutcome,
+) -> None:
+    """Collect the cases that end within `patience` seconds; the others are aborted."""
+    pool.stop(patience)
+    for _ in range(in_flight):
+        try:
+            case, future = ended.get(timeout=1.0)
+        except queue.Empty:
+            return
+        if future.cancelled() or future.exception() is not None:
+            continue
+        outcome = future.result()
+        if outcome.record is not None:
+            on_outcome(case, outcome)
+
+
+def _outcome(future: Future[CaseOutcome]) -> CaseOutcome | None:
+    """Return the outcome of a case; None if its worker was lost, or left during it.
+
+    Raises
+    ------
+    ScanError
+        If no case can be processed.
+    """
+    try:
+        outcome = future.result()
+    except WorkerLostError:
+        return None
+    return outcome if outcome.record is not None else None
+
+
+def _given_up(case: Case) -> CaseOutcome:
+    detail = f"the worker of the case was lost {MAX_WORKER_LOSSES} times"
+    return CaseOutcome(CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None), ())

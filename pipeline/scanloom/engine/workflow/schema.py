@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypeGuard,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from scanloom.core import (
     ComputeOptions,
@@ -23,20 +39,299 @@ from scanloom.core import (
     Reason,
     Relations,
     ScanError,
+    did_you_mean,
+    is_slug,
     parse_bytes,
 )
-from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
-from scanloom.engine.workflow.relations import (
-    Crops,
-    Ensembles,
-    Restrictions,
-    Shares,
-    Unions,
-    make_relations,
-)
-from scanloom.engine.workflow.section import Section, WordList, comma_separated, listed
+from scanloom.core import relations as core_relations
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.options import EXTRAS, Modality
+from scanloom.options import EXTRAS, Modality, take
+
+T = TypeVar("T")
+
+
+def listed(value: object) -> object:
+    """Return a single string as a list of one; other values are kept as they are."""
+    return (value,) if isinstance(value, str) else value
+
+
+def comma_separated(value: object) -> object:
+    """Return a text as the names between its commas, as on the command line; refuse an empty one.
+
+    Raises
+    ------
+    ValueError
+        If it has no name.
+    """
+    if not isinstance(value, str):
+        return value
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise ValueError("at least one name; leave the key out for all")
+    return names
+
+
+WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
+
+
+class Section(BaseModel, frozen=True):
+    """A part of a workflow: unknown keys are errors, and instances are immutable.
+
+    A section that inherits from an options class of `scanloom.options` has its fields, with
+    their defaults and descriptions; a field that is defined again differs only in its type.
+    """
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in filter(is_dataclass, cls.__bases__):
+            hints = get_type_hints(base, include_extras=True)
+            for option in fields(base):
+                cls.__annotations__.setdefault(option.name, hints[option.name])
+                known = {"description": option.metadata["description"], **option.metadata["schema"]}
+                setattr(cls, option.name, Field(default=option.default, **known))
+
+    def options(self, kind: type[T]) -> T:
+        """Return the fields of an options class that this section inherits from."""
+        return take(kind, dict(self))
+
+
+_EXPECTED = (
+    ("int_", "a whole number"),
+    ("float_", "a number"),
+    ("bool_", "yes or no"),
+    ("string_type", "text, in quotes where YAML sees yes, no or a number"),
+    ("tuple_type", "a word, or a list of them, in quotes where YAML sees yes, no or a number"),
+    ("model_type", "keys and values"),
+    ("dict_type", "keys and values"),
+)
+"""Expected values by the prefix of pydantic's error types."""
+
+
+def duplicate_keys(node: yaml.Node | None) -> list[str]:
+    """Return a message for each duplicate key: YAML would silently take the last one."""
+    if isinstance(node, yaml.SequenceNode):
+        return [text for item in node.value for text in duplicate_keys(item)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    seen: set[str] = set()
+    messages = []
+    for key, value in node.value:
+        if key.value in seen:
+            messages.append(f"line {key.start_mark.line + 1}: {key.value} is given twice")
+        seen.add(key.value)
+        messages += duplicate_keys(value)
+    return messages
+
+
+def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
+    """Return a message with line, key, expected value, and the nearest valid word.
+
+    Parameters
+    ----------
+    model : type
+        The model that the document is validated with.
+    root : yaml.Node or None
+        Root of the file's YAML; None without a file.
+    error : mapping
+        One of pydantic's errors.
+    """
+    loc = tuple(error["loc"])
+    names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
+    key = ".".join(names) or "the workflow"
+    where = key if root is None else f"line {_line(root, loc)}: {key}"
+    section = _section(model, names[:-1])
+    if error["type"] == "extra_forbidden" and section is not None:
+        known = sorted(section.model_fields)
+        return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    field = _field(model, names)
+    allowed = _choices(field.annotation if field else None)
+    value = error.get("input")
+    if allowed and error["type"] == "tuple_type":
+        return f"{where}: expected one or several of {', '.join(allowed)}"
+    if allowed and isinstance(value, str):
+        return f"{where}: {did_you_mean(value, allowed)}"
+    return f"{where}: expected {_expected(error, field)}"
+
+
+def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
+    kind = str(error["type"])
+    if kind == "string_pattern_mismatch" and field is not None and field.description:
+        expected = f"{field.description[:1].lower()}{field.description[1:]}"
+        return f"{expected}, such as {field.examples[0]}" if field.examples else expected
+    if kind == "too_short":
+        return f"at least {error['ctx']['min_length']} of them"
+    for start, expected in _EXPECTED:
+        if kind.startswith(start):
+            return expected
+    expected = str(error["msg"]).removeprefix("Value error, ")
+    return f"{expected[:1].lower()}{expected[1:]}".removeprefix("input should be ")
+
+
+def _is_key(name: str) -> bool:
+    """Return whether an entry of pydantic's location is a key, not the name of a validator."""
+    if name in ("int", "float", "str", "tuple") or "[" in name:
+        return False
+    return not name.startswith(("function-", "constrained-"))
+
+
+def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
+    """Return the line, from 1, of the innermost key of `loc` that the file has."""
+    line = 1
+    for key_or_index in loc:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {key.value: (key, value) for key, value in node.value}
+            if key_or_index not in pairs:
+                break
+            key, node = pairs[str(key_or_index)]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key_or_index, int):
+            if key_or_index >= len(node.value):
+                break
+            node = node.value[key_or_index]
+            line = node.start_mark.line + 1
+    return line
+
+
+def _section(model: type[BaseModel], names: Sequence[str]) -> type[BaseModel] | None:
+    kind: object = model
+    for name in names:
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif _is_section(kind) and name in kind.model_fields:
+            kind = kind.model_fields[name].annotation
+        else:
+            return None
+        if get_origin(kind) is tuple:  # a list of sections
+            kind = get_args(kind)[0]
+    return kind if _is_section(kind) else None
+
+
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
+    section = _section(model, names[:-1])
+    return section.model_fields.get(names[-1]) if section and names else None
+
+
+def _choices(annotation: object) -> list[str]:
+    """Return the words of all Literals in an annotation."""
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    arguments = get_args(annotation)
+    if annotation is None or isinstance(annotation, types.NoneType):
+        return []
+    return [choice for argument in arguments for choice in _choices(argument)]
+
+
+def _checked_slug(value: str) -> str:
+    if not is_slug(value):
+        raise ValueError("a name of a-z, 0-9, _ and -")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_slug)]
+
+
+class StructuresOf(Section, frozen=True):
+    """Structures of another model."""
+
+    model: str = Field(description="Name of the other model, or of an ensemble")
+    structures: WordList = Field(default=(), description="Labels of that model; by default, all")
+
+    @property
+    def reference(self) -> core_relations.StructuresOf:
+        """The structures."""
+        return core_relations.StructuresOf(self.model, self.structures)
+
+
+class CropBy(StructuresOf, frozen=True):
+    """Structures of another model, around which the scan is cropped."""
+
+    margin_mm: float = Field(default=0.0, ge=0, description="Distance around them, mm")
+
+
+class Unite(Section, frozen=True):
+    """One label map of structures of several models, instead of those of the models."""
+
+    priority: tuple[StructuresOf, ...] = Field(
+        min_length=1,
+        description="Models with their structures: where several label a voxel, the first has it",
+    )
+
+
+class Share(Section, frozen=True):
+    """Volumes measured as shares of a whole; structures by LABEL, or MODEL/LABEL if ambiguous."""
+
+    of: Annotated[WordList, Field(min_length=1)] = Field(
+        description="The whole: a structure, or several whose volumes are added"
+    )
+    structures: WordList = Field(
+        default=(), description="Structures whose share is measured; by default, all others"
+    )
+
+
+Crops = Annotated[
+    dict[Name, CropBy],
+    Field(description="Models that run on the box around structures of another model, by name"),
+]
+Restrictions = Annotated[
+    dict[Name, StructuresOf],
+    Field(
+        description="Models whose labels outside structures of another model become background, "
+        "by name"
+    ),
+]
+Ensembles = Annotated[
+    dict[Name, Annotated[WordList, Field(min_length=2)]],
+    Field(
+        description="Models of equal structures and grid whose scores are averaged, by the name of "
+        "their result"
+    ),
+]
+Unions = Annotated[
+    dict[Name, Unite],
+    Field(
+        description="Label maps of structures of several models, by name; they take the place of "
+        "the models' own results"
+    ),
+]
+Shares = Annotated[
+    tuple[Share, ...], Field(description="Volumes to measure as shares of other volumes")
+]
+
+
+def make_relations(
+    crop_by: Crops,
+    restrict_to: Restrictions,
+    ensembles: Ensembles,
+    unite: Unions,
+    shares: Shares,
+) -> Relations:
+    """Return the relations of a workflow as cases have them."""
+    return Relations(
+        crop_by=tuple(
+            core_relations.CropBy(name, crop.reference, crop.margin_mm)
+            for name, crop in crop_by.items()
+        ),
+        restrict_to=tuple(
+            core_relations.RestrictTo(name, rule.reference) for name, rule in restrict_to.items()
+        ),
+        ensembles=tuple(
+            core_relations.Ensemble(name, models) for name, models in ensembles.items()
+        ),
+        unite=tuple(
+            core_relations.Unite(name, tuple(source.reference for source in union.priority))
+            for name, union in unite.items()
+        ),
+        shares=tuple(core_relations.Share(share.of, share.structures) for share in shares),
+    )
+
 
 MAX_WORKFLOW_BYTES = 1 << 20
 """A workflow is a page of text."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.core import user_cache_folder
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.own_python import is_ours, make_private_folder
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
-from scanloom.core.uncertainty import STEPS, Uncertainty
+from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
 from scanloom.inference.geometry import NetworkPlan, round_half_up
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.resampling.sampling import area_matrix
@@ -700,7 +700,7 @@ def _n_stacked(members: int) -> int:
 
 
 def _to_steps(values: torch.Tensor) -> NDArray[np.uint8]:
-    return (values * STEPS).round_().to(torch.uint8).cpu().numpy()
+    return (values * UNCERTAINTY_STEPS).round_().to(torch.uint8).cpu().numpy()
 
 
 class _UncertaintyBase:
@@ -785,7 +785,7 @@ class _UncertaintyFromScores(_UncertaintyBase):
             for member in range(1, self._members + 1):
                 own = self._labels(stack, member, some, shape)
                 differ += np.any([a != b for a, b in zip(own, decided, strict=True)], axis=0)
-            out[part] = np.rint(differ * (STEPS / self._members))
+            out[part] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
 
     def _labels(
         self, stack: torch.Tensor, member: int, at: Coordinates, shape: tuple[int, ...]

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from scanloom.core import Grid
-from scanloom.core.uncertainty import STEPS
+from scanloom.core.segmentation import UNCERTAINTY_STEPS
 from scanloom.io.output.file_names import uncertainty_name
 from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.nifti import check_voxels
@@ -31,12 +31,12 @@ def _expected(content: CaseContent) -> set[str]:
 
 def _write(folder: Path, content: CaseContent) -> None:
     for name, values, grid in _maps(content):
-        write_scaled(values, 1 / STEPS, (grid, content.scan.source), folder / name)
+        write_scaled(values, 1 / UNCERTAINTY_STEPS, (grid, content.scan.source), folder / name)
 
 
 def _read_back(folder: Path, content: CaseContent) -> None:
     for name, values, grid in _maps(content):
-        check_voxels(folder, name, values, grid, content.scan.source, slope=1 / STEPS)
+        check_voxels(folder, name, values, grid, content.scan.source, slope=1 / UNCERTAINTY_STEPS)
 
 
 UNCERTAINTY = Writer("uncertainty", _expected, _write, _read_back)

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache_folder
-from scanloom.core.process.cpu_count import core_count
+from scanloom.core.process import core_count
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles

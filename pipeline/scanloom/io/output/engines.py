@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.engines import EngineRecord
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import WorkEntry
 from scanloom.io.system.atomic_write import fsync_path
@@ -71,7 +71,7 @@ class OutputEngines:
             draft.mkdir(parents=True)
             target.parent.mkdir(exist_ok=True)
             document = {"engine": decision.engine, "precision": decision.precision}
-            write_json(draft / _DOCUMENT, document)
+            write_document(draft / _DOCUMENT, document)
             fsync_path(draft / _DOCUMENT)
             fsync_path(draft)
             try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason, ScanError
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 
@@ -70,7 +70,7 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
         if json.loads(read_regular_file(path, _MAX_RECORD_BYTES)) == document:
             return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, lambda draft: write_json(draft, document))
+    atomic_write(path, lambda draft: write_document(draft, document))
     return path
 
 

@@ -21,7 +21,7 @@ MAX_DOCUMENT_BYTES = 1 << 26
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write plain data as JSON: UTF-8, `schema` and keys in the order given, a newline at the end.
+    """Write plain data as JSON: UTF-8, keys in the order given, a newline at the end.
 
     Bytes of a path that are not UTF-8 are written as escapes.
 
@@ -30,8 +30,13 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     ValueError
         If a number is not finite: JSON cannot express it.
     """
-    text = json.dumps({"schema": SCHEMA, **data}, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+
+def write_document(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a document of ours as `write_json`, with its `schema` first."""
+    write_json(path, {"schema": SCHEMA, **data})
 
 
 def read_json(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:

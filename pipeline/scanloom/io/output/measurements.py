@@ -11,7 +11,7 @@ from typing import Any
 from scanloom.core import Measurement
 from scanloom.core.reasons import known_flags
 from scanloom.io.output.file_names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import read_json, write_document
 
 SIGNIFICANT_DIGITS = 7
 """Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
@@ -37,7 +37,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
     significant digits in both. Flags are codes, separated by spaces in the CSV.
     """
     rows = [measurement_to_json(m) for m in measurements]
-    write_json(folder / MEASUREMENTS_JSON, {"measurements": rows})
+    write_document(folder / MEASUREMENTS_JSON, {"measurements": rows})
     with (folder / MEASUREMENTS_CSV).open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()

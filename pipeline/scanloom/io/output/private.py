@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.io.identity import load_key, read_key
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (

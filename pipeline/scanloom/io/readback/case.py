@@ -23,7 +23,7 @@ from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
 from scanloom.io.readback.slices import check_rectangular, count_labels
 from scanloom.io.scan import DicomSource, Source
-from scanloom.ops.shares import Name, resolve_shares, share_of
+from scanloom.ops.measure import Name, resolve_shares, share_of
 
 
 def check_names(folder: Path, expected: Collection[str]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
-from scanloom.core.world import LPS_TO_RAS
+from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.output import file_names
 from scanloom.io.readback.dicom_seg_pixels import (
     Bits,

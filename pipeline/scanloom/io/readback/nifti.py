@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid
-from scanloom.core.world import LPS_TO_RAS_AFFINE
+from scanloom.core.grid import LPS_TO_RAS_AFFINE
 from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.volumes.nifti_forms import forms_for, has_own_forms

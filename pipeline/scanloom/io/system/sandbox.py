@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.process.resource_limits import limit_met
+from scanloom.core.process import limit_met
 from scanloom.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")

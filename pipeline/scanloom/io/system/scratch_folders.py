@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.process.file_lock import lock_file
+from scanloom.core.process import lock_file
 from scanloom.own_python import is_closed
 
 FOLDER_PREFIX = "scanloom-"

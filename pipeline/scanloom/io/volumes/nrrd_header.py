@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.core.world import LPS_TO_RAS
+from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.volumes.raw_voxels import Coding
 from scanloom.io.volumes.text_header import (
     UNPARSED_PATTERN,

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
-from scanloom.core.world import LPS_TO_RAS
+from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dicom.decimal_strings import decimal_strings
 from scanloom.io.output import file_names
 from scanloom.io.scan import DicomSource

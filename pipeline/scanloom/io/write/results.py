@@ -8,7 +8,7 @@ from typing import Any
 
 from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.io.output import file_names
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.write.nifti import write_label_map
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
@@ -27,7 +27,7 @@ def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: 
         The scan whose geometry they have.
     """
     models = [s.model for s in segmentations]
-    write_json(folder / file_names.SEGMENTS, segments_json(segmentations))
+    write_document(folder / file_names.SEGMENTS, segments_json(segmentations))
     for segmentation in segmentations:
         _write_label_maps(folder, segmentation, scan, models)
 

@@ -16,23 +16,25 @@ from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.measurement import Box
 from scanloom.core.segmentation import Color
-from scanloom.review.preview.about import About
-from scanloom.review.preview.body import Body, find_body
-from scanloom.review.preview.layout import TILES
-from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
+from scanloom.review.preview.drawing import OVERSAMPLING, Overlay, overlay_structures
+from scanloom.review.preview.layout import TILES, About
 from scanloom.review.preview.slicing import (
     AXIAL,
     CORONAL,
+    LUNG,
     SAGITTAL,
+    SOFT_TISSUE,
+    Body,
     Direction,
+    GrayWindow,
     Raster,
     Rectangle,
     View,
+    choose_window,
+    find_body,
     label_pixels,
     scan_pixels,
 )
-from scanloom.review.preview.tiles import Span, choose_slices
-from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window
 
 MARGIN_MM = 10.0
 """Margin around the body and all structures."""
@@ -95,7 +97,7 @@ class PreviewContent:
         Further facts.
     layers : tuple of DrawnLayer
         All layers of all models.
-    window : Window
+    window : GrayWindow
         The intensity window, without lungs.
     planes : (Plane, Plane, Plane)
         The main plane, which has the acquired slices, and the two others.
@@ -108,7 +110,7 @@ class PreviewContent:
     measurements: tuple[Measurement, ...]
     about: About
     layers: tuple[DrawnLayer, ...]
-    window: Window
+    window: GrayWindow
     planes: tuple[Plane, Plane, Plane]
     tiles: tuple[Plane, ...]
     color_of: dict[tuple[str, int], Color] = field(default_factory=dict)
@@ -385,3 +387,61 @@ def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[
         candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
         center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
     return center
+
+
+Span = tuple[int, int]
+"""First and last slice of a structure, both included."""
+
+
+def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
+    """Choose slices: the first and the last, others evenly, and some through every structure.
+
+    Parameters
+    ----------
+    body : (first, last)
+        Slices of the body and of all structures.
+    spans : sequence of (first, last)
+        Slices of each structure.
+    count : int
+        Number of slices to choose; more are chosen only if the structures need more.
+
+    Returns
+    -------
+    list of int
+        Slices in ascending order, none twice.
+    """
+    first, last = body
+    if last - first < count:
+        return list(range(first, last + 1))
+    ends = {first, last}
+    low, high = min((s[0] for s in spans), default=first), max((s[1] for s in spans), default=last)
+    needed: set[int] = set()
+    for room in range(count - 2, -1, -1):
+        even = {int(low + (n + 0.5) / room * (high - low + 1)) for n in range(room)}
+        shown = ends | {min(n, last) for n in even}
+        needed = _piercing([s for s in spans if not any(s[0] <= n <= s[1] for n in shown)])
+        if len(shown | needed) <= count:
+            return _filled(shown | needed, count)
+    return sorted(ends | needed)
+
+
+def _piercing(spans: Sequence[Span]) -> set[int]:
+    """Return few slices such that each span has one of them."""
+    chosen: set[int] = set()
+    waiting = sorted(spans, key=lambda s: s[1])
+    while waiting:
+        end = waiting[0][1]
+        group = [s for s in waiting if s[0] <= end]
+        chosen.add((max(s[0] for s in group) + end) // 2)
+        waiting = [s for s in waiting if s[0] > end]
+    return chosen
+
+
+def _filled(shown: set[int], count: int) -> list[int]:
+    """Return the slices with further ones in the widest gaps, up to `count`."""
+    chosen = sorted(shown)
+    while len(chosen) < count:
+        gaps = np.diff(chosen)
+        widest = int(np.argmax(gaps))
+        chosen.insert(widest + 1, (chosen[widest] + chosen[widest + 1]) // 2)
+    return chosen

@@ -1,4 +1,4 @@
-"""Layout of the preview page: positions and sizes in pixels."""
+"""Layout of the preview page: positions and sizes in pixels, and facts of a case that it names."""
 
 from __future__ import annotations
 
@@ -216,3 +216,22 @@ def arrange_mosaic(count: int, size: Size) -> Mosaic:
         for n in range(count)
     )
     return Mosaic(frames, scale, frames[-1].y + height)
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a case that are not in its scan and results.
+
+    Parameters
+    ----------
+    case_id : str
+        Id of the case; empty if it has none.
+    assumed_modality : str or None
+        Modality that was assumed because the scan states none.
+    limitations : tuple of str
+        Known errors of the models, as sentences.
+    """
+
+    case_id: str = ""
+    assumed_modality: str | None = None
+    limitations: tuple[str, ...] = ()

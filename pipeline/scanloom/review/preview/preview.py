@@ -1,23 +1,31 @@
-"""The preview of a case: one picture to check the plausibility of its segmentation."""
+"""The pictures of a case, to check the plausibility of its segmentation: preview and thumbnail."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from scanloom.core import Flag, Measurement, Segmentation, Volume
-from scanloom.review.preview.about import About
+from scanloom.core.measurement import Box
 from scanloom.review.preview.content import Plane, PreviewContent, choose_content
 from scanloom.review.preview.drawing import (
     MUTED,
     PAGE,
     PNG_LEVEL,
     TEXT,
+    Legend,
     draw_plate,
     draw_text,
+    legend_entries,
+    legend_notes,
     scale_bar,
     truncated,
     wrap_text,
@@ -28,15 +36,15 @@ from scanloom.review.preview.layout import (
     HEADER_HEIGHT,
     MARGIN,
     WIDTH,
+    About,
     Frame,
     Mosaic,
     Planes,
     arrange_mosaic,
     arrange_planes,
+    fill_row,
 )
-from scanloom.review.preview.legend import Legend, legend_entries, legend_notes
 from scanloom.review.preview.slicing import LETTERS
-from scanloom.review.preview.tile_map import map_tiles, tile_info
 
 NOTICE = "Research use only - not for diagnosis"
 RULE_Y = HEADER_HEIGHT - 8
@@ -189,3 +197,134 @@ def _draw_mosaic(page: Image.Image, content: PreviewContent, mosaic: Mosaic, top
         draw_picture(page, content, plane, frame)
         caption = truncated(plane.short, 12, frame.width - 10)
         draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
+
+
+THUMBNAIL_SIZE = (520, 200)
+
+
+def draw_thumbnail(content: PreviewContent, path: Path) -> None:
+    """Draw the three planes of a preview side by side to a PNG file of `THUMBNAIL_SIZE` pixels.
+
+    Raises
+    ------
+    OSError
+        If the file can't be written.
+    """
+    page = Image.new("RGB", THUMBNAIL_SIZE, PAGE)
+    frames: tuple[Frame, ...] = fill_row(
+        [plane.area.size for plane in content.planes], THUMBNAIL_SIZE
+    )
+    for plane, frame in zip(content.planes, frames, strict=True):
+        draw_picture(page, content, plane, frame)
+    page.save(path, format="PNG", compress_level=PNG_LEVEL)
+
+
+TILE_MAP_KEYWORD = "scanloom tiles"
+"""Keyword of the text chunk of the PNG file."""
+
+Row = tuple[float, float, float, float]
+Pixels = tuple[int, int, int, int]
+"""Left, top, width and height in pixels."""
+
+
+@dataclass(frozen=True)
+class MosaicSlice:
+    """A slice of the mosaic.
+
+    Parameters
+    ----------
+    slice : int
+        Its index along the slice axis.
+    number : int
+        Its number on the page, where slices are counted from 1 towards the feet.
+    x, y : int
+        Corner on the page.
+    """
+
+    slice: int
+    number: int
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Positions of the slices of a mosaic on the page, in pixels.
+
+    Parameters
+    ----------
+    axis : 0, 1 or 2
+        Axis of the voxel array across the slices.
+    size : (width, height)
+        Size of the picture of each slice.
+    tiles : tuple of MosaicSlice
+        The slices; at least one.
+    to_picture : (row, row)
+        Affine from a voxel index (i, j, k, 1) to x and y within the picture of its slice.
+    """
+
+    axis: int
+    size: tuple[int, int]
+    tiles: tuple[MosaicSlice, ...]
+    to_picture: tuple[Row, Row]
+
+    def nearest(self, box: Box) -> MosaicSlice:
+        """Return the slice that is nearest to the middle of a bounding box."""
+        middle = (box[0][self.axis] + box[1][self.axis]) / 2
+        return min(self.tiles, key=lambda tile: abs(tile.slice - middle))
+
+    def outline(self, box: Box, tile: MosaicSlice) -> Pixels:
+        """Return the outline of a bounding box in the picture of a slice, on the page."""
+        ends = np.array([[*box[0], 1.0], [*box[1], 1.0]])
+        ends[0, :3] -= 0.5
+        ends[1, :3] += 0.5
+        corners = ends @ np.array(self.to_picture).T
+        low = np.clip(corners.min(axis=0), 0, self.size)
+        high = np.clip(corners.max(axis=0), 0, self.size)
+        (left, top), (width, height) = np.rint(low), np.rint(high - low)
+        return tile.x + int(left), tile.y + int(top), int(width), int(height)
+
+
+def map_tiles(planes: Sequence[Plane], frames: Sequence[Frame]) -> TileMap:
+    """Return the map of a mosaic, from its planes and their frames on the page."""
+    view, direction, area = planes[0].view, planes[0].direction, planes[0].area
+    axis, size = direction.normal, frames[0].picture
+    step, origin = np.diag(view.to_lpi)[:3], view.to_lpi[:3, 3]
+    tiles = []
+    for plane, frame in zip(planes, frames, strict=True):
+        n = round(float((plane.position - origin[axis]) / step[axis]))
+        index = view.shape[axis] - 1 - n if view.flipped[axis] else n
+        tiles.append(MosaicSlice(index, n + 1, *frame.corner))
+    rows = np.zeros((2, 4))
+    for row, lpi, low, mm, pixels in zip(
+        rows, (direction.across, direction.down), area.low, area.size, size, strict=True
+    ):
+        flip, scale = view.flipped[lpi], pixels / mm
+        first = origin[lpi] + (step[lpi] * (view.shape[lpi] - 1) if flip else 0.0)
+        row[view.order[lpi]] = (-1 if flip else 1) * step[lpi] * scale
+        row[3] = (first - low) * scale
+    to_x, to_y = ((float(a), float(b), float(c), float(d)) for a, b, c, d in rows.round(4))
+    return TileMap(view.order[axis], size, tuple(tiles), (to_x, to_y))
+
+
+def tile_info(tile_map: TileMap) -> PngInfo:
+    """Return the text chunk with a map, for the PNG file of the page."""
+    info = PngInfo()
+    info.add_text(TILE_MAP_KEYWORD, json.dumps(asdict(tile_map), separators=(",", ":")))
+    return info
+
+
+def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
+    """Read the map from the `info` of an opened PNG file; None if it is missing or malformed."""
+    names = [field.name for field in dataclass_fields(MosaicSlice)]
+    try:
+        fields = json.loads(info[TILE_MAP_KEYWORD])
+        width, height = (int(n) for n in fields["size"])
+        (a, b, c, d), (e, f, g, h) = ([float(x) for x in row] for row in fields["to_picture"])
+        tiles = tuple(MosaicSlice(*(int(t[n]) for n in names)) for t in fields["tiles"])
+        axis = int(fields["axis"])
+    except (LookupError, TypeError, ValueError):
+        return None
+    if axis not in (0, 1, 2) or not tiles or min(width, height) < 1:
+        return None
+    return TileMap(axis, (width, height), tiles, ((a, b, c, d), (e, f, g, h)))

@@ -1,21 +1,23 @@
 """Axial, coronal and sagittal planes through a scan, in millimetres of patient space.
 
 Coordinates are LPI mm: they increase towards the patient's left, back and feet, as columns and
-rows do in a radiological picture. LPI is RAS times -1.
+rows do in a radiological picture. LPI is RAS times -1. Also the body in a scan, by which pictures
+are cropped, and the window of intensities, from which they get their brightness.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import map_coordinates
+from scipy.ndimage import binary_opening, find_objects, label, map_coordinates
 
-from scanloom.core import Grid
+from scanloom.core import Grid, Volume
 
 MAX_OBLIQUE_POINTS = 1024
 """Maximum number of points along each side of a plane that is oblique to the voxel axes."""
@@ -277,3 +279,171 @@ def label_pixels(cut: Cut, raster: Raster) -> NDArray[Any]:
         index = np.floor((position - cut.low[axis]) / cut.step[axis]).astype(int)
         indices.append(index.clip(0, n - 1))
     return np.asarray(cut.values[indices[1][:, None], indices[0]])
+
+
+MAX_VOXELS = 400_000
+"""Approximate number of voxels from which the body is found."""
+BODY_HU = -400.0
+"""Lower limit of the body in CT, between lung and fat."""
+BODY_SHARE = 0.12
+"""Lower limit of the body in other scans, as a share of the 99th percentile."""
+MIN_PART = 0.05
+"""Volume of a part, such as a second thigh, as a share of that of the largest part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The body in a subsampled scan.
+
+    Parameters
+    ----------
+    low, high : (3,) array
+        First and last voxel of the body in the view, by index.
+    values : (N,) array
+        Finite intensities inside the body, without padding; of all voxels if none is found.
+    volume_ml : float
+        Approximate volume.
+    found : bool
+        Whether the scan has a body in front of a background.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    values: NDArray[np.float64]
+    volume_ml: float
+    found: bool
+
+
+def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
+    """Find the body: large connected parts above a limit, without thin things such as a table.
+
+    Parameters
+    ----------
+    volume : Volume
+        The scan.
+    view : View
+        The scan's grid in patient orientation.
+    hounsfield : bool
+        Whether intensities are in HU.
+    """
+    steps = _steps(view)
+    sample = view.of(volume.array)[tuple(slice(n // 2, None, n) for n in steps)]
+    sample = np.ascontiguousarray(sample, dtype=np.float64)
+    valid = np.isfinite(sample) & ~volume.is_padding(sample)
+    inside = _largest_parts(valid & (sample > _limit(sample[valid], hounsfield)))
+    boxes = find_objects(inside.astype(np.uint8))
+    values = sample[inside & valid] if boxes else sample[valid]
+    if not boxes:
+        return Body(np.zeros(3), np.array(view.shape) - 1.0, values, 0.0, found=False)
+    last = np.array(view.shape) - 1.0
+    low, high = np.zeros(3), last.copy()
+    for axis, (extent, step) in enumerate(zip(boxes[0], steps, strict=True)):
+        if extent.start > 0:  # else it may reach the border between samples
+            low[axis] = extent.start * step + step // 2
+        if extent.stop < inside.shape[axis]:
+            high[axis] = (extent.stop - 1) * step + step // 2
+    ml = np.count_nonzero(inside) * math.prod(steps) * volume.grid.voxel_volume / 1000
+    return Body(low, high, values, float(ml), found=True)
+
+
+def _steps(view: View) -> tuple[int, int, int]:
+    """Return the step of the sample along each axis of the view, about equal in mm."""
+    spacing = np.array([view.source.spacing[n] for n in view.order])
+    target = (math.prod(view.shape) * np.prod(spacing) / MAX_VOXELS) ** (1 / 3)
+    a, b, c = (int(n) for n in np.maximum(1, np.rint(target / spacing)))
+    return a, b, c
+
+
+def _limit(values: NDArray[np.float64], hounsfield: bool) -> float:
+    """Return the intensity above which a voxel is of the body."""
+    if hounsfield or not values.size:
+        return BODY_HU
+    low, high = np.percentile(values, (1, 99))
+    return float(low + BODY_SHARE * (high - low))
+
+
+def _largest_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the large connected parts of a mask, without thin ones."""
+    thick = [n > 2 for n in mask.shape]
+    shape: Any = tuple(3 if n else 1 for n in thick)
+    opened = binary_opening(mask, np.ones(shape, bool)) if all(thick[:2]) else mask
+    components, count = label(opened if opened.any() else mask)
+    if not count:
+        return mask
+    sizes = np.bincount(components.ravel())
+    sizes[0] = 0
+    return np.asarray((sizes >= MIN_PART * sizes.max())[components])
+
+
+NUCLEAR = ("PT", "NM")
+"""Modalities that are shown inverted: high uptake is black."""
+
+
+@dataclass(frozen=True)
+class GrayWindow:
+    """The intensities at the ends of the grey scale, and their description for a reader.
+
+    `inverted` means that the lowest intensity is white.
+    """
+
+    low: float
+    high: float
+    text: str
+    inverted: bool = False
+
+    def gray(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return the brightness of values, 0 to 255, in the same shape; NaN counts as lowest."""
+        shown = np.where(np.isnan(values), self.low, values).clip(self.low, self.high)
+        gray = np.asarray((shown - self.low) / (self.high - self.low) * 255 + 0.5, dtype=np.uint8)
+        return 255 - gray if self.inverted else gray
+
+
+def hounsfield_window(width: int, level: int) -> GrayWindow:
+    """Return a CT window by its width and level in HU."""
+    return GrayWindow(level - width / 2, level + width / 2, f"W {width} L {level} HU")
+
+
+SOFT_TISSUE = hounsfield_window(400, 40)
+LUNG = hounsfield_window(1500, -600)
+HIGHEST_SUV = 7.0
+"""SUV that is shown black: usual in reading FDG."""
+
+
+def choose_window(
+    values: NDArray[Any], modality: str | None, unit: str, suv_factor: float | None = None
+) -> GrayWindow:
+    """Choose a window.
+
+    Parameters
+    ----------
+    values : (N,) array
+        Finite intensities inside the body.
+    modality : str or None
+        Modality of the scan, stated or assumed.
+    unit : str
+        Unit of the intensities; with "HU" the soft tissue window is chosen.
+    suv_factor : float or None
+        Standardised uptake value of an intensity of 1, if known.
+
+    Returns
+    -------
+    Window
+        For CT in HU the soft tissue window; for PET from 0 to an SUV of 7, inverted, or to the
+        99.5th percentile if SUVs are unknown; otherwise from the 0.5th to the 99.5th percentile.
+    """
+    # scales of known meaning come first: percentiles differ from scan to scan
+    if unit == "HU":
+        return SOFT_TISSUE
+    if suv_factor is not None:
+        text = f"SUV 0 to {HIGHEST_SUV:g}, inverted"
+        return GrayWindow(0.0, HIGHEST_SUV / suv_factor, text, inverted=True)
+    low, high = (float(v) for v in np.percentile(values, (0.5, 99.5))) if values.size else (0, 1)
+    inverted = modality in NUCLEAR
+    if inverted and high > 0:
+        low = 0.0
+    if high - low <= 1e-6 * max(abs(low), abs(high)):  # a constant image is shown grey
+        half = max(0.5, 0.01 * abs(low))
+        low, high = low - half, low + half
+    suffix = f" {unit}" if unit != "unknown" else ""
+    text = f"{low:.4g} to {high:.4g}{suffix}{', inverted' if inverted else ''}"
+    return GrayWindow(low, high, text, inverted)

@@ -17,12 +17,17 @@ from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.cohort import MIN_COHORT
-from scanloom.review.report.charts import Chart, draw_charts
-from scanloom.review.report.data import ReportData, advice, collect_report_data
+from scanloom.review.report.data import (
+    ReportData,
+    advice,
+    collect_report_data,
+    private_rows,
+    run_row,
+    summed_runs,
+    valid_runs,
+)
+from scanloom.review.report.pictures import Chart, draw_charts, draw_thumbs
 from scanloom.review.report.rows import WITH_RESULT, Structures, make_rows, structure_names
-from scanloom.review.report.runs import run_row, summed, valid_runs
-from scanloom.review.report.sources import private_rows
-from scanloom.review.report.thumbnails import draw_thumbs
 from scanloom.review.verdicts.results import STATES
 from scanloom.review.verdicts.tables import review_states
 
@@ -183,7 +188,7 @@ def _render(
         versions=data.versions,
         workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
         runs=[run_row(run) for run in runs[:MAX_RUNS]],
-        all_runs=summed(runs),
+        all_runs=summed_runs(runs),
     )
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from scanloom.core import Flag, Measurement, Reason
+from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.cohort import Cohort, Distribution
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
+from scanloom.review.preview.preview import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import ReportCase
-from scanloom.review.report.slices import Mosaic, ShownSlice, read_mosaic, slices_of
 
 WITH_RESULT = ("done", "outdated")
 """States of cases that have a result; a later run did not replace one that is outdated."""
@@ -106,23 +111,18 @@ def _row(
         "volumes": [_rounded(m.volume_ml) if m else None for m in measured],
         "means": [_rounded(m.mean) if m else None for m in measured],
         "parts": [m.components if m else None for m in measured],
-        "units": _units(measured),
+        "units": next((m.unit for m in measured if m is not None), ""),  # a scan has one
         "preview": thumb,
         **({"page": mosaic.page} if mosaic else {}),
         "files": list(case.files),
     }
 
 
-def _units(measured: Sequence[Measurement | None]) -> str:
-    """Return the unit of the intensities, which all structures of a scan share."""
-    return next((m.unit for m in measured if m is not None), "")
-
-
 def _shown_findings(
     findings: Sequence[Finding],
     case: ReportCase,
     structures: Sequence[tuple[str, str]],
-    mosaic: Mosaic | None,
+    mosaic: PreviewMosaic | None,
 ) -> list[dict[str, Any]]:
     """Return findings as text, with their place and slices; structures may share a finding."""
     by_text: dict[str, list[Finding]] = defaultdict(list)
@@ -141,13 +141,12 @@ def _shown_findings(
         if mosaic is not None and subjects:
             together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
             slices = slices_of(together, mosaic.tiles, case.shape)
-            entry["slices"] = [_plain_slice(each) for each in slices]
+            entry["slices"] = [
+                {"number": each.number, "area": each.area, "outlines": each.outlines}
+                for each in slices
+            ]
         shown.append(entry)
     return shown
-
-
-def _plain_slice(shown: ShownSlice) -> dict[str, Any]:
-    return {"number": shown.number, "area": shown.area, "outlines": shown.outlines}
 
 
 def _plain(distribution: Distribution) -> dict[str, Any]:
@@ -168,3 +167,92 @@ def _plain(distribution: Distribution) -> dict[str, Any]:
 def _rounded(value: float | None) -> float | None:
     """Return a number with four significant digits; None if there is none."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+MAX_SLICES = 3
+"""Number of slices that are shown for a finding."""
+MAX_OUTLINED_SHARE = 0.6
+"""Share of a slice above which a structure is not outlined: the outline would be the edge."""
+
+
+@dataclass(frozen=True)
+class PreviewMosaic:
+    """The mosaic of a preview: its map, and the size (width, height) of the page in pixels."""
+
+    tiles: TileMap
+    page: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ShownSlice:
+    """A slice on the page of a preview, in pixels.
+
+    Parameters
+    ----------
+    number : int
+        Its number on the page.
+    area : (x, y, width, height)
+    outlines : tuple of (x, y, width, height)
+        Outlines of the structures that the finding is about.
+    """
+
+    number: int
+    area: Pixels
+    outlines: tuple[Pixels, ...]
+
+
+def read_mosaic(preview: Path) -> PreviewMosaic | None:
+    """Read the mosaic of a preview; None of a preview without a map, or one that can't be read."""
+    try:
+        with open_regular_file(preview) as file, Image.open(file) as page:
+            tiles, size = read_tile_map(page.info), page.size
+    except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
+        return None
+    return None if tiles is None else PreviewMosaic(tiles, size)
+
+
+def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[ShownSlice, ...]:
+    """Return the slices that a finding is about: at most `MAX_SLICES`.
+
+    A structure at the border is shown in the end slices that it reaches, any other in the slice
+    nearest to its middle, with its outline. Findings of a scan, and of structures that were not
+    found, have none.
+
+    Parameters
+    ----------
+    finding : Finding
+    tiles : TileMap
+        The mosaic of the case.
+    shape : (I, J, K)
+        Shape of the case's grid.
+    """
+    outlines: dict[MosaicSlice, list[Pixels]] = {}
+    for m in finding.subjects:
+        for tile in _tiles(finding, m, tiles, shape):
+            outline = outlines.setdefault(tile, [])
+            if m.box is not None and finding.kind != "border":
+                outline.append(tiles.outline(m.box, tile))
+    width, height = tiles.size
+    largest = MAX_OUTLINED_SHARE * width * height
+    return tuple(
+        ShownSlice(
+            tile.number,
+            (tile.x, tile.y, width, height),
+            tuple(dict.fromkeys(o for o in findings if o[2] * o[3] <= largest)),
+        )
+        for tile, findings in sorted(outlines.items(), key=lambda item: item[0].number)[:MAX_SLICES]
+    )
+
+
+def _tiles(
+    finding: Finding, m: Measurement, tiles: TileMap, shape: Sequence[int]
+) -> Iterator[MosaicSlice]:
+    """Yield the slices of the mosaic in which a structure is shown."""
+    if m.box is None:
+        return
+    ends: list[MosaicSlice] = []
+    if finding.kind == "border" and len(shape) > tiles.axis:
+        first, last = (corner[tiles.axis] for corner in m.box)
+        reached = {n for n in (first, last) if n in (0, shape[tiles.axis] - 1)}
+        ends = [tile for tile in tiles.tiles if tile.slice in reached]
+    yield from ends or [tiles.nearest(m.box)]

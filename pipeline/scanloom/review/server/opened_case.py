@@ -21,14 +21,20 @@ from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.corrections.revisions import latest_result, read_label_map, revision_number
-from scanloom.review.preview.slicing import View
-from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window, hounsfield
+from scanloom.review.preview.slicing import (
+    LUNG,
+    SOFT_TISSUE,
+    GrayWindow,
+    View,
+    choose_window,
+    hounsfield_window,
+)
 from scanloom.review.server.pixels import PLANES, Image, as_image, describe_plane
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
 IMAGE = "image.nii.gz"
-_PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield(2000, 400)}
+_PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield_window(2000, 400)}
 WITHOUT = {
     Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
     Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
@@ -83,7 +89,7 @@ class OpenedCase:
     measurements : tuple of Measurement
     seen : Seen
         Recipe and hashes of the label maps.
-    windows : tuple of (str, Window)
+    windows : tuple of (str, GrayWindow)
         Named windows; the first is the default.
     revision : int
         Number of the revision whose labels are shown; 0 for the case's own.
@@ -98,7 +104,7 @@ class OpenedCase:
     layers: tuple[Layer, ...]
     measurements: tuple[Measurement, ...]
     seen: Seen
-    windows: tuple[tuple[str, Window], ...]
+    windows: tuple[tuple[str, GrayWindow], ...]
     revision: int
 
     @property
@@ -202,7 +208,7 @@ def _why(reason: Reason, detail: str) -> str:
     return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
 
 
-def _windows(volume: Volume) -> tuple[tuple[str, Window], ...]:
+def _windows(volume: Volume) -> tuple[tuple[str, GrayWindow], ...]:
     if volume.unit == "HU":
         return tuple(_PRESETS.items())
     sample = volume.array.reshape(-1, order="F")[::_SAMPLE]

@@ -19,7 +19,7 @@ from scanloom.review.server.desk import Desk, Publish
 from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
-from scanloom.review.verdicts.sharing import kept_readers, share_cases
+from scanloom.review.verdicts.readers import kept_readers, share_cases
 from scanloom.review.verdicts.tables import write_review_tables
 
 DEFAULT_REVIEWER = "reviewer"

@@ -10,7 +10,7 @@ import pytest
 
 from scanloom.cli.commands.demo import JUDGED, MODEL, WITHIN, compare, known_volumes
 from scanloom.core import CaseRecord, Measurement, Reason, ScanError
-from scanloom.core.resources import shipped
+from scanloom.core.paths import shipped
 from support.commands import scanloom
 from support.empty_share import empty_share
 

@@ -13,16 +13,19 @@ import pytest
 import SimpleITK as sitk
 
 from scanloom.cli.checks.decoders import SYNTAXES, check_decoders
-from scanloom.cli.checks.devices import (
+from scanloom.cli.checks.machine import (
+    CheckResult,
     Driver,
     available_memory,
     check_devices,
+    check_key,
+    check_out,
+    check_software,
     cpu_flags,
+    judge_space,
     judge_torch,
+    requirements,
 )
-from scanloom.cli.checks.finding import Finding
-from scanloom.cli.checks.software import check_software, requirements
-from scanloom.cli.checks.storage import check_key, check_out, judge_space
 from scanloom.io.system import sandbox
 from support.commands import scanloom
 
@@ -57,7 +60,7 @@ def test_something_wrong_is_1(tmp_path: Path) -> None:
 
 def test_a_warning_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="advice is required"):
-        Finding("topic", "name", "warn", "seen")
+        CheckResult("topic", "name", "warn", "seen")
 
 
 def test_every_requirement_is_looked_at() -> None:
@@ -242,7 +245,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
     def broken() -> None:
         raise RuntimeError("Doe^Jane")
 
-    monkeypatch.setattr("scanloom.cli.checks.storage.check_key", broken)
+    monkeypatch.setattr("scanloom.cli.checks.machine.check_key", broken)
     ended = scanloom("doctor", "--out", tmp_path)
 
     assert ended.code == 1

@@ -33,8 +33,8 @@ from scanloom.engine.case.relations import (
 )
 from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase
-from scanloom.engine.machine.energy import EnergyMeter
-from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.messages import receive, send
 from support import model_cards

@@ -17,12 +17,11 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.clusters.connect import check_cluster, open_cluster
-from scanloom.engine.clusters.handshake import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.contact import Answer, Handshake, answer, describe_mismatch
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
-from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
-from scanloom.engine.clusters.ssh import SshHosts
-from scanloom.engine.machine import gpus
-from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts, job_spec
+from scanloom.engine.machine import devices
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
 from support import engine_models as em
 
@@ -114,20 +113,22 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 @pytest.mark.usefixtures("nvml")
 def test_each_gpu_and_each_slice_gets_a_worker() -> None:
-    devices = gpus.local_devices(Execution())
+    names = devices.local_devices(Execution())
 
-    assert devices == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c"]
-    seen = [gpus.worker_environment(d, 4)["CUDA_VISIBLE_DEVICES"] for d in devices]
-    assert seen == devices
+    assert names == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c"]
+    seen = [devices.worker_environment(d, 4)["CUDA_VISIBLE_DEVICES"] for d in names]
+    assert seen == names
 
 
 @pytest.mark.usefixtures("nvml")
 def test_workers_beyond_the_gpus_share_them_and_a_cpu_worker_sees_what_there_is() -> None:
-    five = gpus.local_devices(Execution(workers=5))
+    five = devices.local_devices(Execution(workers=5))
     assert five == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c", "GPU-a"]
-    assert gpus.local_devices(Execution(device="cpu", workers=2)) == ["", ""]
-    assert gpus.local_devices(Execution(device="cuda:1")) == [""]  # numbered as CUDA numbers them
-    assert "CUDA_VISIBLE_DEVICES" not in gpus.worker_environment("", 1)
+    assert devices.local_devices(Execution(device="cpu", workers=2)) == ["", ""]
+    assert devices.local_devices(Execution(device="cuda:1")) == [
+        ""
+    ]  # numbered as CUDA numbers them
+    assert "CUDA_VISIBLE_DEVICES" not in devices.worker_environment("", 1)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_a_list_of_the_user_or_of_slurm_is_kept(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str, seen: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-    assert gpus.visible_gpus() == seen
+    assert devices.visible_gpus() == seen
 
 
 def test_without_a_driver_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +155,7 @@ def test_without_a_driver_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    assert gpus.local_devices(Execution()) == [""]
+    assert devices.local_devices(Execution()) == [""]
 
 
 def test_workers_share_the_cores_and_what_the_user_said_counts(
@@ -164,7 +165,7 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
 
-    shared = gpus.worker_environment("", 3)
+    shared = devices.worker_environment("", 3)
 
     assert (shared["OMP_NUM_THREADS"], shared["MKL_NUM_THREADS"]) == ("2", "7")
 
@@ -316,7 +317,7 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
     now = [1000.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "scanloom.engine.clusters.slurm.time", SimpleNamespace(monotonic=lambda: now[0])
+            "scanloom.engine.clusters.launchers.time", SimpleNamespace(monotonic=lambda: now[0])
         )
         slurm.jobs.ensure_running(came=False)
         assert slurm.asked.count("sbatch") == 3

@@ -7,7 +7,7 @@ from typing import Never
 import pynvml
 import pytest
 
-from scanloom.engine.machine.nvml import nvml_handles
+from scanloom.engine.machine.devices import nvml_handles
 
 
 def fail(*_: object) -> Never:

@@ -17,7 +17,7 @@ from rich.console import Console
 from scanloom.cards.store import find_model
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
-from scanloom.core.resources import shipped
+from scanloom.core.paths import shipped
 from scanloom.engine.case.memory_estimate import Placement
 from scanloom.engine.planning.costs import (
     Costs,
@@ -40,7 +40,7 @@ from scanloom.engine.planning.plan import (
 from scanloom.engine.planning.trial import Candidate, choose_cases
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.failures import write_failure

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases
-from scanloom.engine.results.tables import CaseOutcome
-from scanloom.engine.workflow.scope import Scope
-from scanloom.engine.workflow.selection import Inputs
+from scanloom.engine.results.tables import CaseEnding
+from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output.failures import write_failure
@@ -52,7 +51,7 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
     cases.earlier_outcomes(own)
     cases.note(CaseRecord("case1", None, "", (), None))
 
-    failed, published = CaseOutcome("DAMAGED", "truncated"), CaseOutcome("", "")
+    failed, published = CaseEnding("DAMAGED", "truncated"), CaseEnding("", "")
     expected = {"case2": [failed], "case1": [published], "shared": [failed, published]}
     assert cases.endings == expected
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from scanloom.engine.monitor.board import StatusWriter
-from scanloom.engine.monitor.prometheus import format_metrics
-from scanloom.engine.monitor.status import Status
+from scanloom.engine.monitor import Status, StatusWriter, format_metrics
 from scanloom.engine.results.totals import busy_share, write_totals
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.private import private_folder

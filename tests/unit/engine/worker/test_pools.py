@@ -21,10 +21,8 @@ from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanEr
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.run_lock import hold_run_lock
-from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.worker.dispatch import dispatch_cases
-from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError
+from scanloom.engine.worker.messages import CaseFile, WorkerSetup
+from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.io.output.work_folder import HOLDER
 from scanloom.io.system.liveness import host_id
@@ -342,10 +340,9 @@ def test_local_pool(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
-    from scanloom.engine.clusters.dask_pool import DaskPool
-    from scanloom.engine.clusters.dask_worker import EngineSetup
-    from scanloom.engine.clusters.handshake import Handshake
-    from scanloom.engine.clusters.local import local_cluster
+    from scanloom.engine.clusters.connect import local_cluster
+    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
@@ -369,10 +366,9 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
-    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
-    from scanloom.engine.clusters.dask_worker import EngineSetup
-    from scanloom.engine.clusters.handshake import Handshake
-    from scanloom.engine.clusters.local import local_cluster
+    from scanloom.engine.clusters.connect import local_cluster
+    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)

@@ -23,7 +23,7 @@ import pytest
 from scanloom.core import Case, Reason
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS
-from scanloom.engine.worker.gate import AdmissionGate
+from scanloom.engine.worker.memory_admission import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from support import engine_models as em
@@ -33,7 +33,7 @@ from support.warm_workers import WARM_WORKERS
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork child processes from one that has imported everything."""
-    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", WARM_WORKERS)
+    monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", WARM_WORKERS)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ import os, signal, sys, time
 from functools import partial
 from pathlib import Path
 from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.worker.child_process import WorkerProcess
+from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 
 setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Series
-from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import case_id
 
 CASES = 4000

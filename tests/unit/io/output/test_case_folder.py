@@ -16,7 +16,7 @@ from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.run_lock import hold_run_lock
 from scanloom.io.index.build import build_index
 from scanloom.io.output.case_folder import CaseFolder
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.output.work_folder import (
@@ -35,7 +35,7 @@ def publish(
     out: Path, recipe: str = "one", *, replace: bool = False, text: str = "x", source: str = "s"
 ) -> Path:
     with CaseFolder(out, CASE, KEY) as folder:
-        write_json(folder.path / "case.json", {"recipe": recipe, "source": {"hash": source}})
+        write_document(folder.path / "case.json", {"recipe": recipe, "source": {"hash": source}})
         (folder.path / "dicom").mkdir()
         (folder.path / "dicom" / "a b.dcm").write_text(text)
         (folder.path / "timing.json").write_text("{}")
@@ -208,7 +208,7 @@ KILLED = """
     from pathlib import Path
     from scanloom.io.output import case_folder
     from scanloom.io.output.case_folder import CaseFolder
-    from scanloom.io.output.json_file import write_json
+    from scanloom.io.output.json_file import write_document
 
     renames = 0
     rename = Path.rename
@@ -220,7 +220,7 @@ KILLED = """
         return rename(self, target)
 
     with CaseFolder(Path({out!r}), {case!r}, {key!r}) as folder:
-        write_json(folder.path / "case.json", {{"recipe": "two", "source": {{"hash": "s"}}}})
+        write_document(folder.path / "case.json", {{"recipe": "two", "source": {{"hash": "s"}}}})
         (folder.path / "timing.json").write_text("{{}}")
         (folder.path / "dicom").mkdir()
         (folder.path / "dicom" / "a b.dcm").write_text("y")

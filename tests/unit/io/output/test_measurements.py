@@ -103,7 +103,7 @@ def test_json_is_stable_and_strict(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"b": 1, "a": {"ö": [1.5, None]}})
     numbers = '{\n    "ö": [\n      1.5,\n      null\n    ]\n  }'
-    text = f'{{\n  "schema": 2,\n  "b": 1,\n  "a": {numbers}\n}}\n'
+    text = f'{{\n  "b": 1,\n  "a": {numbers}\n}}\n'
     assert path.read_bytes().decode() == text
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, {"x": float("nan")})

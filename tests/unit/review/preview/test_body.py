@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from scanloom.core import Grid, Volume
-from scanloom.review.preview.body import find_body
-from scanloom.review.preview.slicing import View
+from scanloom.review.preview.slicing import View, find_body
 
 
 def scan(air=-1000, tissue=40) -> np.ndarray:

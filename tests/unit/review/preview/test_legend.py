@@ -10,7 +10,7 @@ from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import coding
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.legend import (
+from scanloom.review.preview.drawing import (
     Legend,
     legend_entries,
     legend_notes,

@@ -11,15 +11,11 @@ from scipy.spatial.transform import Rotation
 
 from scanloom.core import Code, Flag, Grid, Layer, Segmentation, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.about import About
 from scanloom.review.preview.content import Plane, PreviewContent, choose_content
-from scanloom.review.preview.drawing import TEXT
-from scanloom.review.preview.layout import HEADER_HEIGHT, MARGIN, Planes, arrange_planes
-from scanloom.review.preview.legend import Legend, legend_entries, legend_notes
-from scanloom.review.preview.preview import RULE_Y, draw_preview
+from scanloom.review.preview.drawing import TEXT, Legend, legend_entries, legend_notes
+from scanloom.review.preview.layout import HEADER_HEIGHT, MARGIN, About, Planes, arrange_planes
+from scanloom.review.preview.preview import RULE_Y, TILE_MAP_KEYWORD, draw_preview, draw_thumbnail
 from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL
-from scanloom.review.preview.thumbnail import draw_thumbnail
-from scanloom.review.preview.tile_map import KEYWORD
 from support.empty_share import empty_share
 from support.review_phantoms import BODY, FRONT, HEAD, LEFT, MARKERS, case, stored, structure, torso
 from support.selections import one_in
@@ -256,7 +252,7 @@ def test_equal_input_gives_equal_bytes(tmp_path):
 
     assert len(hashes) == 1
     with Image.open(tmp_path / "a.png") as image:
-        assert list(image.info) == [KEYWORD]
+        assert list(image.info) == [TILE_MAP_KEYWORD]
 
 
 def test_a_scan_with_burned_in_text_gets_no_picture(tmp_path):

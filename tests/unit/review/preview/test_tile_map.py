@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from scanloom.review.preview.preview import draw_preview
-from scanloom.review.preview.tile_map import KEYWORD, TileMap, read_tile_map
+from scanloom.review.preview.preview import TILE_MAP_KEYWORD, TileMap, draw_preview, read_tile_map
 from support.review_phantoms import LEFT, case, stored, torso
 
 TILTED = Rotation.from_euler("x", 15, degrees=True).as_matrix()
@@ -64,5 +63,5 @@ def test_slices_have_the_index_of_the_voxels(tmp_path: Path, codes: str) -> None
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"axis": 5}', "{"])
 def test_a_map_that_is_malformed_is_none(text: str) -> None:
-    assert read_tile_map({KEYWORD: text}) is None
+    assert read_tile_map({TILE_MAP_KEYWORD: text}) is None
     assert read_tile_map({}) is None

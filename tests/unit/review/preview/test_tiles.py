@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scanloom.review.preview.tiles import choose_slices
+from scanloom.review.preview.content import choose_slices
 
 SPAN = st.tuples(st.integers(10, 300), st.integers(0, 200)).map(
     lambda s: (s[0], min(300, s[0] + s[1]))

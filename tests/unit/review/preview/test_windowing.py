@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window
+from scanloom.review.preview.slicing import LUNG, SOFT_TISSUE, GrayWindow, choose_window
 
 VALUES = np.arange(1000, dtype=np.float64)
 
@@ -51,7 +51,9 @@ def test_a_scan_of_one_value_has_a_window(value, modality):
 
 def test_gray_runs_from_black_to_white():
     """Ends are 0 and 255, beyond them nothing more; no number is black."""
-    gray = Window(-100, 100, "").gray(np.array([-np.inf, -200, -100, 0, 100, 3000, np.inf, np.nan]))
+    gray = GrayWindow(-100, 100, "").gray(
+        np.array([-np.inf, -200, -100, 0, 100, 3000, np.inf, np.nan])
+    )
 
     assert gray.dtype == np.uint8
     assert gray.tolist() == [0, 0, 0, 128, 255, 255, 255, 0]

@@ -17,9 +17,9 @@ from PIL import Image
 from scanloom.core import Flag, Reason
 from scanloom.io.output.json_file import write_json
 from scanloom.review.preview import layout, preview
-from scanloom.review.report import thumbnails
+from scanloom.review.report import pictures
 from scanloom.review.report.page import write_report
-from scanloom.review.report.thumbnails import MAX_BYTES
+from scanloom.review.report.pictures import MAX_BYTES
 from support.commands import scanloom
 from support.make_report import (
     add_case,
@@ -126,8 +126,8 @@ def test_thumbnails_leave_out_the_header_of_a_preview(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The header's height is that of the preview, also if the preview changes it."""
-    height = thumbnails.HEADER_HEIGHT + 84
-    for module in (thumbnails, preview):
+    height = pictures.HEADER_HEIGHT + 84
+    for module in (pictures, preview):
         monkeypatch.setattr(module, "HEADER_HEIGHT", height)
     page = Image.new("L", (layout.WIDTH, height + 800), 255)
     page.paste(0, (0, height, *page.size))

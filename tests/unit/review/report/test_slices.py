@@ -9,15 +9,15 @@ import pytest
 
 from scanloom.core import Flag, Measurement
 from scanloom.review.outliers import Finding
-from scanloom.review.preview.tile_map import Tile, TileMap
-from scanloom.review.report.slices import read_mosaic, slices_of
+from scanloom.review.preview.preview import MosaicSlice, TileMap
+from scanloom.review.report.rows import read_mosaic, slices_of
 from support.make_report import draw_noise, measured
 
 SHAPE = (100, 100, 40)
 TILES = TileMap(
     axis=2,
     size=(100, 100),
-    tiles=tuple(Tile(n, 40 - n, 10 * n, 7) for n in (0, 9, 20, 30, 39)),
+    tiles=tuple(MosaicSlice(n, 40 - n, 10 * n, 7) for n in (0, 9, 20, 30, 39)),
     to_picture=((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.5)),
 )
 

@@ -27,7 +27,7 @@ from scanloom.io.system.regular_files import (
 from scanloom.review.corrections.revisions import read_label_maps
 from scanloom.review.report.page import write_report
 from scanloom.review.verdicts.log import VerdictLog
-from scanloom.review.verdicts.sharing import share_cases
+from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.tables import write_review_tables
 from scanloom.review.verdicts.verdict import Verdict
 from support.review_cases import change, seen

@@ -17,8 +17,7 @@ import pytest
 from scanloom.core import Reason, ScanError
 from scanloom.review.server.serve import ServerOptions, serve
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
-from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.sharing import kept_readers, remove_reviewer
+from scanloom.review.verdicts.readers import Readers, kept_readers, remove_reviewer
 from scanloom.review.verdicts.verdict import Verdict
 from support.https_server import write_certificate
 from support.review_cases import enter, origin_of, seen

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.review.verdicts.agreement import agreements, alpha, interval, kappa, value_of
+from scanloom.review.verdicts.tables import agreements, alpha, interval, kappa, value_of
 from scanloom.review.verdicts.verdict import Seen, Verdict
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Reason, ScanError
-from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.sharing import READERS, kept_readers, share_cases
+from scanloom.review.verdicts.readers import READERS, Readers, kept_readers, share_cases
 
 
 @pytest.fixture

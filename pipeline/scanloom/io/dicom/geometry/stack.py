@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Reason, ScanError, counted
-from scanloom.core.grid import ORTHOGONAL
-from scanloom.core.world import LPS_TO_RAS_AFFINE
+from scanloom.core.grid import LPS_TO_RAS_AFFINE, ORTHOGONAL
 from scanloom.io.affines import orthogonalize
 from scanloom.io.dicom.geometry.header_agreement import header_disagrees
 from scanloom.io.dicom.geometry.positions import (

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, format_bytes
-from scanloom.core.process.cpu_count import core_count
+from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header
 from scanloom.io.dicom.pixels.byte_source import inflation_bytes

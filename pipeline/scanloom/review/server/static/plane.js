@@ -1,6 +1,6 @@
 // One plane on a canvas of the slice's own pixels; the style sheet scales it to its proportions.
 
-// The grey of each int16 pixel, as of `Window.gray`: 0 to 255, rounded.
+// The grey of each int16 pixel, as of `GrayWindow.gray`: 0 to 255, rounded.
 export function greys(window, [slope, intercept]) {
   const table = new Uint8Array(65536);
   for (let pixel = -32768; pixel < 32768; pixel++) {

@@ -1,0 +1,230 @@
+"""The process: its cores, limits and locks, the privacy of its memory, the causes of its failures.
+
+Locks are those of flock(2), which the system releases when their process ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from scanloom.core.errors import ScanError
+from scanloom.core.reasons import Reason
+
+CGROUPS = Path("/sys/fs/cgroup")
+"""Limits of a container, as Linux shows them in it."""
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use.
+
+    On Linux, these are the cores of its CPU set, and at most as many as a container's limit of
+    processor time allows: more threads would wait for each other.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        usable = len(os.sched_getaffinity(0))
+        return min(usable, container_limit() or usable)
+    return os.cpu_count() or 1
+
+
+def container_limit(folder: Path = CGROUPS) -> int | None:
+    """Return the cores that a container's limit allows, rounded up; None without a limit.
+
+    Parameters
+    ----------
+    folder : Path
+        Mount of the control groups: version 2 has `cpu.max`, version 1 a folder `cpu`.
+    """
+    files = ((("cpu.max",),), (("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.cfs_period_us")))
+    for names in files:
+        try:
+            texts = [folder.joinpath(*name).read_text(encoding="ascii") for name in names]
+            quota, period = (float(number) for number in " ".join(texts).split())
+        except (OSError, ValueError):  # "max" in version 2
+            continue
+        if quota > 0 and period > 0:
+            return math.ceil(quota / period)
+    return None
+
+
+PROCESSOR_TIME = "the processor time of a process (ulimit -t)"
+FILE_SIZE = "the size of files of a process (ulimit -f)"
+
+
+def is_limited(resource_name: str) -> bool:
+    """Return whether this process and its children have a limit: AS, CPU or FSIZE (RLIMIT_*)."""
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    limit: int = getattr(resource, f"RLIMIT_{resource_name}")
+    return resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
+
+
+def limit_met(code: int) -> ScanError | None:
+    """Return the error for a process that a limit may have ended; None if no limit did.
+
+    `code` is its exit code, negative for a signal. The hard limit of processor time sends SIGKILL,
+    as the out-of-memory killer does.
+    """
+    if code == -signal.SIGXFSZ:
+        return ScanError(Reason.ENVIRONMENT, f"the system limits {FILE_SIZE}")
+    if code == -signal.SIGXCPU:
+        return ScanError(Reason.ENVIRONMENT, f"the system limits {PROCESSOR_TIME}")
+    if code == -signal.SIGKILL and is_limited("CPU"):
+        detail = f"the process was killed: the system limits {PROCESSOR_TIME}, or memory ran out"
+        return ScanError(Reason.ENVIRONMENT, detail)
+    return None
+
+
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "could not create a memory",
+    "out_of_memory",
+    "bad_alloc",
+    "failed to map segment",  # the dynamic loader, for a shared library
+)
+"""Fragments of out-of-memory messages of torch, oneDNN and the loader."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+_MISSING_RESOURCES = {
+    "tempfile": "there is no folder for temporary files (TMPDIR)",
+    "getpass": "the user has no name (USER)",
+    "pathlib": "the user has no home folder (HOME)",
+    "threading": "no thread can be started",
+    "subprocess": "no process can be started",
+}
+"""Standard-library modules that request a system resource, and the detail if it is refused."""
+
+
+def blame(error: BaseException) -> ScanError:
+    """Return a ScanError for any exception, without text from foreign exceptions.
+
+    OUT_OF_MEMORY, DEVICE_UNAVAILABLE and ENVIRONMENT are faults of the machine, not of the scan.
+    INTERNAL carries only the name of the exception type.
+    """
+    if isinstance(error, ScanError):
+        return error
+    # the most specific first: errors of torch are RuntimeErrors, and their text may name memory
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":  # torch's, which is not imported here
+        detail = "the device has too little memory for the models or this scan"
+        return ScanError(Reason.OUT_OF_MEMORY, detail)
+    if kind == "AcceleratorError":  # nothing runs on the device in this process
+        return ScanError(Reason.DEVICE_UNAVAILABLE, "the device reported a fault")
+    if lacks_memory(error):
+        detail = "the models, the scan and its result do not fit into memory"
+        return ScanError(Reason.OUT_OF_MEMORY, detail)
+    missing = _missing_resource(error)
+    if missing:
+        return ScanError(Reason.ENVIRONMENT, missing)
+    return ScanError(Reason.INTERNAL, kind)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out or a memory limit was reached."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    message = str(error) if isinstance(error, RuntimeError | ImportError | OSError) else ""
+    return any(fragment in message for fragment in _NO_MEMORY)
+
+
+def _missing_resource(error: BaseException) -> str:
+    """Return a sentence about the resource that the machine lacks; empty for other errors."""
+    if isinstance(error, ImportError):
+        name = error.name or ""
+        suffix = f" ({name})" if name.replace(".", "").isidentifier() else ""
+        return f"a library is missing or can't be loaded{suffix}"
+    number = getattr(error, "errno", None)
+    if number == errno.EFBIG and is_limited("FSIZE"):
+        return f"the system limits {FILE_SIZE}"
+    if number in _EXHAUSTED:
+        return f"the system allows no more open files or processes ({errno.errorcode[number]})"
+    if not isinstance(error, OSError | RuntimeError | KeyError):
+        return ""
+    last_frame = traceback.extract_tb(error.__traceback__)[-1:]
+    if isinstance(error, OSError) and last_frame and _is_in(last_frame[0].filename, "pathlib"):
+        return ""  # pathlib raises OSError for any path, not only for a missing home folder
+    modules = [
+        module
+        for frame in last_frame
+        for module in _MISSING_RESOURCES
+        if _is_in(frame.filename, module)
+    ]
+    return _MISSING_RESOURCES[modules[0]] if modules else ""
+
+
+def _is_in(filename: str, module: str) -> bool:
+    """Return whether a traceback's file name is that of a standard-library module."""
+    return filename == f"<frozen {module}>" or filename.rpartition("/")[2] == f"{module}.py"
+
+
+POLL_INTERVAL_S = 0.05
+_UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+def lock_file(descriptor: int, timeout_s: float | None = None) -> bool:
+    """Lock an open file or folder until it is closed.
+
+    Parameters
+    ----------
+    descriptor : int
+        File descriptor. Closing it releases the lock.
+    timeout_s : float or None
+        Seconds to wait for a lock that another process holds: 0 tries once, None waits for ever.
+
+    Returns
+    -------
+    bool
+        False if another process still holds the lock, or if the system or the file system does not
+        support flock.
+
+    Raises
+    ------
+    OSError
+        For any other error of the system.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return False
+    no_wait = 0 if timeout_s is None else fcntl.LOCK_NB
+    deadline = time.monotonic() + (timeout_s or 0)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | no_wait)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_INTERVAL_S)
+        except OSError as exc:
+            if exc.errno in _UNSUPPORTED:
+                return False
+            raise
+        else:
+            return True
+
+
+_PR_SET_DUMPABLE = 4  # prctl(2)
+
+
+def keep_memory_private() -> None:
+    """Disable core dumps of this process, and access to its memory by other processes of the user.
+
+    Memory holds the key of all ids, and header text.
+
+    Two measures are needed: a core size limit of 0, which systems that pipe cores to a program
+    ignore, and a process that is not dumpable (core(5), proc(5)). Children inherit only the limit.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

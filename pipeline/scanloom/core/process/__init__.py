@@ -1,1 +1,0 @@
-"""Limits, privacy and failures of the process."""

@@ -1,0 +1,402 @@
+"""Status of a run: progress in a small file that is replaced each second.
+
+`scanloom status` reads it, and Prometheus by the node exporter's textfile collector.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
+from scanloom.engine.machine.devices import nvml_handles
+from scanloom.io.output.json_file import read_json
+from scanloom.io.system.atomic_write import check_replaceable
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.liveness import DIED, host_id, observed_state, process_start_ticks
+
+STATUS_FILE = "status.json"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Progress of a run.
+
+    Parameters
+    ----------
+    run : str
+        Id of the run.
+    state : str
+        "indexing", "running", "collecting", "done", "stopped" or "failed"; "died" if the process
+        ended without writing a final state, see `seen`.
+    cases : int
+        Number of planned cases.
+    before : int
+        Cases that were done by earlier runs.
+    done, skipped, ambiguous, failed : int
+        Cases that this run finished. Series with invalid headers count as failed, series with
+        several volumes to choose from as ambiguous.
+    remade : int
+        Number of `done` that replaced a result because its scan had changed.
+    reasons : dict
+        Number of cases by reason code.
+    in_flight : dict
+        Seconds since a case was submitted, by case id.
+    elapsed_s, left_s : float or None
+        Seconds since the start, and until the end by the rate of the last minutes.
+    per_hour : float or None
+        Cases per hour, by that rate.
+    devices : list of dict
+        Load, memory, temperature and power of each GPU.
+    moment : float
+        Time of writing, in seconds since 1970.
+    sent_away : dict
+        Number of dismissed workers, by cause.
+    reason : str
+        Code of the reason for which the run as a whole failed; empty if it did not.
+    host, process, start : str, int, str
+        The process that wrote this, to check whether it still runs.
+    """
+
+    run: str
+    state: str
+    cases: int = 0
+    before: int = 0
+    done: int = 0
+    skipped: int = 0
+    ambiguous: int = 0
+    failed: int = 0
+    remade: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, float] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    per_hour: float | None = None
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    moment: float = 0.0
+    sent_away: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    host: str = ""
+    process: int = 0
+    start: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the last status of the run of a folder.
+
+        Raises
+        ------
+        OSError, ValueError
+            If the status is missing or not valid.
+        ScanError
+            OLDER_VERSION or NEWER_VERSION if another version wrote it.
+        """
+        document = read_json(folder / STATUS_FILE)
+        known = {f.name: document[f.name] for f in fields(cls) if f.name in document}
+        try:
+            return cls(**known)
+        except (TypeError, AttributeError) as exc:
+            raise ValueError("status.json has invalid fields") from exc
+
+    @property
+    def ended(self) -> int:
+        """Number of cases that have ended, including those of earlier runs."""
+        return self.before + self.done + self.skipped + self.ambiguous + self.failed
+
+    def as_observed(self) -> Self:
+        """Return the current status: the run may have died since it was written."""
+        if observed_state(asdict(self)) != DIED:
+            return self
+        return replace(self, state=DIED, left_s=None, per_hour=None, devices=[])
+
+
+Sample = tuple[str, str, str, Iterable[tuple[str, float | None]]]
+"""Name, type, help text and (labels, value) pairs; values of None are left out."""
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""The characters that the text format escapes in label values."""
+
+
+def format_metrics(status: Status) -> str:
+    """Return the metrics of a run, without case ids, so that their number is small."""
+    lines = []
+    for name, kind, text, values in _samples(status):
+        known = [(labels, value) for labels, value in values if value is not None]
+        if known:
+            lines += [f"# HELP scanloom_{name} {text}", f"# TYPE scanloom_{name} {kind}"]
+            lines += [f"scanloom_{name}{labels} {value!r}" for labels, value in known]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(status: Status) -> list[Sample]:
+    counts = {name: getattr(status, name) for name in ("done", *OUTCOMES)}
+    devices = [(_labels(device=str(d["device"])), d) for d in status.devices]
+
+    def of_devices(key: str, scale: float = 1.0) -> list[tuple[str, float | None]]:
+        values = [(labels, d.get(key)) for labels, d in devices]
+        return [(labels, None if v is None else v * scale) for labels, v in values]
+
+    return [
+        ("run_info", "gauge", "The run.", [(_labels(run=status.run, state=status.state), 1)]),
+        ("cases_planned", "gauge", "Cases of the run.", [("", status.cases)]),
+        ("cases_before", "gauge", "Cases done by earlier runs.", [("", status.before)]),
+        (
+            "cases_finished_total",
+            "counter",
+            "Cases that this run finished.",
+            [(_labels(outcome=name), count) for name, count in counts.items()],
+        ),
+        (
+            "cases_without_result_total",
+            "counter",
+            "Cases that gave no result, by reason.",
+            [(_labels(reason=code), count) for code, count in status.reasons.items()],
+        ),
+        ("cases_in_flight", "gauge", "Cases that are worked on.", [("", len(status.in_flight))]),
+        ("cases_per_hour", "gauge", "Rate of the last minutes.", [("", status.per_hour)]),
+        ("left_seconds", "gauge", "Time left by that rate.", [("", status.left_s)]),
+        ("elapsed_seconds", "gauge", "Time since the start.", [("", status.elapsed_s)]),
+        ("gpu_busy_ratio", "gauge", "Busy share.", of_devices("busy_percent", 0.01)),
+        ("gpu_memory_used_bytes", "gauge", "Memory in use.", of_devices("memory_used")),
+        ("gpu_memory_bytes", "gauge", "Memory there is.", of_devices("memory_total")),
+        ("gpu_temperature_celsius", "gauge", "Temperature.", of_devices("celsius")),
+        ("gpu_power_watts", "gauge", "Power.", of_devices("watts")),
+        ("written_timestamp_seconds", "gauge", "When this was written.", [("", status.moment)]),
+    ]
+
+
+def _labels(**labels: str) -> str:
+    """Return labels in braces, their values escaped."""
+    pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+_RATE_WINDOW_S = 300.0
+"""Sliding window for the rate behind the time estimate."""
+
+
+class StatusWriter:
+    """Keeps the status of a run, and writes it periodically.
+
+    Parameters
+    ----------
+    run : str
+        Id of the run.
+    folder : Path
+        `OUT/runs/<run id>`, which exists.
+    period : float
+        Seconds between two writes.
+    metrics : Path or None
+        File for the same data in Prometheus' format.
+    """
+
+    def __init__(
+        self, run: str, folder: Path, period: float = 1.0, metrics: Path | None = None
+    ) -> None:
+        self._run, self._folder, self._period = run, folder, period
+        self._metrics = metrics
+        self.metrics_error: ScanError | None = None
+        """Why the metrics could not be written the last time; None if they were."""
+        self._process = os.getpid()
+        self._start = process_start_ticks(self._process)
+        self._began = time.monotonic()
+        self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
+        self._ends: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._sent_away: Counter[str] = Counter()
+        self._submitted: dict[str, float] = {}
+        self._moments: deque[float] = deque()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
+        self._writer.start()
+
+    def plan(self, cases: int, before: int) -> None:
+        """Set the number of planned cases, and of those done by earlier runs."""
+        with self._lock:
+            self._state, self._cases, self._before = "running", cases, before
+
+    def state(self, state: str) -> None:
+        """Set the state of the run."""
+        with self._lock:
+            self._state = state
+
+    def start(self, case_id: str) -> None:
+        """Record that a case was submitted."""
+        with self._lock:
+            self._submitted[case_id] = time.monotonic()
+
+    def finish(self, record: CaseRecord) -> None:
+        """Record that a case has ended; the rate is that of cases that were submitted."""
+        with self._lock:
+            if self._submitted.pop(record.id, None) is not None:
+                self._moments.append(time.monotonic())
+            if record.reason is None:
+                self._ends["done"] += 1
+                self._ends["remade"] += record.updated
+            else:
+                self._ends[record.reason.outcome] += 1
+                self._reasons[record.reason.code] += 1
+
+    def send_away(self, why: str) -> None:
+        """Record that a worker was dismissed."""
+        with self._lock:
+            self._sent_away[why] += 1
+
+    def now(self) -> Status:
+        """Return the current status."""
+        now = time.monotonic()
+        with self._lock:
+            while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
+                self._moments.popleft()
+            finished = sum(self._ends[end] for end in ("done", *OUTCOMES))
+            rate = self._rate(now)
+            remaining = self._cases - self._before - finished
+            return Status(
+                run=self._run,
+                state=self._state,
+                cases=self._cases,
+                before=self._before,
+                done=self._ends["done"],
+                skipped=self._ends["skipped"],
+                ambiguous=self._ends["ambiguous"],
+                failed=self._ends["failed"],
+                remade=self._ends["remade"],
+                reasons=dict(sorted(self._reasons.items())),
+                in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
+                elapsed_s=round(now - self._began, 1),
+                left_s=round(remaining / rate, 1) if rate else None,
+                per_hour=round(3600 * rate, 1) if rate else None,
+                devices=_gpu_state(),
+                moment=round(time.time(), 1),
+                sent_away=dict(self._sent_away),
+                reason=self._reason,
+                host=host_id(),
+                process=self._process,
+                start=self._start,
+            )
+
+    def close(self, state: str | None = None, reason: str = "") -> None:
+        """Write the final status.
+
+        Parameters
+        ----------
+        state : str or None
+            How the run ended; None for the current state.
+        reason : str
+            Code of the reason if it failed.
+        """
+        with self._lock:
+            self._state, self._reason = state or self._state, reason
+        self._closed.set()
+        self._writer.join()
+        self._write(_replace_or_fill)
+
+    def _rate(self, now: float) -> float | None:
+        """Return cases per second over the last minutes; None before two have ended."""
+        if len(self._moments) < 2:
+            return None
+        span = now - max(self._began, now - _RATE_WINDOW_S)
+        return len(self._moments) / span if span > 0 else None
+
+    def _keep_writing(self) -> None:
+        self._write()  # from now on the file exists, even if the disk fills up
+        while not self._closed.wait(self._period):
+            self._write()
+
+    def _write(self, replace_file: Callable[[Path, str], None] | None = None) -> None:
+        """Replace the file, without fsync: it is not a permanent record."""
+        now = self.now()
+        with suppress(OSError):  # a full disk is reported when results are written
+            (replace_file or _replace)(self._folder / STATUS_FILE, json.dumps(asdict(now)))
+        if self._metrics is not None:
+            try:
+                _replace(self._metrics, format_metrics(now))
+            except OSError as exc:  # a run does not fail for lack of metrics: its end reports it
+                self.metrics_error = output_error(exc, "the file of --metrics")
+            else:
+                self.metrics_error = None
+
+
+@contextmanager
+def final_status(board: StatusWriter) -> Iterator[None]:
+    """Write the final status of a run, however the block ends."""
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
+        board.close("failed", code if isinstance(error, Exception) else "")
+        raise
+    board.close()
+
+
+def check_metrics(path: Path) -> None:
+    """Refuse a file of metrics that can't be written: its path may be mistyped.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE or DISK_FULL.
+    """
+    check_replaceable(path, "the file of --metrics")
+    draft = path.with_name(f".{path.name}")
+    try:
+        draft.unlink(missing_ok=True)
+        draft.touch(exist_ok=False)
+        draft.unlink()
+    except OSError as exc:
+        raise output_error(exc, "the file of --metrics") from exc
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:  # "x" does not follow a link
+            file.write(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _replace_or_fill(path: Path, text: str) -> None:
+    """Replace a file, or overwrite it in place: a full disk may have no room for another one."""
+    try:
+        _replace(path, text)
+    except OSError:
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
+
+
+def _gpu_state() -> list[dict[str, Any]]:
+    """Return load, memory, temperature and power of each NVIDIA device; [] without a driver."""
+    states: list[dict[str, Any]] = []
+    with nvml_handles() as handles:
+        states += [_device(number, handle) for number, handle in enumerate(handles or ())]
+    return states
+
+
+def _device(number: int, handle: Any) -> dict[str, Any]:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    state = {"device": number, "memory_used": memory.used, "memory_total": memory.total}
+    queries: Mapping[str, Any] = {
+        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "watts": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
+    }
+    for name, query in queries.items():
+        try:
+            state[name] = query()
+        except pynvml.NVMLError:
+            state[name] = None
+    return state

@@ -1,1 +1,0 @@
-"""Report the status of a run."""

@@ -1,0 +1,134 @@
+"""The status file: whole whenever it is read, and right in its numbers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import CaseRecord, Reason
+from scanloom.engine.monitor import Status, StatusWriter, final_status
+from scanloom.io.system.liveness import host_id, process_start_ticks
+from support import engine_models as em
+from support.commands import scanloom, write_tiny_bundle
+
+
+def test_it_counts_what_happens(tmp_path: Path) -> None:
+    board = StatusWriter("run", tmp_path, period=0.01)
+    board.plan(10, before=3)
+    for name, reason in (("a", None), ("b", Reason.MODALITY), ("c", Reason.CRASHED)):
+        board.start(name)
+        board.finish(CaseRecord(name, reason, "", (), None))
+    board.start("d")
+
+    now = board.now()
+    board.close("done")
+
+    assert (now.done, now.skipped, now.failed, now.before, now.cases) == (1, 1, 1, 3, 10)
+    assert now.reasons == {"CRASHED": 1, "MODALITY": 1}
+    assert list(now.in_flight) == ["d"]
+    assert now.per_hour
+    assert now.left_s == pytest.approx(4 * now.elapsed_s / 3, abs=1.0)
+    assert Status.read(tmp_path).state == "done"
+
+
+def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path) -> None:
+    board = StatusWriter("run", tmp_path, period=10.0)
+    board.plan(110, before=0)
+    for n in range(100):
+        board.finish(CaseRecord(f"series {n}", Reason.SLICE_GAP, "", (), None))
+    before = board.now()
+    for name in ("a", "b"):
+        board.start(name)
+        board.finish(CaseRecord(name, None, "", (), None))
+    after = board.now()
+    board.close("done")
+
+    assert (before.per_hour, before.left_s, before.failed) == (None, None, 100)
+    assert after.left_s == pytest.approx(8 * after.elapsed_s / 2, abs=0.2)
+
+
+def test_it_is_never_half_written(tmp_path: Path) -> None:
+    board = StatusWriter("run", tmp_path, period=0.0005)
+    board.plan(1000, before=0)
+    until = time.monotonic() + 0.5
+    seen = 0
+    while time.monotonic() < until:
+        board.start(f"case{seen}")
+        try:
+            Status.read(tmp_path)
+        except FileNotFoundError:
+            continue
+        seen += 1
+    board.close("stopped")
+
+    assert seen > 10
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = process_start_ticks(process.pid)
+        reported = Status("run", "running", host=host_id(), process=process.pid, start=start)
+        alive = reported.as_observed().state
+        process.communicate(b"\n")
+
+    assert (alive, reported.as_observed().state) == ("running", "died")
+    mine = replace(reported, process=os.getpid(), start="1")  # the number was given away again
+    assert mine.as_observed().state == "died"
+    assert replace(reported, state="stopped").as_observed().state == "stopped"
+
+
+@pytest.mark.parametrize(("silent", "state"), [(30, "collecting"), (90, "died")])
+def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
+    silent: float, state: str
+) -> None:
+    reported = Status("run", "collecting", host="elsewher", process=os.getpid())
+    assert replace(reported, moment=time.time() - silent).as_observed().state == state
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])
+def test_metrics_replace_no_device(tmp_path: Path, kind: str) -> None:
+    """Refused before anything is made: a rename over a device would take it from all."""
+    place = tmp_path / "metrics.prom"
+    if kind == "device":
+        if os.getuid() != 0:
+            pytest.skip("only root can make a device")
+        os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to("/dev/null")
+    else:
+        os.mkfifo(place)
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    em.make_case(scans, "one")
+    workflow, model = tmp_path / "workflow.yaml", write_tiny_bundle(tmp_path / "bundles")
+    workflow.write_text(f"name: test\nmodels: [{model}]\n")
+    before = place.lstat()
+
+    ended = scanloom("run", workflow, scans, "--out", tmp_path / "out", "--metrics", place)
+
+    assert (ended.code, "regular file" in ended.err) == (74, True)
+    assert not (tmp_path / "out").exists()
+    assert place.lstat().st_ino == before.st_ino
+
+
+def test_metrics_follow_no_link_that_somebody_left(tmp_path: Path) -> None:
+    victim, metrics = tmp_path / "victim", tmp_path / "metrics.prom"
+    victim.write_text("mine")
+    (tmp_path / ".metrics.prom").symlink_to(victim)
+    (tmp_path / "run").mkdir()
+
+    with final_status(StatusWriter("run", tmp_path / "run", metrics=metrics)):
+        pass
+
+    assert victim.read_text() == "mine"
+    assert "scanloom" in metrics.read_text()
