@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -16,6 +15,7 @@ from scanloom.io.dicom.header.elements import (
     FLOAT_PIXELS,
     KEPT_TAGS,
     MODALITY_LUT_PRESENT,
+    PRIVATE_TAGS,
     Elements,
     PixelDataLocation,
     elements_from_values,
@@ -24,6 +24,7 @@ from scanloom.io.system.unpacking import open_inflated
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+    from pydicom.tag import BaseTag
 
 MAX_INFLATED_BYTES = 1 << 26
 """Size of the inflated header of a deflated file, at most (64 MiB)."""
@@ -37,6 +38,7 @@ _MIN_HEAD_BYTES = 8
 _PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
+_READ_TAGS: list[BaseTag | int] = [*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE]
 PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -62,10 +64,10 @@ def parse_with_pydicom(path: Path) -> Elements:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    dataset, location, faults = _read(path, _kept_tags())
+    dataset, location, faults, private = _read(path, _READ_TAGS)
     elements = {int(tag): element for tag, element in dataset.items()}  # not converted
     meta = dict(dataset.file_meta.items()).get(tags.MEDIA_STORAGE_SOP_CLASS_UID)
-    values = {tag: _raw(elements[tag]) for tag in elements.keys() & KEPT_TAGS}
+    values = {tag: _raw(elements[tag]) for tag in elements.keys() & KEPT_TAGS} | private
     if meta is not None:
         values[tags.MEDIA_STORAGE_SOP_CLASS_UID] = _raw(meta)
     if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
@@ -89,30 +91,35 @@ def read_dataset(path: Path) -> Dataset:
     return _read(path, None)[0]
 
 
-@cache
-def _kept_tags() -> list[Any]:
-    from pydicom.tag import BaseTag
-
-    return [BaseTag(tag) for tag in (*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE)]
-
-
 class _ElementRecorder:
     """Callback that stops pydicom at the pixels and records the location of kept elements.
 
-    Of two elements with one tag, pydicom silently keeps the last.
+    Of two elements with one tag, pydicom silently keeps the last. It also copies its list of tags
+    for each file, so that those of private attributes in all blocks, which are thousands, are read
+    here.
+
+    Attributes
+    ----------
+    private : dict of int to bytes
+        Values of `PRIVATE_TAGS`.
     """
 
     def __init__(self, file: BinaryIO) -> None:
+        self.private: dict[int, bytes] = {}
         self._file = file
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, tag: int, vr: str | None, length: int) -> bool:
         """Record an element; return whether pydicom stops, as at pixel data of any kind."""
-        if tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
+        is_private = tag in PRIVATE_TAGS
+        if is_private or tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
             spans, start = self._spans.setdefault(int(tag), []), self._file.tell()
             if spans and start - spans[-1][0] < _MIN_HEAD_BYTES:
                 spans.pop()  # the first element: pydicom reads it twice, to detect the encoding
             spans.append((start, length))
+            if is_private and length <= MAX_VALUE_BYTES:
+                self.private[int(tag)] = self._file.read(length)
+                self._file.seek(start)
         return tag in _PIXEL_DATA_TAGS
 
     def has_contradiction(self) -> bool:
@@ -127,14 +134,16 @@ class _ElementRecorder:
         return self._file.read(length)
 
 
-def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelDataLocation | None, int]:
-    """Return the data set up to the pixels, their location, and `Elements.faults`.
+def _read(
+    path: Path, kept: list[BaseTag | int] | None
+) -> tuple[Dataset, PixelDataLocation | None, int, dict[int, bytes]]:
+    """Return the data set up to the pixels, their location, `Elements.faults` and private values.
 
     Parameters
     ----------
     path : Path
         The file.
-    kept : list of BaseTag or None
+    kept : list of int or None
         Tags of the elements to read; None for all.
     """
     from pydicom.errors import BytesLengthException, InvalidDicomError
@@ -154,7 +163,7 @@ def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelDataLocatio
             if inflated is not None:
                 dataset.file_meta = inflated[0]  # its pixels are decoded from the whole file
                 location = None if location is None else PixelDataLocation(0, None)
-            return dataset, location, faults
+            return dataset, location, faults, recorder.private
     except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise  # from the disk; for a file that is cut off, pydicom raises OSError without errno

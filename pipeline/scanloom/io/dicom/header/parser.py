@@ -21,6 +21,7 @@ from scanloom.io.dicom.header.elements import (
     FLOAT_PIXELS,
     KEPT_TAGS,
     MODALITY_LUT_PRESENT,
+    PRIVATE_TAGS,
     Elements,
     PixelDataLocation,
     elements_from_values,
@@ -128,7 +129,7 @@ def _make_order(name: Literal["little", "big"]) -> ByteOrder:
     def vrs(names: bytes) -> frozenset[int]:
         return frozenset(int.from_bytes(vr, name) for vr in names.split())
 
-    kept = {as_read(tag): tag for tag in KEPT_TAGS} | {
+    kept = {as_read(tag): tag for tag in KEPT_TAGS | PRIVATE_TAGS} | {
         as_read(tags.MODALITY_LUT_SEQUENCE): MODALITY_LUT_PRESENT
     }
     kept |= dict.fromkeys(map(as_read, _PIXEL_DATA_TAGS), STOP)
