@@ -6,7 +6,7 @@ import struct
 import zlib
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags, uids
@@ -31,6 +31,12 @@ MAX_INFLATED_BYTES = 1 << 26
 MAX_VALUE_BYTES = 1 << 26
 """Longer values before the pixels are skipped."""
 
+MAX_ELEMENTS = 1 << 16
+"""Elements before the pixels, not counting those in sequences; scanners write a few hundred."""
+
+_ZERO_HEAD = bytes(8)
+_MAX_ZERO_HEADS = 64
+"""Heads of elements in a row that are zeros; one may be the value of a number."""
 _CHUNK_BYTES = 1 << 16
 _META_BYTES = 1 << 11
 """The transfer syntax is within so many bytes from the start of the file."""
@@ -91,6 +97,25 @@ def read_dataset(path: Path) -> Dataset:
     return _read(path, None)[0]
 
 
+class _UntilZeros:
+    """File that ends where only zeros are read for elements, as in a copy that was not completed.
+
+    pydicom would make an element of every eight zeros, for hours in a large file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self.name = file.seek, file.tell, getattr(file, "name", None)
+        self._read, self._zero_heads = file.read, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes; none after too many zeros, wherever the file is."""
+        if self._zero_heads > _MAX_ZERO_HEADS:
+            return b""
+        data = self._read(size)
+        self._zero_heads = self._zero_heads + 1 if data == _ZERO_HEAD else 0
+        return data
+
+
 class _ElementRecorder:
     """Callback that stops pydicom at the pixels and records the location of kept elements.
 
@@ -107,10 +132,14 @@ class _ElementRecorder:
     def __init__(self, file: BinaryIO) -> None:
         self.private: dict[int, bytes] = {}
         self._file = file
+        self._count = 0
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, tag: int, vr: str | None, length: int) -> bool:
         """Record an element; return whether pydicom stops, as at pixel data of any kind."""
+        self._count += 1
+        if self._count > MAX_ELEMENTS:
+            raise ValueError("too many elements")
         is_private = tag in PRIVATE_TAGS
         if is_private or tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
             spans, start = self._spans.setdefault(int(tag), []), self._file.tell()
@@ -156,7 +185,10 @@ def _read(
             data.seek(0)
             recorder = _ElementRecorder(data)
             max_value = MAX_VALUE_BYTES if inflated is None else None
-            dataset = read_partial(data, recorder, max_value, True, kept)
+            limited = cast("BinaryIO", _UntilZeros(data))
+            dataset = read_partial(limited, recorder, max_value, True, kept)
+            if inflated is None and dataset.filename is not None:
+                dataset.fileobj_type = open  # for values longer than `max_value`
             location, faults = _pixel_location(data, dataset)
             if recorder.has_contradiction() or _meta_contradicts(file):
                 faults |= CONTRADICTING_ELEMENT

@@ -34,7 +34,7 @@ from scanloom.io.dicom.header.elements import (
     decode_elements,
     elements_from_values,
 )
-from scanloom.io.dicom.header.fallback import parse_with_pydicom
+from scanloom.io.dicom.header.fallback import MAX_ELEMENTS, parse_with_pydicom
 from scanloom.io.dicom.header.header import (
     Header,
     header_from_elements,
@@ -314,6 +314,26 @@ def test_a_mutated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
         assert fast in (None, odd)
         read += fast is not None
     assert read > 50 or edit is not None
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_file_that_goes_on_with_zeros_is_read_as_if_it_was_cut(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in {132, 400, *range(140, min(len(data), 900), 31)}:
+        path.write_bytes(data[:length] + bytes(1 << 20))
+        fast, odd = both(path)
+        assert fast in (None, odd), length
+        assert odd is None or odd.pixels is None
+
+
+def test_a_file_of_endless_elements_is_damaged(tmp_path):
+    path = tmp_path / "many.dcm"
+    path.write_bytes(bytes(128) + b"DICM" + struct.pack("<HHI", 9, 1, 0) * (MAX_ELEMENTS + 1))
+    [error] = read_headers([path])
+    assert isinstance(error, ScanError)
+    assert error.code == "DAMAGED"
 
 
 def test_vrs_are_those_that_pydicom_knows():
