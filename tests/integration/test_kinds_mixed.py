@@ -26,12 +26,15 @@ from scanloom.io.index.build import build_index
 from support.dicom_kinds.base import AXIAL, stored
 from support.dicom_kinds.mixed import (
     ATTRIBUTES,
+    CREATORS,
     MAY_LACK,
     OURS,
+    THEIRS,
     WHICH,
     Mixture,
     mixtures,
     two_kinds,
+    write_private,
 )
 from support.write_multiframe import frames_of, write_enhanced
 
@@ -83,8 +86,9 @@ def test_enhanced_objects_that_differ_in_meaning_are_not_a_volume(tmp_path, keyw
     assert values_of(tmp_path) == "MIXED_SLICES"
 
 
+@pytest.mark.parametrize("block", [0x10, 0xFB])
 @pytest.mark.parametrize("name", [name for name in ATTRIBUTES if name.startswith("direction, ")])
-def test_enhanced_frames_that_differ_in_a_private_direction_are_not_a_volume(tmp_path, name):
+def test_enhanced_frames_that_differ_in_a_private_direction_are_not_a_volume(tmp_path, name, block):
     """Each component of the direction counts, although the others are equal."""
     tag, _, _, second = ATTRIBUTES[name]
 
@@ -92,13 +96,40 @@ def test_enhanced_frames_that_differ_in_a_private_direction_are_not_a_volume(tmp
         for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
             private = Dataset()
             for other, (t, vr, *values) in ATTRIBUTES.items():
-                if other.startswith(name.rpartition(",")[0]):
-                    private.add_new(Tag(t) & 0xFFFF0000 | 0x10, "LO", "a manufacturer")
-                    private.add_new(t, vr, second if t == tag and n >= 10 else values[0])
+                if other.startswith("direction, ") and CREATORS[other] == CREATORS[name]:
+                    private.add_new(Tag(t) & 0xFFFF0000 | block, "LO", CREATORS[other])
+                    shifted = Tag(t) & 0xFFFF00FF | block << 8
+                    private.add_new(shifted, vr, second if t == tag and n >= 10 else values[0])
             group.UnassignedPerFrameConvertedAttributesSequence = [private]
 
     write_enhanced(tmp_path / "0.dcm", frames_of(stored(AXIAL), AXIAL)[:20], edit=edit)
     assert values_of(tmp_path) == "MIXED_SLICES"
+
+
+@pytest.mark.parametrize("name", CREATORS)
+def test_private_attributes_count_in_any_block_of_their_creator(tmp_path, name):
+    """PS3.5 7.8.1: a creator reserves any block that is free."""
+    for block in (0x10, 0x12, 0xFF):
+        creators = {0x10: "ANOTHER CREATOR", 0x11: "", block: CREATORS[name]}
+        write_private(tmp_path / str(block), name, creators, block)
+        assert values_of(tmp_path / str(block)) in ("PHASES", "MIXED_SLICES")
+
+
+@pytest.mark.parametrize("name", CREATORS)
+def test_private_attributes_of_other_creators_are_ignored(tmp_path, name):
+    for block, creators in (
+        (0x10, {0x10: "ANOTHER CREATOR"}),
+        (0x10, {0x10: "ANOTHER CREATOR", 0x11: CREATORS[name]}),
+        (0x11, {0x10: CREATORS[name]}),
+    ):
+        folder = tmp_path / f"{block} {len(creators)}"
+        write_private(folder, name, creators, block)
+        assert values_of(folder) == {OURS, THEIRS}
+
+
+def test_every_private_attribute_is_tried_with_its_creator():
+    private = {name for name, (tag, *_) in ATTRIBUTES.items() if Tag(tag).is_private}
+    assert private == CREATORS.keys()
 
 
 def test_the_mixtures_are_complete():

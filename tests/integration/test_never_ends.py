@@ -58,6 +58,19 @@ def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Pa
     assert found.document["reasons"]["UNREADABLE"] == 2  # the pair
 
 
+@pytest.mark.parametrize("kept", [132, 400, 700])
+def test_slices_whose_rest_is_a_gigabyte_of_zeros_are_cut_off(tmp_path: Path, kept: int) -> None:
+    """A copy that reserved its space, and was interrupted."""
+    last = write_series(tmp_path / "scan", noise((16, 15, 8)))[-1]
+    os.truncate(last, kept)
+    os.truncate(last, 1 << 30)
+
+    found = in_time("index", tmp_path / "scan", "--json")
+
+    assert found.code == 65, found.err
+    assert found.document["reasons"] == {"SLICES_UNREADABLE": 7, "TRUNCATED": 1}
+
+
 def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
     write_endless(tmp_path / "scans")
     with pytest.raises(ScanError) as caught:

@@ -110,6 +110,23 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     "ContentDate": ("ContentDate", "DA", "20190401", "20210401"),
 }
 """Keyword or tag, VR, and two different values."""
+CREATORS = {
+    "Dixon, Philips": "Philips MR Imaging DD 001",
+    "Dixon, Siemens": "SIEMENS MR HEADER",
+    "component, GE": "GEMS_PARM_01",
+    "b-value, Siemens": "SIEMENS MR HEADER",
+    "b-value, GE": "GEMS_PARM_01",
+    "b-value, Philips": "PHILIPS IMAGING DD 001",
+    "b-value, UIH": "Image Private Header",
+    "direction, Siemens": "SIEMENS MR HEADER",
+    "direction, GE, x": "GEMS_ACQU_01",
+    "direction, GE, y": "GEMS_ACQU_01",
+    "direction, GE, z": "GEMS_ACQU_01",
+    "direction, Philips, right to left": "Philips MR Imaging DD 001",
+    "direction, Philips, front to back": "Philips MR Imaging DD 001",
+    "coil element, Siemens": "SIEMENS MR HEADER",
+}
+"""Who reserves the block of a private attribute, as in pydicom's dictionary and in real files."""
 MAY_LACK = (
     *("FlipAngle", "KVP", "ReceiveCoilName", "b-value, in the name of the sequence"),
     *("direction, Siemens", "direction, GE, x", "direction, GE, y", "direction, GE, z"),
@@ -182,6 +199,19 @@ class Mixture:
                 ds.add_new(tag, vr, theirs)
 
         return two_kinds(folder, others, edit)
+
+
+def write_private(folder: Path, attribute: str, creators: dict[int, str], block: int) -> None:
+    """Write slices that alternate in a private attribute, in a block of any creator."""
+    tag, vr, *each = ATTRIBUTES[attribute]
+    group = Tag(tag) & 0xFFFF0000
+
+    def edit(k: int, ds: Dataset) -> None:
+        for reserved, creator in creators.items():
+            ds.add_new(group | reserved, "LO", creator)
+        ds.add_new(Tag(tag) & 0xFFFF00FF | block << 8, vr, each[k % 2])
+
+    two_kinds(folder, lambda k: k % 2 == 1, edit)
 
 
 def two_kinds(

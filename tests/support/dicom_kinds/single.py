@@ -209,13 +209,15 @@ READ: dict[str, Kind] = {
     ),
     "MR in two passes": Kind(changed(odd_and_even_times, Modality="MR")),
     **{
-        f"odd and even slices differ in {keyword}": Kind(
+        f"odd and even slices differ in {keyword}: {each}": Kind(
             changed(lambda k, ds, keyword=keyword, each=each: assign(ds, **{keyword: each[k % 2]})),
             flags=flags,
         )
         for keyword, each, flags in (
             ("AcquisitionNumber", (1, 2), ()),
             ("SliceThickness", ("0.62", "0.63"), ()),
+            ("SliceThickness", ("2.5", "0"), ("SLICES_DIFFER",)),
+            ("SliceThickness", ("-1", "2.5"), ("SLICES_DIFFER",)),
             ("ScanOptions", (["FS", "PFP"], ["PFP", "FS"]), ()),
             (
                 "ImageType",

@@ -266,6 +266,8 @@ class SliceAttribute(NamedTuple):
     counts : bool
         Whether the attribute may number or name each slice: as many values as slices are all
         equivalent.
+    positive : bool
+        Whether a number of 0 or less counts as no value, which some software writes instead.
     """
 
     name: str
@@ -276,12 +278,20 @@ class SliceAttribute(NamedTuple):
     absent: Absent = "flagged"
     separates: Separates = ""
     counts: bool = False
+    positive: bool = False
 
     @property
     def tolerance(self) -> str:
         """Which values count as equal, for the documentation."""
         numbering = "; as many values as slices" if self.counts else ""
-        return _TOLERANCES[self.normalise] + numbering
+        return _TOLERANCES[self.normalise] + numbering + "; 0 or less is none" * self.positive
+
+    def says_nothing(self, value: str) -> bool:
+        """Return whether a value is a number that counts as no value."""
+        try:
+            return self.positive and float(value) <= 0
+        except ValueError:
+            return False
 
     def kinds_of(
         self, values: Collection[str], count: int, *, exact: bool = False
@@ -478,6 +488,7 @@ _OF_THE_ACQUISITION = (
         "a value is the mean over it; it is rounded, and computed from the pitch",
         _adapted_number,
         separates="then",
+        positive=True,
     ),
     SliceAttribute(
         "InversionTime",

@@ -24,6 +24,7 @@ from scanloom.io.dicom.geometry.slices import (
     parse_decimal,
     untyped_as_text,
 )
+from scanloom.io.dicom.header.elements import resolve_private_blocks
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import Header, pydicom_muted
 from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
@@ -294,7 +295,13 @@ def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 
 def _raw_values(item: Dataset) -> dict[int, bytes]:
-    return {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
+    """Return all raw values of an item, whose private creators are its own (PS3.5 7.8.1)."""
+    raw_values = {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
+    values, contradicting = resolve_private_blocks(raw_values)
+    if contradicting:
+        detail = "private elements of a functional group contradict each other"
+        raise ScanError(Reason.HEADER_CONTRADICTS, detail)
+    return values
 
 
 def _items(dataset: Dataset, tag: int) -> list[Dataset]:

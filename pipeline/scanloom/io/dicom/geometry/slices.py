@@ -104,11 +104,12 @@ class Slice:
 
     def value_of(self, attribute: SliceAttribute) -> str:
         """Return an attribute as text, of the frame if it has one; empty if it has no value."""
-        if self.multiframe and (text := self.phase.get(attribute.name)):
-            return text
-        elements = self.header.elements
-        raw = next((value for tag in attribute.tags if (value := elements.raw(tag))), b"")
-        return untyped_as_text(raw, little=elements.little)
+        text = self.phase.get(attribute.name) if self.multiframe else None
+        if not text:
+            elements = self.header.elements
+            raw = next((value for tag in attribute.tags if (value := elements.raw(tag))), b"")
+            text = untyped_as_text(raw, little=elements.little)
+        return "" if attribute.says_nothing(text) else text
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,16 @@ from typing import NamedTuple
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.slice_attributes import KEPT_ATTRIBUTE_TAGS
 
+_PRIVATE_ELEMENTS = {
+    tag & 0xFFFF00FF | block << 8: tag
+    for tag in tags.PRIVATE_CREATORS
+    for block in range(0x10, 0x100)
+}
+"""Private attributes that are used, by their tag in each block that a creator may reserve."""
+PRIVATE_TAGS = frozenset(_PRIVATE_ELEMENTS) | {
+    tag & 0xFFFF0000 | block for tag in tags.PRIVATE_CREATORS for block in range(0x10, 0x100)
+}
+"""Tags of these elements and of the creators in their groups."""
 MODALITY_LUT_PRESENT = -2
 """Stand-in for the tag of ModalityLUTSequence: only whether it has a value is kept."""
 
@@ -195,7 +205,7 @@ class Elements(NamedTuple):
 
 
 def elements_from_values(
-    values: Mapping[int, bytes],
+    values: dict[int, bytes],
     syntax: str,
     *,
     little: bool,
@@ -206,9 +216,9 @@ def elements_from_values(
 
     Parameters
     ----------
-    values : mapping of int to bytes
-        Values of `KEPT_TAGS`, MediaStorageSOPClassUID and `MODALITY_LUT_PRESENT`; absent attributes
-        are left out.
+    values : dict of int to bytes
+        Values of `KEPT_TAGS` and `PRIVATE_TAGS`, MediaStorageSOPClassUID and
+        `MODALITY_LUT_PRESENT`; absent attributes are left out.
     syntax : str
         Transfer syntax UID.
     little : bool
@@ -218,10 +228,47 @@ def elements_from_values(
     faults : int
         As in `Elements`.
     """
+    values, contradicting = resolve_private_blocks(values)
+    if contradicting:
+        faults |= CONTRADICTING_ELEMENT
     own = {tag: value for tag, value in values.items() if tag in PER_SLICE_TAGS}
     common = intern_shared(syntax, little, tuple(map(values.get, PER_SERIES_TAGS)))
     lookup_table = bool(values.get(MODALITY_LUT_PRESENT))
     return Elements(common, own, lookup_table, pixels, faults=faults)
+
+
+def resolve_private_blocks(values: dict[int, bytes]) -> tuple[dict[int, bytes], bool]:
+    """Move private attributes to block 0x10 from the block that their creator reserved.
+
+    Elements of other creators are removed. Block 0x10 without a creator is taken for the
+    manufacturer's: some anonymisers remove creators, and nearly all scanners reserve this block.
+
+    Parameters
+    ----------
+    values : dict of int to bytes
+        Values by tag, of one data set or one item of a sequence.
+
+    Returns
+    -------
+    resolved : dict of int to bytes
+        The values, with each attribute of `tags.PRIVATE_CREATORS` at its tag there.
+    contradicting : bool
+        Whether a creator reserved several blocks, in which an attribute has different values.
+    """
+    if not (elements := _PRIVATE_ELEMENTS.keys() & values.keys()):
+        return values, False
+    resolved: dict[int, bytes] = {}
+    without_creator: dict[int, bytes] = {}
+    contradicting = False
+    for tag in sorted(elements):
+        attribute, value = _PRIVATE_ELEMENTS[tag], values[tag]
+        creator = values.get(tag & 0xFFFF0000 | tag >> 8 & 0xFF, b"").strip(b" \0").upper()
+        if creator == tags.PRIVATE_CREATORS[attribute]:
+            contradicting |= resolved.setdefault(attribute, value) != value
+        elif not creator and tag == attribute:
+            without_creator[tag] = value
+    others = {tag: value for tag, value in values.items() if tag not in elements}
+    return others | without_creator | resolved, contradicting
 
 
 def decode_elements(packed: EncodedElements) -> Elements:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags, uids
@@ -16,6 +15,7 @@ from scanloom.io.dicom.header.elements import (
     FLOAT_PIXELS,
     KEPT_TAGS,
     MODALITY_LUT_PRESENT,
+    PRIVATE_TAGS,
     Elements,
     PixelDataLocation,
     elements_from_values,
@@ -24,12 +24,19 @@ from scanloom.io.system.unpacking import open_inflated
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+    from pydicom.tag import BaseTag
 
 MAX_INFLATED_BYTES = 1 << 26
 """Size of the inflated header of a deflated file, at most (64 MiB)."""
 MAX_VALUE_BYTES = 1 << 26
 """Longer values before the pixels are skipped."""
 
+MAX_ELEMENTS = 1 << 16
+"""Elements before the pixels, not counting those in sequences; scanners write a few hundred."""
+
+_ZERO_HEAD = bytes(8)
+_MAX_ZERO_HEADS = 64
+"""Heads of elements in a row that are zeros; one may be the value of a number."""
 _CHUNK_BYTES = 1 << 16
 _META_BYTES = 1 << 11
 """The transfer syntax is within so many bytes from the start of the file."""
@@ -37,6 +44,7 @@ _MIN_HEAD_BYTES = 8
 _PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
+_READ_TAGS: list[BaseTag | int] = [*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE]
 PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -62,10 +70,10 @@ def parse_with_pydicom(path: Path) -> Elements:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    dataset, location, faults = _read(path, _kept_tags())
+    dataset, location, faults, private = _read(path, _READ_TAGS)
     elements = {int(tag): element for tag, element in dataset.items()}  # not converted
     meta = dict(dataset.file_meta.items()).get(tags.MEDIA_STORAGE_SOP_CLASS_UID)
-    values = {tag: _raw(elements[tag]) for tag in elements.keys() & KEPT_TAGS}
+    values = {tag: _raw(elements[tag]) for tag in elements.keys() & KEPT_TAGS} | private
     if meta is not None:
         values[tags.MEDIA_STORAGE_SOP_CLASS_UID] = _raw(meta)
     if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
@@ -89,30 +97,58 @@ def read_dataset(path: Path) -> Dataset:
     return _read(path, None)[0]
 
 
-@cache
-def _kept_tags() -> list[Any]:
-    from pydicom.tag import BaseTag
+class _UntilZeros:
+    """File that ends where only zeros are read for elements, as in a copy that was not completed.
 
-    return [BaseTag(tag) for tag in (*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE)]
+    pydicom would make an element of every eight zeros, for hours in a large file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self.name = file.seek, file.tell, getattr(file, "name", None)
+        self._read, self._zero_heads = file.read, 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes; none after too many zeros, wherever the file is."""
+        if self._zero_heads > _MAX_ZERO_HEADS:
+            return b""
+        data = self._read(size)
+        self._zero_heads = self._zero_heads + 1 if data == _ZERO_HEAD else 0
+        return data
 
 
 class _ElementRecorder:
     """Callback that stops pydicom at the pixels and records the location of kept elements.
 
-    Of two elements with one tag, pydicom silently keeps the last.
+    Of two elements with one tag, pydicom silently keeps the last. It also copies its list of tags
+    for each file, so that those of private attributes in all blocks, which are thousands, are read
+    here.
+
+    Attributes
+    ----------
+    private : dict of int to bytes
+        Values of `PRIVATE_TAGS`.
     """
 
     def __init__(self, file: BinaryIO) -> None:
+        self.private: dict[int, bytes] = {}
         self._file = file
+        self._count = 0
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, tag: int, vr: str | None, length: int) -> bool:
         """Record an element; return whether pydicom stops, as at pixel data of any kind."""
-        if tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
+        self._count += 1
+        if self._count > MAX_ELEMENTS:
+            raise ValueError("too many elements")
+        is_private = tag in PRIVATE_TAGS
+        if is_private or tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
             spans, start = self._spans.setdefault(int(tag), []), self._file.tell()
             if spans and start - spans[-1][0] < _MIN_HEAD_BYTES:
                 spans.pop()  # the first element: pydicom reads it twice, to detect the encoding
             spans.append((start, length))
+            if is_private and length <= MAX_VALUE_BYTES:
+                self.private[int(tag)] = self._file.read(length)
+                self._file.seek(start)
         return tag in _PIXEL_DATA_TAGS
 
     def has_contradiction(self) -> bool:
@@ -127,14 +163,16 @@ class _ElementRecorder:
         return self._file.read(length)
 
 
-def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelDataLocation | None, int]:
-    """Return the data set up to the pixels, their location, and `Elements.faults`.
+def _read(
+    path: Path, kept: list[BaseTag | int] | None
+) -> tuple[Dataset, PixelDataLocation | None, int, dict[int, bytes]]:
+    """Return the data set up to the pixels, their location, `Elements.faults` and private values.
 
     Parameters
     ----------
     path : Path
         The file.
-    kept : list of BaseTag or None
+    kept : list of int or None
         Tags of the elements to read; None for all.
     """
     from pydicom.errors import BytesLengthException, InvalidDicomError
@@ -147,14 +185,17 @@ def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelDataLocatio
             data.seek(0)
             recorder = _ElementRecorder(data)
             max_value = MAX_VALUE_BYTES if inflated is None else None
-            dataset = read_partial(data, recorder, max_value, True, kept)
+            limited = cast("BinaryIO", _UntilZeros(data))
+            dataset = read_partial(limited, recorder, max_value, True, kept)
+            if inflated is None and dataset.filename is not None:
+                dataset.fileobj_type = open  # for values longer than `max_value`
             location, faults = _pixel_location(data, dataset)
             if recorder.has_contradiction() or _meta_contradicts(file):
                 faults |= CONTRADICTING_ELEMENT
             if inflated is not None:
                 dataset.file_meta = inflated[0]  # its pixels are decoded from the whole file
                 location = None if location is None else PixelDataLocation(0, None)
-            return dataset, location, faults
+            return dataset, location, faults, recorder.private
     except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise  # from the disk; for a file that is cut off, pydicom raises OSError without errno

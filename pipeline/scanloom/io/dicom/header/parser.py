@@ -21,6 +21,7 @@ from scanloom.io.dicom.header.elements import (
     FLOAT_PIXELS,
     KEPT_TAGS,
     MODALITY_LUT_PRESENT,
+    PRIVATE_TAGS,
     Elements,
     PixelDataLocation,
     elements_from_values,
@@ -53,7 +54,7 @@ _GROUP_8 = b"\x08\0"
 
 STOP, MISPLACED = -1, -3
 """Stand-ins for tags in `ByteOrder.kept`: of pixel data, where parsing ends, and of items and
-delimiters, which cannot occur outside sequences."""
+delimiters, which cannot occur outside sequences, and zero, which begins no data set of a file."""
 SHORT_LENGTH_VRS = b"AE AS AT CS DA DS DT FL FD IS LO LT PN SH SL SS ST TM UI UL US"
 LONG_LENGTH_VRS = b"OB OD OF OL OV OW SQ SV UC UN UR UT UV"
 """Value representations whose length field has two and four bytes (PS3.5 7.1.2)."""
@@ -61,7 +62,12 @@ UNDEFINED_LENGTH = 0xFFFFFFFF
 """Undefined length: the end is marked by a delimiter."""
 
 _PIXEL_DATA_TAGS = (tags.PIXEL_DATA, tags.FLOAT_PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA)
-_ITEM_TAGS = (tags.ITEM, tags.ITEM_DELIMITATION_ITEM, tags.SEQUENCE_DELIMITATION_ITEM)
+_MISPLACED_TAGS = (
+    0,
+    tags.ITEM,
+    tags.ITEM_DELIMITATION_ITEM,
+    tags.SEQUENCE_DELIMITATION_ITEM,
+)
 
 Unpack = Callable[[bytes, int], tuple[Any, ...]]
 
@@ -128,11 +134,11 @@ def _make_order(name: Literal["little", "big"]) -> ByteOrder:
     def vrs(names: bytes) -> frozenset[int]:
         return frozenset(int.from_bytes(vr, name) for vr in names.split())
 
-    kept = {as_read(tag): tag for tag in KEPT_TAGS} | {
+    kept = {as_read(tag): tag for tag in KEPT_TAGS | PRIVATE_TAGS} | {
         as_read(tags.MODALITY_LUT_SEQUENCE): MODALITY_LUT_PRESENT
     }
     kept |= dict.fromkeys(map(as_read, _PIXEL_DATA_TAGS), STOP)
-    kept |= dict.fromkeys(map(as_read, _ITEM_TAGS), MISPLACED)
+    kept |= dict.fromkeys(map(as_read, _MISPLACED_TAGS), MISPLACED)
     return ByteOrder(
         little=name == "little",
         unpack_explicit=struct.Struct(mark + "IHH").unpack_from,

@@ -34,7 +34,7 @@ from scanloom.io.dicom.header.elements import (
     decode_elements,
     elements_from_values,
 )
-from scanloom.io.dicom.header.fallback import parse_with_pydicom
+from scanloom.io.dicom.header.fallback import MAX_ELEMENTS, parse_with_pydicom
 from scanloom.io.dicom.header.header import (
     Header,
     header_from_elements,
@@ -108,6 +108,16 @@ def odd_words(k: int, ds: Dataset) -> None:
     ds.BurnedInAnnotation = "YES"
 
 
+def with_private_blocks(k: int, ds: Dataset) -> None:
+    """Add attributes in unusual blocks, of the right creator and of others."""
+    for block, creator, b_value in ((0x10, "OTHER", "3"), (0x11, "Siemens MR header ", "50")):
+        ds.add_new(0x00190000 | block, "LO", creator)
+        ds.add_new(0x0019000C | block << 8, "IS", b_value)
+    ds.add_new(0x20010003 | 0xFC << 8, "FL", 800.0)
+    ds.add_new(0x200100FC, "LO", "PHILIPS IMAGING DD 001")
+    ds.add_new(0x00431039, "IS", ["1000", "8"])  # whose creator was removed
+
+
 PLAIN = {
     "explicit": Coding(),
     "implicit": Coding(syntax=ImplicitVRLittleEndian),
@@ -117,10 +127,30 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
-@pytest.mark.parametrize("edit", [None, with_sequences, odd_words], ids=["", "sequences", "odd"])
+@pytest.mark.parametrize("edit", [None, with_sequences, odd_words, with_private_blocks])
 @pytest.mark.parametrize("modality", ["CT", "MR"])
 def test_plain_headers_agree_with_pydicom(tmp_path, coding, edit, modality):
     same_header(one_file(tmp_path, coding, Words(modality=modality), edit))
+
+
+def test_private_attributes_are_read_from_the_block_of_their_creator(tmp_path):
+    [header] = read_headers([one_file(tmp_path, edit=with_private_blocks)])
+    elements = header.elements
+    assert elements.text(tags.SIEMENS_B_VALUE) == "50"
+    assert struct.unpack("<f", elements.raw(tags.PHILIPS_DIFFUSION_B_FACTOR)) == (800.0,)
+    assert elements.text(tags.GE_B_VALUE) == "1000\\8"
+
+
+@pytest.mark.parametrize(("values", "faults"), [(("50", "50"), 0), (("50", "800"), 1)])
+def test_blocks_of_one_creator_that_contradict_each_other_are_a_fault(tmp_path, values, faults):
+    def edit(k: int, ds: Dataset) -> None:
+        for block, value in zip((0x11, 0x12), values, strict=True):
+            ds.add_new(0x00190000 | block, "LO", "SIEMENS MR HEADER")
+            ds.add_new(0x0019000C | block << 8, "IS", value)
+
+    path = one_file(tmp_path, edit=edit)
+    same_header(path)
+    assert both(path)[0].faults == faults
 
 
 @pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
@@ -284,6 +314,26 @@ def test_a_mutated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
         assert fast in (None, odd)
         read += fast is not None
     assert read > 50 or edit is not None
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_file_that_goes_on_with_zeros_is_read_as_if_it_was_cut(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in {132, 400, *range(140, min(len(data), 900), 31)}:
+        path.write_bytes(data[:length] + bytes(1 << 20))
+        fast, odd = both(path)
+        assert fast in (None, odd), length
+        assert odd is None or odd.pixels is None
+
+
+def test_a_file_of_endless_elements_is_damaged(tmp_path):
+    path = tmp_path / "many.dcm"
+    path.write_bytes(bytes(128) + b"DICM" + struct.pack("<HHI", 9, 1, 0) * (MAX_ELEMENTS + 1))
+    [error] = read_headers([path])
+    assert isinstance(error, ScanError)
+    assert error.code == "DAMAGED"
 
 
 def test_vrs_are_those_that_pydicom_knows():
