@@ -165,6 +165,22 @@ def second_item(keyword: str, attributes: dict[str, Any]) -> Callable[[Dataset],
     return edit
 
 
+def in_frames_too(keyword: str, attributes: dict[str, Any]) -> Callable[[Dataset], None]:
+    """Return an edit that repeats a shared functional group in each frame, with other values."""
+
+    def edit(ds: Dataset) -> None:
+        for group in ds.PerFrameFunctionalGroupsSequence:
+            setattr(group, keyword, [item(**attributes)])
+
+    return edit
+
+
+def shared_slope(ds: Dataset) -> None:
+    """Add a shared transformation of the values that is not that of the frames."""
+    values = item(RescaleSlope="2", RescaleIntercept="0", RescaleType="HU")
+    ds.SharedFunctionalGroupsSequence[0].PixelValueTransformationSequence = [values]
+
+
 def one_of_two_frames(folder: Path) -> None:
     """Write a slice whose file holds a second frame, although its class has one."""
     path = stack(folder)[MIDDLE]
@@ -321,6 +337,18 @@ REFUSED: dict[str, Kind] = {
             ("MREchoSequence", {"EffectiveEchoTime": 30.0}),
         )
     },
+    **{
+        f"enhanced, frames contradict the shared {group}": Kind(
+            enhanced(edit=in_frames_too(group, attributes)), "HEADER_CONTRADICTS"
+        )
+        for group, attributes in (
+            ("PixelMeasuresSequence", {"PixelSpacing": ["3", "3"]}),
+            ("PlaneOrientationSequence", {"ImageOrientationPatient": [-1, 0, 0, 0, 1, 0]}),
+        )
+    },
+    "enhanced, a shared slope contradicts those of frames": Kind(
+        enhanced(edit=shared_slope), "HEADER_CONTRADICTS"
+    ),
     "a slice with two frames": Kind(one_of_two_frames, "HEADER_CONTRADICTS"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
     "enhanced, a position is missing": Kind(

@@ -39,10 +39,12 @@ _ANY = "*"  # suffix of an unreadable file that counts whatever its name
 _SEVERAL = "\0"  # study of a folder that holds more than one
 _DIGITS = re.compile(r"(\d+)")
 _SUFFIXES_OF_OTHER_FILES = frozenset(
-    (".bmp", ".csv", ".gif", ".htm", ".html", ".ini", ".jpeg", ".jpg", ".json", ".log", ".md")
-    + (".pdf", ".png", ".txt", ".xml", ".yaml", ".yml")
+    (
+        *(".bmp", ".csv", ".gif", ".gz", ".htm", ".html", ".ini", ".jpeg", ".jpg", ".json"),
+        *(".log", ".md", ".pdf", ".png", ".txt", ".xml", ".yaml", ".yml"),
+    )
 )
-"""Suffixes of notes and pictures: they are no sign of a slice, even where slices have them."""
+"""Suffixes of notes, pictures and what is compressed: no sign of a slice, even if slices have them."""
 _Rule = tuple[str, str, str]  # name, folder, study
 
 
