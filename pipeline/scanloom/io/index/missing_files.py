@@ -44,7 +44,7 @@ _SUFFIXES_OF_OTHER_FILES = frozenset(
         *(".log", ".md", ".pdf", ".png", ".txt", ".xml", ".yaml", ".yml"),
     )
 )
-"""Suffixes of notes, pictures and what is compressed: no sign of a slice, even if slices have them."""
+"""Suffixes of notes, pictures and what is compressed: no sign of a slice."""
 _Rule = tuple[str, str, str]  # name, folder, study
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "8"
+INDEX_VERSION = "9"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
 

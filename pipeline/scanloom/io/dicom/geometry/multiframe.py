@@ -45,6 +45,7 @@ _GROUPS = (
     tags.PLANE_ORIENTATION_SEQUENCE,
     tags.PIXEL_MEASURES_SEQUENCE,
     tags.PIXEL_VALUE_TRANSFORMATION_SEQUENCE,
+    tags.CONTRAST_BOLUS_USAGE_SEQUENCE,
     tags.CT_X_RAY_DETAILS_SEQUENCE,
     tags.CT_IMAGE_FRAME_TYPE_SEQUENCE,
     tags.MR_IMAGE_FRAME_TYPE_SEQUENCE,
@@ -307,6 +308,9 @@ def _attributes(groups: Dataset) -> dict[int, dict[int, bytes]]:
         items = _items(groups, tag)
         if not items:
             continue
+        if tag == tags.CONTRAST_BOLUS_USAGE_SEQUENCE:
+            attributes[tag] = {tags.CONTRAST_BOLUS_AGENT_ADMINISTERED: _agents_administered(items)}
+            continue
         if tag in _OF_SEVERAL_SOURCES:
             items = items[:1]
         values = _agreed(map(_raw_values, items))
@@ -315,6 +319,16 @@ def _attributes(groups: Dataset) -> dict[int, dict[int, bytes]]:
             values |= _agreed(map(_raw_values, nested))
         attributes[tag] = values
     return attributes
+
+
+def _agents_administered(items: Sequence[Dataset]) -> bytes:
+    """Return the numbers of the contrast agents that a frame has, of an item for each; or NO."""
+    numbers = {
+        str(item.get("ContrastBolusAgentNumber", ""))
+        for item in items
+        if decode_text(_raw(item, tags.CONTRAST_BOLUS_AGENT_ADMINISTERED)).upper() == "YES"
+    }
+    return "\\".join(sorted(numbers) or ["NO"]).encode() or b"YES"
 
 
 def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
