@@ -107,6 +107,12 @@ def two_patients(k: int, ds: Dataset) -> None:
     ds.PatientID = "above" if k >= MIDDLE else "below"
 
 
+def two_names(k: int, ds: Dataset) -> None:
+    """Assign half of the slices to another name, in another character set."""
+    ds.SpecificCharacterSet = "ISO_IR 192" if k >= MIDDLE else "ISO_IR 100"
+    ds.PatientID, ds.PatientName = "12", "Möller^Jörg" if k >= MIDDLE else "Müller^Jörg"
+
+
 def two_slices(folder: Path) -> None:
     for path in stack(folder)[2:]:
         path.unlink()
@@ -298,6 +304,7 @@ REFUSED: dict[str, Kind] = {
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
     "video": Kind(changed(video), "DECODER"),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
+    "two names in two character sets": Kind(changed(two_names), "SEVERAL_PATIENTS"),
     "a name that changes": Kind(one(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
     "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),

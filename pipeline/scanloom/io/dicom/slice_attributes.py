@@ -48,8 +48,8 @@ _CONTENT_WORD = re.compile(
     r".*|MEAN|[TR][12].*|VMI|MAT_.*|EFF_ATOMIC_.*|ELECTRON_DENS.*"
 )
 """Words of image types that name the content, of the standard (PS3.3 C.7.6.1.1.2, C.8.3.1.1.1,
-C.8.13.3.1.1, C.8.15.3.1.1, C.8.16.1.4) and of manufacturers: a part of a complex image, water or fat, a map, an
-energy or a material, a tissue, a reformat, correction of the intensity (NORM)."""
+C.8.13.3.1.1, C.8.15.3.1.1, C.8.16.1.4) and of manufacturers: a part of a complex image, water or
+fat, a map, an energy or a material, a tissue, a reformat, correction of the intensity (NORM)."""
 _SILENT_WORDS = frozenset(("", "AXIAL", "VOLUME", "NONE", "OTHER"))
 """Words of image types that say nothing, or only the plane."""
 _SEQUENCE_WITH_B_VALUE = re.compile(r"B\d+T?(?:#\d+)?$")
