@@ -140,17 +140,23 @@ class UnreadableFiles:
         foreign = {n for n in foreign if _may_be_named_like_slices(entries[n].path)}
         if not (faults or short or foreign):
             return
+        series = list(series)
         located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
         self._slices = _studies((group.study, at) for group, at in located if group.slices)
         self._other_objects = _studies(
             (group.study, at) for group, at in located if not group.slices
         )
+        apart = self._named_like_slices_next_door(entries, foreign, series)
+        foreign -= apart
+        for n in apart:
+            self._add_neighbour(entries[n].path, "", is_foreign=False)
         for n in (*faults, *short, *foreign):
             self._add_neighbour(entries[n].path, faults.get(n, ""), is_foreign=n in foreign)
         counts = Counter(
             _locate_unreadable(entries[n])._replace(damaged=fault != Reason.UNREADABLE.code)
             for n, fault in faults.items()
         )
+        counts.update(_locate_unreadable(entries[n])._replace(damaged=True) for n in apart)
         if short:
             excluded.update(short)
             dicom = {(file.folder, file.suffix) for _, at in located for file in at}
@@ -218,6 +224,21 @@ class UnreadableFiles:
             self._neighbours_in[location.folder][file] += 1
             if location.folder not in self._slices:
                 self._neighbours_below[_parent(location.folder)][file] += 1
+
+    def _named_like_slices_next_door(
+        self, entries: Sequence[FileEntry], foreign: Set[int], series: Sequence[DicomFiles]
+    ) -> set[int]:
+        """Return files without an image whose folder has no slices, but whose names are like some.
+
+        Those slices lie in a folder next to theirs: half of a scan may have been lost.
+        """
+        apart = {n for n in foreign if _folder(entries[n].path) not in self._slices}
+        if not apart:
+            return apart
+        slices = (entries[n].path for group in series if group.slices for n in group.files)
+        names = {(_parent(_folder(path)), _pattern(path)) for path in slices}
+        paths = {n: entries[n].path for n in apart}
+        return {n for n, p in paths.items() if (_parent(_folder(p)), _pattern(p)) in names}
 
     def _possible_slices(
         self,

@@ -404,6 +404,15 @@ def test_slices_of_a_folder_that_were_all_replaced_refuse_their_series(tmp_path:
     assert is_refused(root, 8)
 
 
+def test_half_a_scan_whose_content_was_replaced_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for file in spread(series(root), [root / "1", root / "2"])[6:]:
+        zeros(file)
+
+    assert lost(root) == {"scan": 6}
+    assert is_told(root, 6)
+
+
 def test_a_member_whose_content_was_replaced_refuses_its_series(tmp_path: Path) -> None:
     root = tmp_path / "in"
     root.mkdir()
