@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydicom import Dataset, dcmread
 
 import scanloom
 from scanloom.core import ScanError
@@ -22,6 +23,8 @@ from support.dicom_kinds.attributes import (
     TRUTHS,
     Drawing,
 )
+from support.write_dicom import Geometry, noise, write_series
+from support.write_multiframe import frames_of, item, write_enhanced
 
 SEED = int(os.environ.get("SCANLOOM_SEED") or secrets.randbits(32))
 """Changes between runs; `SCANLOOM_SEED` repeats one."""
@@ -84,6 +87,49 @@ def test_frames_are_mixed_split_or_flagged_as_the_table_says(tmp_path, name, pat
     drawing.write_frames(tmp_path, place)
     found = outcome(tmp_path, len(drawing.others()))
     assert found in expected(place[-1], pattern), f"SCANLOOM_SEED={SEED}"
+
+
+def reason(folder: Path) -> str:
+    """Return the code with which a series is refused by the reader and the index alike."""
+    (series,) = build_index([folder], bytes(32)).series
+    if not series.info.reason:
+        scanloom.load_volume(folder)
+        return ""
+    with pytest.raises(ScanError) as caught:
+        scanloom.load_volume(folder)
+    assert caught.value.code == series.info.reason
+    return caught.value.code
+
+
+@pytest.mark.parametrize("keyword", ["ContrastBolusVolume", "ContrastBolusTotalDose"])
+@pytest.mark.parametrize(("without", "code"), [("0.0", "MIXED_SLICES"), ("97.5", "")])
+def test_contrast_that_only_an_amount_tells_is_not_mixed_with_none(
+    tmp_path, monkeypatch, keyword, without, code
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = write_series(tmp_path, noise())
+    for n, file in enumerate(sorted(files, key=lambda f: dcmread(f).ImagePositionPatient[2])):
+        header = dcmread(file)
+        setattr(header, keyword, "100" if n > 2 else without)
+        header.save_as(file)
+    assert reason(tmp_path) == code
+
+
+def test_a_second_agent_is_not_mixed_with_the_first_alone(tmp_path, monkeypatch):
+    """Drunk before the scan, and injected in it."""
+
+    def usage(number: int, administered: str) -> Dataset:
+        return item(ContrastBolusAgentNumber=number, ContrastBolusAgentAdministered=administered)
+
+    def edit(ds: Dataset) -> None:
+        for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+            agents = [usage(1, "YES"), usage(2, "YES" if n > 2 else "NO")]
+            group.ContrastBolusUsageSequence = agents
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    geometry = Geometry()
+    write_enhanced(tmp_path / "object.dcm", frames_of(noise(), geometry), edit=edit)
+    assert reason(tmp_path) == "MIXED_SLICES"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

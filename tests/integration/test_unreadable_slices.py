@@ -135,3 +135,37 @@ def test_a_share_that_returns_few_bytes_at_a_time_loses_nothing(scans: Path, dis
     ended = disk("sick/IM", SHORT, "index", scans, "--json")
     assert ended.code == 0, ended.err
     assert ended.document["files"]["used"] == 16
+
+
+@pytest.mark.thorough
+def test_a_slice_of_zeros_is_no_note_for_any_command(scans: Path, tmp_path: Path) -> None:
+    """A copy that failed has the size of the slice, and no content."""
+    last = scans / "sick" / "IM7"
+    last.write_bytes(bytes(last.stat().st_size))
+    model = write_tiny_bundle(tmp_path / "models")
+    workflow = tmp_path / "workflow.yaml"
+    workflow.write_text(f"name: t\nmodels: [{model}]\nexecution: {{device: cpu}}\n")
+    environment = {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "SCANLOOM_KEY": str(tmp_path / "key"),
+    }
+
+    def command(*words: str | Path) -> Ended:
+        return scanloom_process(*words, environment=environment)
+
+    index = command("index", scans, "--json")
+    reasons = [series["reason"] for series in index.document["series"]]
+    assert sorted(reasons, key=str) == [None, "SLICES_UNREADABLE"]
+    out = tmp_path / "out"
+    words = ("segment", scans / "sick", "--model", model, "--out", out, "--device", "cpu")
+    refused = command(*words)
+    assert refused.code == 65, refused.err
+    assert "(SLICES_UNREADABLE)" in refused.err
+    run = command("run", workflow, scans, "--out", tmp_path / "run", "--cluster", "none")
+    assert run.code == 1, run.err
+    assert len(list((tmp_path / "run").glob("cases/*"))) == 1
+    [failure] = (tmp_path / "run").glob("failed/*.json")
+    assert '"SLICES_UNREADABLE"' in failure.read_text()
+    accepted = command(*words, "--gaps", "interpolate")
+    assert accepted.code == 0, accepted.err
+    assert "FILES_LOST" in accepted.out + accepted.err

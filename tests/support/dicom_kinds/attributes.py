@@ -23,6 +23,13 @@ OURS, THEIRS = 1000, 2000
 MEANING, RECORDED, VARIES = "never mixed", "flagged", "ignored"
 
 
+MULTI_ENERGY = (
+    *("VMI", "MAT_SPECIFIC", "MAT_REMOVED", "MAT_FRACTIONAL", "MAT_VALUE_BASED", "MAT_MODIFIED"),
+    *("ELECTRON_DENSITY", "EFF_ATOMIC_NUM"),
+)
+"""Words for the results of several X-ray energies (PS3.3 C.8.15.3.1.1)."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """What a difference in an attribute means.
@@ -294,7 +301,10 @@ IN_FRAMES: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
     "ImageType": (
         "MRImageFrameTypeSequence",
         "FrameType",
-        (_image("VOLUME", "ADC"), _image("VOLUME", "NONE"), _image("VOLUME", "T2_STAR")),
+        (
+            *(_image("VOLUME", word) for word in ("ADC", "NONE", "T2_STAR")),
+            *(["DERIVED", "PRIMARY", "VOLUME", word] for word in MULTI_ENERGY),
+        ),
         MEANING,
     ),
     "ImageType, other words": (
@@ -307,6 +317,12 @@ IN_FRAMES: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "MRImageFrameTypeSequence",
         "VolumeBasedCalculationTechnique",
         ("NONE", "MPR"),
+        MEANING,
+    ),
+    "ContrastBolusAgentAdministered": (
+        "ContrastBolusUsageSequence",
+        "ContrastBolusAgentAdministered",
+        ("YES", "NO"),
         MEANING,
     ),
     "ReceiveCoilName": ("MRReceiveCoilSequence", "ReceiveCoilName", ("H1", "H2"), MEANING),

@@ -62,6 +62,14 @@ def of_class(tail: str, modality: str) -> Callable[[Dataset], None]:
     return edit
 
 
+def spacing_in_frames_too(ds: Dataset) -> None:
+    """Repeat the shared spacing in each frame, in another notation."""
+    [shared] = ds.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence
+    spacing = [f"{float(mm):.4f}" for mm in shared.PixelSpacing]
+    for group in ds.PerFrameFunctionalGroupsSequence:
+        group.PixelMeasuresSequence = [item(PixelSpacing=spacing)]
+
+
 def shuffled(frames: Sequence[Frame]) -> list[Frame]:
     """Return frames in a shuffled order."""
     return [frames[n] for n in np.random.default_rng(len(frames)).permutation(len(frames))]
@@ -230,6 +238,9 @@ def noisy_directions(folder: Path) -> None:
 READ |= {
     "enhanced": Kind(enhanced()),
     "enhanced, directions with noise": Kind(noisy_directions),
+    "enhanced, a shared group is repeated in the frames": Kind(
+        enhanced(edit=spacing_in_frames_too)
+    ),
     "enhanced, nothing shared": Kind(enhanced(shared=False)),
     "enhanced MR": Kind(enhanced(modality="MR")),
     "enhanced PET": Kind(enhanced(modality="PT")),

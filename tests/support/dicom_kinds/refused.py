@@ -107,6 +107,12 @@ def two_patients(k: int, ds: Dataset) -> None:
     ds.PatientID = "above" if k >= MIDDLE else "below"
 
 
+def two_names(k: int, ds: Dataset) -> None:
+    """Assign half of the slices to another name, in another character set."""
+    ds.SpecificCharacterSet = "ISO_IR 192" if k >= MIDDLE else "ISO_IR 100"
+    ds.PatientID, ds.PatientName = "12", "Möller^Jörg" if k >= MIDDLE else "Müller^Jörg"
+
+
 def two_slices(folder: Path) -> None:
     for path in stack(folder)[2:]:
         path.unlink()
@@ -163,6 +169,22 @@ def second_item(keyword: str, attributes: dict[str, Any]) -> Callable[[Dataset],
         ds.SharedFunctionalGroupsSequence = [shared, item(**{keyword: [item(**attributes)]})]
 
     return edit
+
+
+def in_frames_too(keyword: str, attributes: dict[str, Any]) -> Callable[[Dataset], None]:
+    """Return an edit that repeats a shared functional group in each frame, with other values."""
+
+    def edit(ds: Dataset) -> None:
+        for group in ds.PerFrameFunctionalGroupsSequence:
+            setattr(group, keyword, [item(**attributes)])
+
+    return edit
+
+
+def shared_slope(ds: Dataset) -> None:
+    """Add a shared transformation of the values that is not that of the frames."""
+    values = item(RescaleSlope="2", RescaleIntercept="0", RescaleType="HU")
+    ds.SharedFunctionalGroupsSequence[0].PixelValueTransformationSequence = [values]
 
 
 def one_of_two_frames(folder: Path) -> None:
@@ -282,6 +304,7 @@ REFUSED: dict[str, Kind] = {
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
     "video": Kind(changed(video), "DECODER"),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
+    "two names in two character sets": Kind(changed(two_names), "SEVERAL_PATIENTS"),
     "a name that changes": Kind(one(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
     "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),
@@ -321,6 +344,18 @@ REFUSED: dict[str, Kind] = {
             ("MREchoSequence", {"EffectiveEchoTime": 30.0}),
         )
     },
+    **{
+        f"enhanced, frames contradict the shared {group}": Kind(
+            enhanced(edit=in_frames_too(group, attributes)), "HEADER_CONTRADICTS"
+        )
+        for group, attributes in (
+            ("PixelMeasuresSequence", {"PixelSpacing": ["3", "3"]}),
+            ("PlaneOrientationSequence", {"ImageOrientationPatient": [-1, 0, 0, 0, 1, 0]}),
+        )
+    },
+    "enhanced, a shared slope contradicts those of frames": Kind(
+        enhanced(edit=shared_slope), "HEADER_CONTRADICTS"
+    ),
     "a slice with two frames": Kind(one_of_two_frames, "HEADER_CONTRADICTS"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
     "enhanced, a position is missing": Kind(

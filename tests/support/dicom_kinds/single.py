@@ -29,6 +29,12 @@ from support.dicom_kinds.base import (
 from support.write_dicom import PLANES, Coding, Words, uid, write_series
 
 
+def in_two_character_sets(k: int, ds: Dataset) -> None:
+    """Write the same name in Latin-1 and in UTF-8, as an archive that converts some files."""
+    ds.SpecificCharacterSet = "ISO_IR 192" if k % 2 else "ISO_IR 100"
+    ds.PatientID, ds.PatientName = "12", "Müller^Jörg" if k % 3 else "MÜLLER^JÖRG"
+
+
 def sent_again(folder: Path) -> None:
     paths = stack(folder)
     shutil.copy(paths[9], folder / "copy.dcm")
@@ -135,6 +141,7 @@ READ: dict[str, Kind] = {
     ),
     "no date of birth in some": Kind(one(0, PatientBirthDate=None), flags=()),
     "regular": Kind(plain()),
+    "a name in two character sets": Kind(changed(in_two_character_sets)),
     "PET images": Kind(every(Modality="PT", SeriesType=["STATIC", "IMAGE"])),
     "instance numbers reversed": Kind(changed(lambda k, ds: assign(ds, InstanceNumber=99 - k))),
     "instance numbers equal": Kind(every(InstanceNumber=1)),

@@ -24,7 +24,13 @@ from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
 from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.header import Header, HeaderCache, pydicom_muted, read_headers
+from scanloom.io.dicom.header.header import (
+    PATIENT_KEYWORDS,
+    Header,
+    HeaderCache,
+    pydicom_muted,
+    read_headers,
+)
 from scanloom.io.dicom.header.parser import read_first_bytes
 from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
@@ -40,6 +46,8 @@ from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
 from scanloom.io.voxel_values import rounding_flags
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
+_SUV_ROUNDING = 1e-5
+"""Largest relative difference of equal factors: weight or dose may be written in several ways."""
 _FLOAT32_BITS = 24  # precision of float32
 
 
@@ -79,15 +87,14 @@ def read_dicom(
     fill_gaps(array, stack.slices, padding)
     modality = _modality(stack.real) or modality
     unit = _unit(stack.real, modality)
+    factor, is_factor_doubtful = _suv_factor(stack.real) if modality == "PT" else (None, False)
     flags = list(stack.flags)
     if duplicates:
         flags.append(Flag.DUPLICATES_DROPPED)
-    if differ_in_records(stack.real):
+    if is_factor_doubtful or differ_in_records(stack.real):
         flags.append(Flag.SLICES_DIFFER)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    if modality == "PT":
-        _check_tracer(stack.real)
     flags += _rounding_flags(stack, array)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
@@ -100,7 +107,7 @@ def read_dicom(
         flags=tuple(flags),
         padding_limit=padding_limit,
         acquisition=_acquisition(stack.real),
-        suv_factor=suv_factor(stack.real[0].header.read_dataset()) if modality == "PT" else None,
+        suv_factor=factor,
     )
     return Scan(volume, _source(stack))
 
@@ -183,8 +190,7 @@ def _check_faults(headers: Sequence[Header]) -> None:
     """
     distinct = {h.shared: h for h in headers}.values()
     # Before the series is split: volumes of several patients are not phases to choose from
-    fields = zip(*(header.patient for header in distinct), strict=True)
-    patients = max(len(set(values) - {b""}) for values in fields)
+    patients = max(_count_values(list(distinct), n) for n in range(len(PATIENT_KEYWORDS)))
     if patients > 1:
         detail = f"{len(headers)} files with one series UID belong to {patients} patients"
         raise ScanError(Reason.SEVERAL_PATIENTS, detail)
@@ -202,6 +208,18 @@ def _check_faults(headers: Sequence[Header]) -> None:
     if contradictory:
         detail = f"{contradictory} of {len(headers)} files repeat an element with another value"
         raise ScanError(Reason.HEADER_CONTRADICTS, detail)
+
+
+def _count_values(headers: Sequence[Header], n: int) -> int:
+    """Return how many values `Header.patient` has at `n`, in any character set.
+
+    Only values that differ as bytes are decoded: of equal ones the character set may be missing.
+    """
+    header_of = {header.patient[n]: header for header in headers if header.patient[n]}
+    if all(value.isascii() and b"\x1b" not in value for value in header_of):
+        return len(header_of)
+    with pydicom_muted():
+        return len({header.decoded_patient(n) for header in header_of.values()})
 
 
 def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
@@ -335,11 +353,11 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     return usable
 
 
-def _check_tracer(slices: Sequence[Slice]) -> None:
-    """Refuse slices of several tracers.
+def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
+    """Return `Volume.suv_factor`, and whether it is None since slices differ in what it needs.
 
-    Headers keep no nested sequences, in which PET names its tracer: it is compared here, and not by
-    the index.
+    Headers keep no nested sequences, in which PET names its tracer and dose: slices are compared
+    here, and not by the index.
 
     Raises
     ------
@@ -348,10 +366,16 @@ def _check_tracer(slices: Sequence[Slice]) -> None:
     """
     headers = {id(slice_.header): slice_.header for slice_ in slices}.values()
     with pydicom_muted():
-        tracers = [name for header in headers if (name := tracer(header.read_dataset()))]
+        datasets = [header.read_dataset() for header in headers]
+        tracers = [name for dataset in datasets if (name := tracer(dataset))]
     if len(set(tracers)) > 1:
         detail = f"Radiopharmaceutical has {len(set(tracers))} values in {len(slices)} slices"
         raise ScanError(Reason.MIXED_SLICES, detail)
+    factors = [suv_factor(dataset) for dataset in datasets]
+    known = [factor for factor in factors if factor is not None]
+    if len(known) < len(factors) or not np.allclose(known, known[0], rtol=_SUV_ROUNDING, atol=0):
+        return None, bool(known)
+    return known[0], False
 
 
 def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:

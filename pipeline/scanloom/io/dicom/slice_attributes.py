@@ -45,18 +45,18 @@ _CONTENT_WORD = re.compile(
     r"|.*(?:MAGN|PHASE|REAL|IMAG|WATER|FAT|DIXON|STAR|ADC|TRACE|MAP|FIELD|FLOW|VELOC|PERF|CB[FV]"
     r"|SUBTR|DIFFU|KEV|MONO_|IODINE|VNC|DET_|LABEL|CONTROL|ENERGY|REFORMAT|RESAMPLE|CURVED|SOFT"
     r"|TISSUE|BONE|LUNG|QUANTITY|STD_DEV|FILTERED|MASKED|ADDITION|DIVISION|MULTIPLIC|MAXIM|MINIM)"
-    r".*|MEAN|[TR][12].*"
+    r".*|MEAN|[TR][12].*|VMI|MAT_.*|EFF_ATOMIC_.*|ELECTRON_DENS.*"
 )
 """Words of image types that name the content, of the standard (PS3.3 C.7.6.1.1.2, C.8.3.1.1.1,
-C.8.13.3.1.1, C.8.16.1.4) and of manufacturers: a part of a complex image, water or fat, a map, an
-energy, a tissue, a reformat, correction of the intensity (NORM)."""
+C.8.13.3.1.1, C.8.15.3.1.1, C.8.16.1.4) and of manufacturers: a part of a complex image, water or
+fat, a map, an energy or a material, a tissue, a reformat, correction of the intensity (NORM)."""
 _SILENT_WORDS = frozenset(("", "AXIAL", "VOLUME", "NONE", "OTHER"))
 """Words of image types that say nothing, or only the plane."""
 _SEQUENCE_WITH_B_VALUE = re.compile(r"B\d+T?(?:#\d+)?$")
 """End of Siemens' names of diffusion sequences: b-value, and the number of the direction."""
 _COIL_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
 """Name of a single coil element, whose image was not combined with others."""
-_NO_AGENT = ("NO", "NONE", "N", "0", "NOT GIVEN", "WITHOUT")
+_NO_AGENT = ("NO", "NONE", "N", "NOT GIVEN", "WITHOUT")
 _COMPRESSION = re.compile(r"COMPRESS|LOSSY|LOSSLESS|JPE?G|JP2|J2K")
 """Texts about another encoding only; GE writes each slice's own compression ratio."""
 
@@ -183,7 +183,15 @@ def _unless_none(values: Collection[str]) -> dict[str, str]:
 
 def _contrast_agent(values: Collection[str]) -> dict[str, str]:
     """Distinguish only whether an agent was given."""
-    return {value: _NEUTRAL if value.upper() in _NO_AGENT else "GIVEN" for value in values}
+    return {value: "GIVEN" if _is_agent(value) else _NEUTRAL for value in values}
+
+
+def _is_agent(value: str) -> bool:
+    """Return whether a value names an agent, or is a volume or dose other than 0."""
+    try:
+        return float(value) != 0
+    except ValueError:
+        return value.upper() not in _NO_AGENT
 
 
 def _derivation(values: Collection[str]) -> dict[str, str]:
@@ -616,10 +624,25 @@ _OF_THE_ACQUISITION = (
     ),
     SliceAttribute(
         "ContrastBolusAgent",
-        (tags.CONTRAST_BOLUS_AGENT,),
+        (
+            tags.CONTRAST_BOLUS_AGENT,
+            tags.CONTRAST_BOLUS_INGREDIENT,
+            tags.CONTRAST_BOLUS_VOLUME,
+            tags.CONTRAST_BOLUS_TOTAL_DOSE,
+        ),
         _MEANING,
-        "whether an agent was given; its name may be written in several ways",
+        "whether an agent was given: its name, which may be written in several ways, or else its "
+        "ingredient, volume or dose",
         _contrast_agent,
+        "says nothing",
+        "then",
+    ),
+    SliceAttribute(
+        "ContrastBolusAgentAdministered",
+        (tags.CONTRAST_BOLUS_AGENT_ADMINISTERED,),
+        _MEANING,
+        "which agents a frame has, by their numbers",
+        _unless_none,
         "says nothing",
         "then",
     ),

@@ -115,7 +115,9 @@ class Index:
         def fault_of(n: int) -> str:
             if table.series_numbers[n] in damaged:
                 return table.series[table.series_numbers[n]].info.reason
-            return table.reasons[n] if table.reasons[n] in FAILED_REASONS else ""
+            reason = table.reasons[n]
+            is_foreign = reason == Reason.NOT_AN_IMAGE.code and not table.kinds[n]
+            return reason if is_foreign or reason in FAILED_REASONS else ""
 
         return UnreadableFiles(
             table.entries,

@@ -13,7 +13,9 @@ The last rule keeps one damaged study from casting doubt on all the others of an
 
 A file beside the slices of a series is more than a doubt, and the series is refused: it lies in the
 folder of some of them, or in a folder without slices between those of a series in several; and it
-is DICOM by its content, or is named like the slices.
+is DICOM by its content, or is named like the slices. A copy that failed leaves zeros, encryption
+random bytes, a server a page with its error: a file whose name is that of a slice counts as
+unreadable whatever its content, unless that is DICOM or another image.
 """
 
 from __future__ import annotations
@@ -36,6 +38,13 @@ MIN_DICOM_BYTES = 132
 _ANY = "*"  # suffix of an unreadable file that counts whatever its name
 _SEVERAL = "\0"  # study of a folder that holds more than one
 _DIGITS = re.compile(r"(\d+)")
+_SUFFIXES_OF_OTHER_FILES = frozenset(
+    (
+        *(".bmp", ".csv", ".gif", ".gz", ".htm", ".html", ".ini", ".jpeg", ".jpg", ".json"),
+        *(".log", ".md", ".pdf", ".png", ".txt", ".xml", ".yaml", ".yml"),
+    )
+)
+"""Suffixes of notes, pictures and what is compressed: no sign of a slice."""
 _Rule = tuple[str, str, str]  # name, folder, study
 
 
@@ -91,6 +100,7 @@ class _Neighbour(NamedTuple):
     pattern: str
     suffix: str
     is_dicom: bool
+    is_foreign: bool
 
     def is_like(self, patterns: Set[str], suffixes: Set[str]) -> bool:
         """Return whether slices with names of these patterns and suffixes may include it."""
@@ -104,7 +114,8 @@ class UnreadableFiles:
     ----------
     entries : sequence of Entry
     fault_of : function of int
-        Code of the reason for which the file with this index can't be read; empty if it can.
+        Code of the reason for which the file with this index can't be read; NOT_AN_IMAGE if its
+        content is neither DICOM nor another image; empty otherwise.
     series : iterable of DicomFiles
         All readable series. A file too short for DICOM counts as unreadable if its suffix is that
         of DICOM files in its folder, or if no file of its folder can be read.
@@ -117,24 +128,35 @@ class UnreadableFiles:
         series: Iterable[DicomFiles],
     ) -> None:
         self._counts: Counter[tuple[_Rule, str, bool]] = Counter()
-        self._neighbours_in: defaultdict[str, list[_Neighbour]] = defaultdict(list)
-        self._neighbours_below: defaultdict[str, list[_Neighbour]] = defaultdict(list)
+        self._neighbours_in: defaultdict[str, Counter[_Neighbour]] = defaultdict(Counter)
+        self._neighbours_below: defaultdict[str, Counter[_Neighbour]] = defaultdict(Counter)
         faults = {n: fault for n in range(len(entries)) if (fault := fault_of(n))}
+        no_images = [n for n, fault in faults.items() if fault == Reason.NOT_AN_IMAGE.code]
+        for n in no_images:
+            del faults[n]
         excluded = set(faults)
         short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in excluded]
-        if not faults and not short:
+        foreign = set(no_images).difference(short)
+        foreign = {n for n in foreign if _may_be_named_like_slices(entries[n].path)}
+        if not (faults or short or foreign):
             return
+        series = list(series)
         located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
         self._slices = _studies((group.study, at) for group, at in located if group.slices)
         self._other_objects = _studies(
             (group.study, at) for group, at in located if not group.slices
         )
-        for n in (*faults, *short):
-            self._add_neighbour(entries[n].path, faults.get(n, ""))
+        apart = self._named_like_slices_next_door(entries, foreign, series)
+        foreign -= apart
+        for n in apart:
+            self._add_neighbour(entries[n].path, "", is_foreign=False)
+        for n in (*faults, *short, *foreign):
+            self._add_neighbour(entries[n].path, faults.get(n, ""), is_foreign=n in foreign)
         counts = Counter(
             _locate_unreadable(entries[n])._replace(damaged=fault != Reason.UNREADABLE.code)
             for n, fault in faults.items()
         )
+        counts.update(_locate_unreadable(entries[n])._replace(damaged=True) for n in apart)
         if short:
             excluded.update(short)
             dicom = {(file.folder, file.suffix) for _, at in located for file in at}
@@ -166,34 +188,57 @@ class UnreadableFiles:
         def count(*damaged: bool) -> int:
             return sum(self._counts[key] for key in itertools.product(rules, suffixes, damaged))
 
-        return LostFiles(count(False, True), count(True), self._count_beside(folders, paths))
+        near = self._beside(folders, paths)
+        foreign = sum(number for file, number in near.items() if file.is_foreign)
+        return LostFiles(count(False, True) + foreign, count(True) + foreign, near.total())
 
-    def _count_beside(self, folders: Set[str], paths: Sequence[str]) -> int:
-        """Return how many unreadable files lie beside the slices at these paths, in `folders`."""
-        near = [file for folder in folders for file in self._neighbours_in.get(folder, ())]
+    def _beside(self, folders: Set[str], paths: Sequence[str]) -> Counter[_Neighbour]:
+        """Return the unreadable files that lie beside the slices at these paths, in `folders`."""
+        near: Counter[_Neighbour] = Counter()
+        for folder in folders & self._neighbours_in.keys():
+            near += self._neighbours_in[folder]
         parents = {_parent(folder) for folder in folders}
         if len(folders) > 1 and len(parents) == 1:
             near += self._neighbours_below[parents.pop()]
         if not near:
-            return 0
+            return near
         patterns = {_pattern(path) for path in paths}
         suffixes = {_locate(path).suffix for path in paths}
-        return sum(file.is_like(patterns, suffixes) for file in near)
+        like = {file: number for file, number in near.items() if file.is_like(patterns, suffixes)}
+        return Counter(like)
 
-    def _add_neighbour(self, path: str, fault: str) -> None:
-        """Add an unreadable file; one without a fault is too short for DICOM.
+    def _add_neighbour(self, path: str, fault: str, *, is_foreign: bool) -> None:
+        """Add an unreadable file; one without a fault has no content of DICOM.
 
-        A short file often is a note or a mark: its name has to be that of a slice. An archive that
-        can't be unpacked is no slice, but holds a folder of its own.
+        A file that could be opened often is a note or a mark: its suffix has to be a sign of a
+        slice. An archive that can't be unpacked is no slice, but holds a folder of its own.
         """
         if archive_kind(path) is None or MEMBER_SEPARATOR in path:
             location = _locate(path)
-            suffix = location.suffix if fault == Reason.UNREADABLE.code else ""
             is_dicom = fault not in ("", Reason.UNREADABLE.code)
-            file = _Neighbour(location.folder, _pattern(path), suffix, is_dicom)
-            self._neighbours_in[location.folder].append(file)
+            is_other = not fault and (
+                location.suffix in _SUFFIXES_OF_OTHER_FILES or _is_hidden(path)
+            )
+            suffix = "" if is_dicom or is_other else location.suffix
+            file = _Neighbour(location.folder, _pattern(path), suffix, is_dicom, is_foreign)
+            self._neighbours_in[location.folder][file] += 1
             if location.folder not in self._slices:
-                self._neighbours_below[_parent(location.folder)].append(file)
+                self._neighbours_below[_parent(location.folder)][file] += 1
+
+    def _named_like_slices_next_door(
+        self, entries: Sequence[FileEntry], foreign: Set[int], series: Sequence[DicomFiles]
+    ) -> set[int]:
+        """Return files without an image whose folder has no slices, but whose names are like some.
+
+        Those slices lie in a folder next to theirs: half of a scan may have been lost.
+        """
+        apart = {n for n in foreign if _folder(entries[n].path) not in self._slices}
+        if not apart:
+            return apart
+        slices = (entries[n].path for group in series if group.slices for n in group.files)
+        names = {(_parent(_folder(path)), _pattern(path)) for path in slices}
+        paths = {n: entries[n].path for n in apart}
+        return {n for n, p in paths.items() if (_parent(_folder(p)), _pattern(p)) in names}
 
     def _possible_slices(
         self,
@@ -268,6 +313,18 @@ def _locate_unreadable(entry: FileEntry) -> _Location:
 def _is_short(entry: FileEntry) -> bool:
     """Return whether a file is too short for DICOM; pipes are too."""
     return entry.size < MIN_DICOM_BYTES and entry.reason in (None, Reason.NOT_AN_IMAGE)
+
+
+def _may_be_named_like_slices(path: str) -> bool:
+    """Return whether to compare the name of a file with those of slices: most notes need not be."""
+    name = path[len(_folder(path)) :]
+    suffix = os.path.splitext(name)[1].lower()
+    is_sign = suffix and suffix not in _SUFFIXES_OF_OTHER_FILES
+    return bool(is_sign or _DIGITS.search(name)) and archive_kind(path) is None
+
+
+def _is_hidden(path: str) -> bool:
+    return path[len(_folder(path)) :].lstrip("/" + MEMBER_SEPARATOR).startswith(".")
 
 
 def _studies(series: Iterable[tuple[str, Set[_Location]]]) -> dict[str, str]:

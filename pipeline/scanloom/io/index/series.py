@@ -99,11 +99,16 @@ def find_series(
         entries = list_files([file for file in candidates if os.path.lexists(file)])
         infos = _inspect(entries)
     groups = group_files(entries, infos)
+    grouped = {n for group in groups for n in (*group.members, *group.skipped)}
+
+    def fault_of(n: int) -> str:
+        is_foreign = infos[n].reason == Reason.NOT_AN_IMAGE.code and n not in grouped
+        is_damaged = infos[n].reason in FAILED_REASONS and not infos[n].packed
+        return infos[n].reason if is_foreign or is_damaged else ""
+
     unreadable = UnreadableFiles(
         entries,
-        lambda n: (
-            info.reason if (info := infos[n]).reason in FAILED_REASONS and not info.packed else ""
-        ),
+        fault_of,
         (
             DicomFiles(
                 group.study or group.series, group.members or group.skipped, bool(group.members)

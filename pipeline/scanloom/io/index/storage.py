@@ -32,8 +32,8 @@ differently, and a digest of the suffixes by which files are recognised."""
 _VERSION_FIELD = b"scanloom.index"
 _KEY_FIELD = b"scanloom.key"
 _FILE_COUNT_FIELD = b"scanloom.files"
-_FILE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
-_STATE_COLUMNS = _FILE_COLUMNS[:5]
+_STATE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened")
+_FILE_COLUMNS = (*_STATE_COLUMNS, "reason", "group", "gzipped", "kind")
 _INFO_COLUMNS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
 _SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
 _RENAMED = {"reason": "series_reason", "detail": "series_detail"}
@@ -97,6 +97,8 @@ class IndexTable:
     series_numbers : list of int
         Index of the file's series in `series`; -1 if it belongs to none.
     gzipped : list of bool
+    kinds : list of str
+        Name of the format of each file; empty if its content is none of `scanloom.io.formats`.
     series : list of IndexedSeries
     infos : callable
         Returns the `FileInfo` of each file; it may have to be read first.
@@ -106,6 +108,7 @@ class IndexTable:
     reasons: list[str]
     series_numbers: list[int]
     gzipped: list[bool]
+    kinds: list[str]
     series: list[IndexedSeries]
     infos: Callable[[], list[FileInfo]]
 
@@ -182,9 +185,15 @@ class StoredIndex:
         ]
 
     def _rows(self, entries: list[FileEntry]) -> IndexTable:
-        gzipped = self._table.column("gzipped").to_pylist()
+        gzipped, kinds = (self._table.column(name).to_pylist() for name in ("gzipped", "kind"))
         return IndexTable(
-            entries, self.reasons, self.series_numbers, gzipped, self.series, lambda: self.infos
+            entries=entries,
+            reasons=self.reasons,
+            series_numbers=self.series_numbers,
+            gzipped=gzipped,
+            kinds=kinds,
+            series=self.series,
+            infos=lambda: self.infos,
         )
 
     def _states(self) -> Iterable[tuple[Any, ...]]:
@@ -219,11 +228,17 @@ def make_table(
         for n in group.members:
             reasons[n] = ""  # that of the series; detached voxels alone would not be an image
     return IndexTable(
-        entries, reasons, numbers, [info.gzipped for info in infos], series, lambda: infos
+        entries=entries,
+        reasons=reasons,
+        series_numbers=numbers,
+        gzipped=[info.gzipped for info in infos],
+        kinds=[info.kind for info in infos],
+        series=series,
+        infos=lambda: infos,
     )
 
 
-_NO_ROWS = IndexTable([], [], [], [], [], list)
+_NO_ROWS = IndexTable([], [], [], [], [], [], list)
 
 
 def write_index(rows: IndexTable, path: Path, fingerprint: str) -> None:

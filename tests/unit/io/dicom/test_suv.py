@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydicom import dcmread
 from pydicom.dataset import Dataset
 
+import scanloom
+from scanloom.core import Flag
 from scanloom.io.dicom.suv import suv_factor
+from support.write_dicom import Words, noise, write_series
 
 F18_S, DOSE_BQ, WEIGHT_KG = 6586.0, 370e6, 70.0
 
@@ -89,3 +94,29 @@ def test_images_in_suv(kind: str | None, factor: float | None) -> None:
 )
 def test_nothing_is_guessed(header: Dataset) -> None:
     assert suv_factor(header) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "dose", "is_known"),
+    [
+        (70, 370e6, True),
+        ("70.0", "3.7E8", True),
+        (7, 370e6, False),
+        (70, 37e6, False),
+        (None, 370e6, False),
+        (70, None, False),
+    ],
+)
+def test_slices_that_contradict_each_other_have_no_factor(
+    tmp_path: Path, weight: Any, dose: Any, is_known: bool
+) -> None:
+    for n, file in enumerate(sorted(write_series(tmp_path, noise(), words=Words("PT")))):
+        slice_ = dcmread(file)
+        other = {"PatientWeight": weight} if n > 2 else {}
+        injected = {"RadionuclideTotalDose": dose} if n > 2 else {}
+        slice_.update(pet(injected, AcquisitionTime=f"10{15 + n}00", **other))
+        slice_.save_as(file)
+
+    volume = scanloom.load_volume(tmp_path)
+    assert volume.suv_factor == (pytest.approx(HOUR) if is_known else None)
+    assert (Flag.SLICES_DIFFER in volume.flags) is not is_known

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from pydicom import dcmread
+from pydicom.uid import BasicTextSRStorage
 
 import scanloom
 from scanloom.core import Flag, ScanError
@@ -342,3 +344,110 @@ def test_an_archive_that_is_not_looked_into_says_nothing(tmp_path: Path) -> None
     plain_and_zip(root, series(tmp_path / "whole"))
 
     assert Flag.FILES_LOST not in scanloom.load_volume(root).flags
+
+
+def zeros(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def hole(file: Path) -> None:
+    size = file.stat().st_size
+    file.write_bytes(b"")
+    with file.open("r+b") as opened:
+        opened.truncate(size)
+
+
+def zeros_at_the_start(file: Path) -> None:
+    file.write_bytes(bytes(200) + file.read_bytes()[200:])
+
+
+def random_bytes(file: Path) -> None:
+    file.write_bytes(noise((30, 30, 3)).tobytes())
+
+
+def page(file: Path) -> None:
+    file.write_text("<html><body>" + "404 Not Found " * 500 + "</body></html>")
+
+
+def whole_scan(root: Path, pattern: str) -> list[Path]:
+    """Write a scan whose files have names of a pattern, in the order of their numbers."""
+    files = series(root)
+    return [file.rename(root / pattern.format(n)) for n, file in enumerate(files)]
+
+
+@pytest.mark.parametrize("pattern", ["IM{:05d}", "scan-{}.dcm"])
+@pytest.mark.parametrize("damage", [zeros, hole, zeros_at_the_start, random_bytes, page])
+def test_a_slice_whose_content_was_replaced_refuses_its_series(
+    tmp_path: Path, damage: Callable[[Path], None], pattern: str
+) -> None:
+    files = whole_scan(tmp_path / "in", pattern)
+    damage(files[-1])
+
+    assert is_refused(tmp_path / "in", SLICES - 1)
+    assert lost(tmp_path / "in") == {"scan": 1}
+
+
+def test_a_slice_without_a_number_is_known_by_its_suffix(tmp_path: Path) -> None:
+    files = series(tmp_path / "in")
+    for file, letters in zip(files, "abcdefghijkl", strict=True):
+        file.rename(file.with_name(f"{letters * 8}.dcm"))
+    zeros(tmp_path / "in" / "llllllll.dcm")
+
+    assert is_refused(tmp_path / "in", SLICES - 1)
+
+
+def test_slices_of_a_folder_that_were_all_replaced_refuse_their_series(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for file in spread(series(root), [root / "1", root / "2", root / "3"])[8:]:
+        zeros(file)
+
+    assert is_refused(root, 8)
+
+
+def test_half_a_scan_whose_content_was_replaced_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for file in spread(series(root), [root / "1", root / "2"])[6:]:
+        zeros(file)
+
+    assert lost(root) == {"scan": 6}
+    assert is_told(root, 6)
+
+
+def test_a_member_whose_content_was_replaced_refuses_its_series(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    files = series(tmp_path / "whole")
+    zeros(files[-1])
+    archive = pack_zip(files, root / "export.zip")
+
+    with pytest.raises(ScanError, match="SLICES_UNREADABLE"):
+        scanloom.load_volume(archive)
+    [index] = build_index([archive], KEY).series
+    assert index.info.reason == "SLICES_UNREADABLE"
+
+
+def test_other_files_next_to_slices_refuse_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    whole_scan(root, "IM{:05d}.dcm")
+    text = "nothing was lost " * 50
+    for name in (
+        "README",
+        "DICOMDIR",
+        "notes.txt",
+        "IM00001.json",
+        "IM00002.jpg",
+        "IM00003.png",
+        "._IM00004.dcm",
+        ".hidden.dcm",
+        "export",
+    ):
+        (root / name).write_text(text)
+    report = dcmread(root / "IM00000.dcm")
+    report.SOPClassUID = report.file_meta.MediaStorageSOPClassUID = BasicTextSRStorage
+    report.SOPInstanceUID = report.file_meta.MediaStorageSOPInstanceUID = "1.2.3.4"
+    del report.PixelData
+    report.save_as(root / "IM00099.dcm")
+
+    assert lost(root) == {"scan": 0}
+    assert not is_told(root, SLICES)
+    assert [one.info.reason for one in build_index([root], KEY).series] == [""]

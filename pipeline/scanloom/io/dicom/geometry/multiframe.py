@@ -1,7 +1,8 @@
 """Split multi-frame objects into slices by their functional groups, or by frame vectors.
 
-A frame's own groups take precedence over the shared groups, and those over the object itself
-(DICOM PS3.3 C.7.6.16). The order of the frames has no meaning.
+A functional group is shared or of single frames, never both (DICOM PS3.3 C.7.6.16): values that
+differ contradict each other. Those of groups take precedence over the object itself. The order of
+the frames has no meaning.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _GROUPS = (
     tags.PLANE_ORIENTATION_SEQUENCE,
     tags.PIXEL_MEASURES_SEQUENCE,
     tags.PIXEL_VALUE_TRANSFORMATION_SEQUENCE,
+    tags.CONTRAST_BOLUS_USAGE_SEQUENCE,
     tags.CT_X_RAY_DETAILS_SEQUENCE,
     tags.CT_IMAGE_FRAME_TYPE_SEQUENCE,
     tags.MR_IMAGE_FRAME_TYPE_SEQUENCE,
@@ -162,14 +164,51 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
         return vector_slices(header, dataset)
     if len(groups) != header.frames:
         raise ScanError(Reason.DAMAGED, f"{header.frames} frames, but groups for {len(groups)}")
-    shared = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)} | _agreed(
-        _attributes(item) for item in _items(dataset, _SHARED)
-    )
+    shared_items = [_attributes(item) for item in _items(dataset, _SHARED)]
+    shared = {
+        tag: _agreed(item[tag] for item in shared_items if tag in item)
+        for tag in _GROUPS
+        if any(tag in item for item in shared_items)
+    }
+    of_object = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
     dimensions = _non_spatial_dimensions(dataset)
-    return [
-        _slice(header, n, shared | _attributes(group), dimensions, group)
-        for n, group in enumerate(groups)
-    ]
+    slices = []
+    for n, group in enumerate(groups):
+        own = _attributes(group)
+        _check_shared(shared, own)
+        attributes = dict(of_object)
+        for values in (*shared.values(), *own.values()):
+            attributes |= values
+        slices.append(_slice(header, n, attributes, dimensions, group))
+    return slices
+
+
+def _check_shared(
+    shared: Mapping[int, Mapping[int, bytes]], own: Mapping[int, Mapping[int, bytes]]
+) -> None:
+    """Refuse a functional group that is both shared and of a frame, with different values.
+
+    Raises
+    ------
+    ScanError
+        HEADER_CONTRADICTS.
+    """
+    for tag in shared.keys() & own.keys():
+        common, values = shared[tag], own[tag]
+        if any(not _is_same(common[t], values[t]) for t in common.keys() & values.keys()):
+            detail = "a functional group is shared and also of a frame, with different values"
+            raise ScanError(Reason.HEADER_CONTRADICTS, detail)
+
+
+def _is_same(first: bytes, second: bytes) -> bool:
+    """Return whether two raw values are the same text or bytes, or the same decimal numbers."""
+    if first.strip(b" \0") == second.strip(b" \0"):
+        return True
+    try:
+        numbers = [tuple(map(parse_decimal, decode_text(v).split("\\"))) for v in (first, second)]
+    except ValueError:
+        return False
+    return numbers[0] == numbers[1]
 
 
 def frame_rejection_reason(frame: Slice) -> Reason | None:
@@ -263,18 +302,34 @@ def _non_spatial_dimensions(dataset: Dataset) -> list[int]:
     return dimensions
 
 
-def _attributes(group: Dataset) -> dict[int, bytes]:
-    """Return all raw values of the functional groups that are read, by tag."""
-    values: dict[int, bytes] = {}
+def _attributes(groups: Dataset) -> dict[int, dict[int, bytes]]:
+    """Return all raw values of the functional groups that are read, by group and tag."""
+    attributes = {}
     for tag in _GROUPS:
-        items = _items(group, tag)
+        items = _items(groups, tag)
+        if not items:
+            continue
+        if tag == tags.CONTRAST_BOLUS_USAGE_SEQUENCE:
+            attributes[tag] = {tags.CONTRAST_BOLUS_AGENT_ADMINISTERED: _agents_administered(items)}
+            continue
         if tag in _OF_SEVERAL_SOURCES:
             items = items[:1]
-        values |= _agreed(map(_raw_values, items))
+        values = _agreed(map(_raw_values, items))
         for nested_tag in _NESTED_GROUPS:
             nested = (nested_item for item in items for nested_item in _items(item, nested_tag))
             values |= _agreed(map(_raw_values, nested))
-    return values
+        attributes[tag] = values
+    return attributes
+
+
+def _agents_administered(items: Sequence[Dataset]) -> bytes:
+    """Return the numbers of the contrast agents that a frame has, of an item for each; or NO."""
+    numbers = {
+        str(item.get("ContrastBolusAgentNumber", ""))
+        for item in items
+        if decode_text(_raw(item, tags.CONTRAST_BOLUS_AGENT_ADMINISTERED)).upper() == "YES"
+    }
+    return "\\".join(sorted(numbers) or ["NO"]).encode() or b"YES"
 
 
 def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:

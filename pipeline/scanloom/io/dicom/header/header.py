@@ -6,6 +6,7 @@ import logging
 import math
 import struct
 import threading
+import unicodedata
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,8 @@ MAX_CACHED_HEADERS = 4096
 
 _PHASE_TAGS = tuple(PHASE_ATTRIBUTES.values())
 _EMPTY = (b"",) * len(_PHASE_TAGS)
+PATIENT_KEYWORDS = ("PatientName", "PatientID", "PatientBirthDate")
+"""Attributes of `Header.patient`."""
 _NAME, _ID_AND_BIRTH_DATE = tags.PATIENT_NAME, (tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE)
 
 
@@ -139,6 +142,20 @@ class Header:
         except OSError as exc:
             detail = f"a file can't be read ({type(exc).__name__})"
             raise ScanError(Reason.UNREADABLE, detail) from exc
+
+    def decoded_patient(self, n: int) -> str:
+        """Return the value of `patient` at `n` by the file's character set. It names the patient.
+
+        Raises
+        ------
+        ScanError
+            UNREADABLE or DAMAGED, if the file has changed since.
+        """
+        text = str(self.read_dataset().get(PATIENT_KEYWORDS[n]) or "")
+        text = unicodedata.normalize("NFC", text)
+        return (
+            text.strip(" \0").split("=")[0].rstrip(" \0^").upper() if n == 0 else text.strip(" \0")
+        )
 
 
 def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
