@@ -269,6 +269,7 @@ def reviewer_names(out: Path) -> dict[str, str]:
 def _names(file: Path) -> dict[str, str]:
     try:
         plain = read_json(file) if file.exists() else {}
+        plain.pop("schema", None)
     except (OSError, ValueError) as exc:
         raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
     if not all(_CODE.fullmatch(code) and isinstance(plain[code], str) for code in plain):

@@ -19,7 +19,6 @@ from scanloom.review.verdicts.log import REVIEW, VerdictLog, reviewer_names
 from scanloom.review.verdicts.readers import Readers
 
 READERS = "readers.json"
-SCHEMA = 1
 
 
 def kept_readers(out: Path) -> Readers:
@@ -136,7 +135,7 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
 def _keep(path: Path, readers: Readers) -> None:
     shares = {"double": readers.double, "repeat": readers.repeat}
     former = {"former": list(readers.former)} if readers.former else {}
-    plain = {"schema": SCHEMA, "reviewers": list(readers.reviewers), **shares, **former}
+    plain = {"reviewers": list(readers.reviewers), **shares, **former}
     try:
         atomic_write(path, lambda draft: write_json(draft, plain))
     except OSError as exc:
