@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from scanloom.io.output.layout import is_case_name
-from scanloom.io.system.atomic_write import temporary_path
+from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
 
@@ -84,12 +84,9 @@ def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
     if not data:
         small.thumbnail((SIZE[0] // 2, SIZE[1] // 2))
         data = _encoded(small, _QUALITIES[-1])
-    draft = temporary_path(thumb)
-    try:
+    with private_draft(thumb) as draft:
         draft.write_bytes(data)
         draft.replace(thumb)
-    finally:
-        draft.unlink(missing_ok=True)
     return small.size
 
 

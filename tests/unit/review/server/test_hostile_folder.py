@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -18,6 +19,8 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.engine.revisions.export import export
 from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.io.output.case_folder import check_writable
+from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (
     check_folder,
     open_descriptor,
@@ -249,3 +252,95 @@ def test_a_link_that_is_placed_meanwhile_is_not_followed(tmp_path: Path) -> None
         swapping.join()
     assert read == {"result"}
     assert refused
+
+
+def test_what_is_written_meanwhile_is_in_folders_that_others_cannot_enter(
+    server: Any, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases are built in `.work`, tables and thumbnails in folders of their own, all of mode 0700.
+
+    The published folder and files have the usual modes.
+    """
+    work, name = server.out / ".work", server.cases[0]
+    work.mkdir(exist_ok=True)
+    work.chmod(0o777)
+    modes = dict[str, set[int]]()
+    rename, replaced = os.rename, os.replace
+
+    def note(path: Any, folder: int | None) -> None:
+        where = os.stat("." if folder else Path(path).parent, dir_fd=folder)
+        modes.setdefault(Path(path).name, set()).add(stat.S_IMODE(where.st_mode))
+
+    def renamed(source: Any, target: Any, **options: Any) -> None:
+        note(source, options.get("src_dir_fd"))
+        rename(source, target, **options)
+
+    def moved(source: Any, target: Any, **options: Any) -> None:
+        note(source, options.get("src_dir_fd"))
+        replaced(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "replace", moved)
+    labels = read_label_maps(server.out / "cases" / name)
+    folder = publish_revision(
+        server.out, name, Correction(labels, "r1", "brush", 0), published / "key"
+    )
+    write_report(server.out, set())
+
+    assert len(modes) > 2
+    assert set().union(*modes.values()) == {0o700}
+    usual = 0o777 & ~current_umask()
+    assert stat.S_IMODE(folder.stat().st_mode) == usual
+    page = server.out / "report" / "index.html"
+    assert stat.S_IMODE(page.stat().st_mode) == usual & 0o666
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "foreign"])
+def test_a_work_folder_of_somebody_else_is_refused(out: Path, hers: Path, kind: str) -> None:
+    shutil.rmtree(out / ".work", ignore_errors=True)
+    if kind == "link":
+        (out / ".work").symlink_to(hers)
+    elif kind == "file":
+        (out / ".work").write_text("x")
+    else:
+        (out / ".work").mkdir()
+        give_away(out / ".work")
+
+    with pytest.raises(ScanError) as caught:
+        check_writable(out)
+
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
+    assert [path.name for path in hers.iterdir()] == ["diary"]
+
+
+def give_away(*paths: Path) -> None:
+    """Give files to another user, as whom this test does not run."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    for path in paths:
+        os.chown(path, 54321, -1)
+
+
+def test_a_draft_that_is_swapped_for_a_link_overwrites_nothing(tmp_path: Path, hers: Path) -> None:
+    """Neither if the file is swapped (whose name nobody knows), nor if its folder is."""
+    target = tmp_path / "review.csv"
+    target.write_text("old")
+
+    def swapped(draft: Path) -> None:
+        assert stat.S_IMODE(draft.parent.stat().st_mode) == 0o700
+        draft.parent.rename(tmp_path / "stolen")
+        draft.parent.symlink_to(hers)
+        draft.write_text("new")
+
+    with pytest.raises(OSError, match=r".") as caught:
+        atomic_write(target, swapped)
+
+    assert caught.value.errno == errno.ELOOP
+    assert target.read_text() == "old"
+    assert (hers / "diary").read_bytes() == SECRET
