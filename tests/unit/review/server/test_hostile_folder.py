@@ -155,7 +155,7 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
 
     answer = change(client, name, "stroke", version, label=label, **stroke)
 
-    assert answer.status_code == 503
+    assert answer.status_code in (409, 503)
     assert (hers / "diary").read_bytes() == SECRET
     assert [path.name for path in hers.iterdir()] == ["diary"]
 
