@@ -33,6 +33,7 @@ from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.sharing import share_cases
 from scanloom.review.verdicts.tables import write_review_tables
 from scanloom.review.verdicts.verdict import Verdict
+from support.commands import scanloom
 from support.review_cases import change, seen
 
 SECRET = b"the diary of the reviewer, in one line"
@@ -344,3 +345,82 @@ def test_a_draft_that_is_swapped_for_a_link_overwrites_nothing(tmp_path: Path, h
     assert caught.value.errno == errno.ELOOP
     assert target.read_text() == "old"
     assert (hers / "diary").read_bytes() == SECRET
+
+
+def test_private_files_of_another_user_are_not_filled(out: Path) -> None:
+    """A comment in a file that he may read would be his; so would one in a folder of his."""
+    name = next((out / "cases").iterdir()).name
+    verdict = Verdict(name, "r1", seen(out / "cases" / name), "reject")
+    with closing(VerdictLog(out)) as log:
+        log.append(verdict, "about Mr Roe's kidney")
+        private = out / "private"
+        private.rename(out / "moved")
+        private.mkdir(mode=0o777)
+        comments = private / "review.jsonl"
+        comments.write_bytes((out / "moved" / "review.jsonl").read_bytes())
+        for theirs in ([private], [comments], [private, comments]):
+            for path in (private, comments):
+                os.chown(path, os.geteuid(), -1)
+            give_away(*theirs)
+            with pytest.raises(ScanError) as caught:
+                log.append(verdict, "SECRET")
+            assert caught.value.code == "OUTPUT_UNWRITABLE"
+            assert b"SECRET" not in comments.read_bytes()
+        os.chown(out, 54321, -1)  # the owner of OUT may read it all anyway
+        log.append(verdict, "SECRET")
+        assert b"SECRET" in comments.read_bytes()
+
+
+def test_strokes_are_not_kept_in_a_folder_of_another_user(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
+    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    version = client.get(f"/api/case/{name}/draft").json()["version"]
+    give_away(server.out / "private")
+
+    answer = change(client, name, "stroke", version, label=label, **stroke)
+
+    assert answer.status_code == 503
+    assert not list((server.out / "private").rglob("r1.jsonl"))
+
+
+def test_two_dots_after_a_link_lead_to_where_the_system_goes(tmp_path: Path) -> None:
+    """`link/../out` is next to the link's target; links in it are not followed by any name."""
+    right, wrong = tmp_path / "disk" / "out", tmp_path / "out"
+    for folder in (right, wrong):
+        (folder / "a").mkdir(parents=True)
+        (folder / "a" / "file").write_text(folder.parent.name)
+    (right / "b").symlink_to("a")
+    (tmp_path / "disk" / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "far")
+    named = tmp_path / "link" / ".." / "out"
+
+    refuse_links_below(named)
+
+    with open_regular_file(named / "a" / "file") as file:
+        assert file.read() == b"disk"
+    with open_regular_file(named / "a" / ".." / "a" / "file") as file:
+        assert file.read() == b"disk"
+    for out in (named, right):
+        assert opens(lambda out=out: open_regular_file(out / "b" / "file")) == errno.ELOOP
+        assert opens(lambda out=out: open_descriptor(out / "b" / ".." / "x", os.O_RDONLY)) == 2
+    os.close(open_descriptor(named / "new", os.O_WRONLY | os.O_CREAT))
+    assert (right / "new").exists()
+    assert not (wrong / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["where", "join"])
+def test_a_key_s_fingerprint_is_not_read_through_a_link(
+    out: Path, hers: Path, published: Path, command: str
+) -> None:
+    shutil.move(out / "private" / "key.fingerprint", hers / "fingerprint")
+    (out / "private" / "key.fingerprint").symlink_to(hers / "fingerprint")
+    case = next((out / "cases").iterdir()).name
+    table = hers / "table.csv"
+    table.write_text(f"case\n{case}\n")
+
+    asked = case if command == "where" else table
+    result = scanloom(command, asked, "--out", out, "--key", published / "key")
+
+    assert (result.code, result.out) == (74, "")
+    assert "OUTPUT_UNWRITABLE" in result.err
