@@ -105,8 +105,8 @@ class Draft:
     @property
     def nbytes(self) -> int:
         """Memory that it takes, without the label maps that were given."""
-        changes = (*self._copies.values(), *self._done, *self._undone)
-        return sum(each.nbytes for each in changes)
+        copies = sum(copy.nbytes for copy in self._copies.values())
+        return copies + sum(change.nbytes for change in (*self._done, *self._undone))
 
     def layer(self, index: int) -> NDArray[Any]:
         """Return a label map as it is now."""
