@@ -191,7 +191,7 @@ def test_of_workers_that_decide_at_once_the_first_decides(tmp_path: Path) -> Non
     (answer,) = {worker.communicate(timeout=60)[0] for worker in workers}
     kept = [OutputEngines(tmp_path).recorded(f"net-{n}") for n in range(50)]
     assert [record and record.engine for record in kept] == answer.split()
-    assert not list((tmp_path / ".work").iterdir())
+    assert not list((tmp_path / ".work").glob("*"))
 
 
 def test_a_damaged_record_is_an_error_and_not_another_choice(

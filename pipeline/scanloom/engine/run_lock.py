@@ -23,6 +23,7 @@ from scanloom.io.output.work_folder import (
     HOLDER,
     LOCK_PREFIX,
     clean_up,
+    make_work_folder,
     process_file_name,
     remove_lock,
 )
@@ -72,7 +73,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
         }
     )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_work_folder(out)
         with _exclusively(out):
             _acquire(path, content, take_over=take_over)
     except OSError as exc:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from scanloom.core import Reason, ScanError
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Execution
-from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, process_file_name
+from scanloom.io.output.work_folder import HANDSHAKE_PREFIX, make_work_folder, process_file_name
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.own_python import own_environment, safe_path
 from scanloom.version import __version__
@@ -194,7 +194,7 @@ class Handshake:
         self.question = Question(str(token), tuple(models), seen)
 
     def __enter__(self) -> Self:
-        self._token.parent.mkdir(parents=True, exist_ok=True)
+        make_work_folder(self._token.parent.parent)
         self._token.write_text(os.urandom(16).hex())
         self.expected = replace(answer(self.question), models=self._digests)
         return self

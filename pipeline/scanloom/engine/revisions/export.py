@@ -14,7 +14,7 @@ from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import published_cases
 from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
-from scanloom.io.system.atomic_write import temporary_path
+from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
@@ -68,21 +68,21 @@ def export(
     if not chosen and not left_out:
         raise ScanError(Reason.NOT_REVIEWED, "no case is accepted or corrected")
     structures = _structures(chosen.values())
-    draft, entries = temporary_path(folder), list[dict[str, Any]]()
+    entries = list[dict[str, Any]]()
     try:
-        for name in ("images", "labels"):
-            (draft / name).mkdir(parents=True)
-        for result, files in chosen.items():
-            try:
-                entries.append(_export(out, result, files, draft, key))
-            except ScanError as error:
-                left_out[case_name(result)] = error.code
-        write_json(draft / DATASET, _dataset(out, chosen, structures, entries))
-        draft.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with private_draft(folder) as draft:
+            for name in ("images", "labels"):
+                (draft / name).mkdir(parents=True)
+            for result, files in chosen.items():
+                try:
+                    entries.append(_export(out, result, files, draft, key))
+                except ScanError as error:
+                    left_out[case_name(result)] = error.code
+            write_json(draft / DATASET, _dataset(out, chosen, structures, entries))
+            draft.rename(folder)
     except OSError as exc:
         raise output_error(exc, "the export") from exc
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return left_out
 
 

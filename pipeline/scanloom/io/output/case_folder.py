@@ -30,7 +30,7 @@ from scanloom.io.output.published import (
     read_provenance,
     store_file_stamps,
 )
-from scanloom.io.output.work_folder import WorkEntry
+from scanloom.io.output.work_folder import WorkEntry, make_work_folder
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import check_folder
@@ -83,8 +83,10 @@ class CaseFolder:
     def __enter__(self) -> Self:
         self._created = _missing_folders(self.path.parent)
         try:
-            check_folder(self.path.parent)
-            self.path.mkdir(parents=True)
+            make_work_folder(self.out, self.path.name)
+        except ScanError:
+            self._undo()
+            raise
         except OSError as exc:
             self._undo()
             raise output_error(exc) from exc

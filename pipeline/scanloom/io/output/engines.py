@@ -16,7 +16,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.core.engines import EngineRecord
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.private import check_links
-from scanloom.io.output.work_folder import WorkEntry
+from scanloom.io.output.work_folder import WorkEntry, make_work_folder
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
 
@@ -68,7 +68,7 @@ class OutputEngines:
         target = self._out / ENGINES / network
         draft = self._out / ".work" / str(WorkEntry.of_this_process(network))
         try:
-            draft.mkdir(parents=True)
+            make_work_folder(self._out, draft.name)
             target.parent.mkdir(exist_ok=True)
             document = {"engine": decision.engine, "precision": decision.precision}
             write_document(draft / _DOCUMENT, document)

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import lock_file
 from scanloom.io.identity import load_key, read_key
-from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.atomic_write import atomic_write, remove_stale_temporaries
 from scanloom.io.system.regular_files import (
     open_descriptor,
     open_link_free,
@@ -55,11 +55,14 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 def read_fingerprint(out: Path) -> str | None:
     """Return the fingerprint of the key that made OUT's ids, or None if OUT is not claimed.
 
+    Nothing in OUT is opened through a link from then on, as of `check_links`.
+
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE if the fingerprint can't be read.
+        OUTPUT_UNWRITABLE if the fingerprint can't be read, or is in a link or one itself.
     """
+    check_links(out)
     try:
         text = (
             read_regular_file(out / PRIVATE / KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES)
@@ -104,7 +107,6 @@ def check_key(out: Path, fingerprint: str) -> None:
         KEY_MISMATCH; OUTPUT_UNWRITABLE if the private folder can't be read, or a subfolder of OUT
         is a link.
     """
-    check_links(out)
     if read_fingerprint(out) not in (None, fingerprint):
         detail = "the ids in the output folder were made with another key"
         raise ScanError(Reason.KEY_MISMATCH, detail)
@@ -144,7 +146,8 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     with locked_folder(folder):
         new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
         try:
-            _remove_stale_temporaries(folder)
+            # age decides, since there may be no lock
+            remove_stale_temporaries(folder, time.time() - _STALE_AFTER_S)
             if KEY_FINGERPRINT in new:
                 line = f"{fingerprint}\n"
                 write_private(folder / KEY_FINGERPRINT, lambda path: path.write_text(line))
@@ -157,7 +160,15 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def write_private(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file, readable by its owner only, as `atomic_write` does."""
+    """Write a file, readable by its owner only, as `atomic_write` does.
+
+    Raises
+    ------
+    OSError
+        EPERM if a folder in OUT on the way belongs to another user, who could read it; as of
+        `atomic_write`.
+    """
+    os.close(open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY, owned=True))
     atomic_write(path, write, 0o600)
 
 
@@ -171,15 +182,6 @@ def append_private(path: Path) -> BinaryIO:
     """
     descriptor = open_link_free(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     return os.fdopen(descriptor, "ab")
-
-
-def _remove_stale_temporaries(folder: Path) -> None:
-    """Remove old temporary files; age decides, since there may be no lock."""
-    for name in (KEY_FINGERPRINT, CROSSWALK):
-        for path in folder.glob(f".{name}.*"):
-            with suppress(FileNotFoundError):  # removed by another process
-                if time.time() - path.stat().st_mtime > _STALE_AFTER_S:
-                    path.unlink()
 
 
 def _unclaim(folder: Path, new: Sequence[str]) -> None:
@@ -211,7 +213,7 @@ def _open_lock(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
-            handle = open_descriptor(folder / LOCK, _LOCK_FLAGS, 0o600)
+            handle = open_descriptor(folder / LOCK, _LOCK_FLAGS, 0o600, owned=True)
         except FileNotFoundError:  # the folder was removed in between
             continue
         try:

@@ -14,21 +14,26 @@ the third; if before, recovery removes `.ready`.
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+from scanloom.core import Reason, ScanError
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, check_links
 from scanloom.io.system.atomic_write import fsync_path, remove_stale_temporaries
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.liveness import host_id, process_start_ticks
+from scanloom.io.system.regular_files import open_descriptor, refuse_links_below
 
 REMOTE_STALE_AFTER_S = 86_400.0
 """Age of the last change at which a folder that another host was building counts as abandoned."""
@@ -42,12 +47,68 @@ HOLDER = "holder.json"
 LOCK_PREFIX = "lock"
 """Name of a lock in `.work` that is made, or was given up."""
 
-_RUN_FILE = re.compile(rf"({HANDSHAKE_PREFIX}|{LOCK_PREFIX})\..+|\..+\.[0-9a-f]{{8}}")
-"""Files of `.work` that a run makes besides its lock: handshakes, lock drafts, temporary files."""
+_RUN_FILE = re.compile(rf"({HANDSHAKE_PREFIX}|{LOCK_PREFIX})\..+")
+"""Files of `.work` that a run makes besides its lock and temporary files."""
 _BIDS_FOLDER = re.compile(r"bids-[0-9a-f]{8}(-old)?")
 """Folders of `.work` in which `OUT/bids` is rebuilt."""
 
 State = Literal["new", "ready", "old"]
+
+
+def make_work_folder(out: Path, entry: str = "") -> Path:
+    """Make `OUT/.work` for this user alone (mode 0700), if it is missing, and a new folder in it.
+
+    Whoever could enter it could put links in the place of files that are being written: libraries
+    open them by their paths. What is published from it has the usual modes.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; created if missing.
+    entry : str
+        Name of a new folder in `.work`; "" for none.
+
+    Returns
+    -------
+    Path
+        `OUT/.work`.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if it is a link, or belongs to another user than this one, root, or the
+        owner of OUT.
+    OSError
+        If it can't be made.
+    """
+    refuse_links_below(out)
+    work = out / ".work"
+    while True:
+        out.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            work.mkdir(mode=0o700)
+        try:
+            folder = open_descriptor(work, os.O_RDONLY | os.O_DIRECTORY, owned=True)
+        except FileNotFoundError:
+            if work.is_symlink():
+                raise
+            continue  # another process had no use for it any more
+        except OSError as exc:
+            if exc.errno not in (errno.ELOOP, errno.EPERM, errno.ENOTDIR):
+                raise
+            detail = ".work in the output folder is a link, a file, or a folder of another user"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+        try:
+            mode = stat.S_IMODE(os.fstat(folder).st_mode)
+            if mode & 0o077:
+                os.fchmod(folder, mode & ~0o077)
+            if entry:
+                os.mkdir(entry, dir_fd=folder)
+        except FileNotFoundError:
+            continue  # it was removed in between
+        finally:
+            os.close(folder)
+        return work
 
 
 def open_output(out: Path, fingerprint: str) -> None:
@@ -90,8 +151,8 @@ def clean_up(out: Path, since: float) -> None:
     """
     check_links(out)
     _recover(out)
-    for folder in (out, *(out / name for name in ("failed", "report", "report/thumbs", PRIVATE))):
-        remove_stale_temporaries(folder, since)
+    for name in ("", "failed", "report", "report/thumbs", "review", PRIVATE, ".work"):
+        remove_stale_temporaries(out / name, since)
     work = out / ".work"
     for path in work.iterdir() if work.is_dir() else ():
         with suppress(FileNotFoundError):  # removed by the run of another shard
@@ -105,8 +166,8 @@ def remove_lock(path: Path) -> None:
     """Remove a lock that was renamed, or another file of `.work`; what is foreign in it stays."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
-            for draft in (path / HOLDER, *path.glob(f".{HOLDER}.*")):
-                draft.unlink(missing_ok=True)
+            (path / HOLDER).unlink(missing_ok=True)
+            remove_stale_temporaries(path, math.inf)
             path.rmdir()
         else:
             path.unlink()

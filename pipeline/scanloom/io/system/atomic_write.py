@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.regular_files import open_descriptor
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Name of a temporary folder, and of a file that `write` itself put next to the target."""
+_DRAFT = re.compile(r"[0-9a-f]{16}")
+"""Name of what is in a temporary folder."""
 
 
 def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
-    """Let `write` fill a temporary file next to `path`, then rename it to `path`.
+    """Let `write` fill a temporary file, as of `private_draft`, then rename it to `path`.
 
     Parameters
     ----------
@@ -33,15 +38,51 @@ def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666)
     OSError
         If the file can't be written; an existing file is then unchanged.
     """
-    temporary = temporary_path(path)
-    os.close(open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    with private_draft(path) as draft:
+        folder = open_descriptor(draft.parent, os.O_RDONLY | os.O_DIRECTORY)
+        target = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            os.close(os.open(draft.name, new, mode, dir_fd=folder))
+            write(draft)
+            descriptor = os.open(draft.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                if not os.path.samestat(os.fstat(descriptor), draft.stat()):
+                    # the folder was moved away and another one put in its place
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(draft.name, path.name, src_dir_fd=folder, dst_dir_fd=target)
+            os.fsync(target)
+        finally:
+            os.close(target)
+            os.close(folder)
+
+
+@contextmanager
+def private_draft(path: Path) -> Iterator[Path]:
+    """Yield a path, where there is nothing yet, for a new file or folder to be renamed to `path`.
+
+    It is in a new folder next to `path`, which only this user can enter, under a random name:
+    where others may write to the folder of `path`, they can put no link in the place of the draft,
+    neither between two openings of it nor by moving its folder away. The folder is removed.
+
+    Raises
+    ------
+    OSError
+        If the folder can't be made.
+    """
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    parent = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        write(temporary)
-        fsync_path(temporary)
-        temporary.replace(path)
+        os.mkdir(folder.name, 0o700, dir_fd=parent)
     finally:
-        temporary.unlink(missing_ok=True)
-    fsync_path(path.parent)
+        os.close(parent)
+    try:
+        yield folder / secrets.token_hex(8)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_replaceable(path: Path, description: str) -> None:
@@ -58,13 +99,11 @@ def check_replaceable(path: Path, description: str) -> None:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
-def temporary_path(path: Path) -> Path:
-    """Return the path of a hidden temporary file next to `path`, with a random suffix."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
 def remove_stale_temporaries(folder: Path, since: float) -> None:
     """Remove temporary files in a folder that were last modified before a point in time.
+
+    In a temporary folder too, only what has the name of a draft is removed: `.backup.20261124`
+    may be somebody's.
 
     Parameters
     ----------
@@ -75,8 +114,18 @@ def remove_stale_temporaries(folder: Path, since: float) -> None:
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         with suppress(FileNotFoundError):  # removed by another process
-            if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < since:
-                path.unlink()
+            if not _TEMPORARY.fullmatch(path.name):
+                continue
+            if path.is_symlink() or not path.is_dir():
+                if path.lstat().st_mtime < since:
+                    path.unlink()
+                continue
+            drafts = [each for each in path.iterdir() if _DRAFT.fullmatch(each.name)]
+            if all(each.lstat().st_mtime < since for each in (path, *drafts)):
+                with suppress(OSError):  # of another user, or not empty
+                    for each in drafts:
+                        each.unlink()
+                    path.rmdir()
 
 
 def fsync_path(path: Path) -> None:

@@ -35,10 +35,32 @@ def special_file_name(mode: int) -> str:
 
 def refuse_links_below(folder: Path | str) -> None:
     """Let this process open nothing below a folder through a link from now on."""
-    _link_free.add(os.path.abspath(folder))
+    _link_free.update((_absolute(folder), os.path.realpath(folder)))
 
 
-def open_descriptor(path: Path | str, flags: int, mode: int = 0o666) -> int:
+def _absolute(path: Path | str) -> str:
+    """Return an absolute path without `..`, which names what the system would open.
+
+    `..` of a link is the folder above the link's target. Below a folder that refuses links there
+    are none, so that `..` is taken off the name there: the path stays below that folder.
+    """
+    absolute = os.sep
+    for part in os.path.join(os.getcwd(), path).split(os.sep):
+        if part == "..":
+            inside = _root_above(absolute) is not None
+            absolute = os.path.dirname(absolute if inside else os.path.realpath(absolute))
+        elif part not in ("", os.curdir):
+            absolute = os.path.join(absolute, part)
+    return absolute
+
+
+def _root_above(absolute: str) -> str | None:
+    """Return the outermost folder above a path that refuses links."""
+    roots = [each for each in _link_free if absolute.startswith(each.rstrip(os.sep) + os.sep)]
+    return min(roots, key=len, default=None)
+
+
+def open_descriptor(path: Path | str, flags: int, mode: int = 0o666, *, owned: bool = False) -> int:
     """Open a file or folder, without following links below the folders that refuse them.
 
     Parameters
@@ -46,27 +68,38 @@ def open_descriptor(path: Path | str, flags: int, mode: int = 0o666) -> int:
     path : Path or str
     flags, mode : int
         As of `os.open`.
+    owned : bool
+        Below a folder that refuses links, also refuse what belongs to another user than this one,
+        root, or the owner of that folder: he could read what is written to it. So are the folders
+        on the way.
 
     Raises
     ------
     OSError
-        ELOOP if a part of the path is a link and must not be; as of `os.open`.
+        ELOOP if a part of the path is a link and must not be; EPERM if it belongs to another user;
+        as of `os.open`.
     """
-    absolute = os.path.abspath(path)
-    roots = [each for each in _link_free if absolute.startswith(each.rstrip(os.sep) + os.sep)]
+    absolute = _absolute(path)
+    root = _root_above(absolute)
     flags |= os.O_CLOEXEC
-    if not roots:
+    if root is None:
         return os.open(path, flags, mode)
-    root = min(roots, key=len)
     *folders, name = os.path.relpath(absolute, root).split(os.sep)
     inside = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    owners = {0, os.geteuid(), os.fstat(inside).st_uid}
     try:
         for folder in folders:
             outer, inside = inside, _open_in(inside, folder, _FOLDER, 0)
             os.close(outer)
-        return _open_in(inside, name, flags | os.O_NOFOLLOW, mode)
+            if owned and os.fstat(inside).st_uid not in owners:
+                raise OSError(errno.EPERM, "a folder of another user")
+        opened = _open_in(inside, name, flags | os.O_NOFOLLOW, mode)
     finally:
         os.close(inside)
+    if owned and os.fstat(opened).st_uid not in owners:
+        os.close(opened)
+        raise OSError(errno.EPERM, "a file of another user")
+    return opened
 
 
 def _open_in(folder: int, name: str, flags: int, mode: int) -> int:
@@ -132,7 +165,8 @@ def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
 
     Whoever may write to the folder could lay a link there, so that a file elsewhere is read, filled
     or emptied by a user who may do that. Neither the file nor its folder may be a symbolic link,
-    and the file has no second name (hard link).
+    and the file has no second name (hard link). Nor may they belong to another user, as of
+    `open_descriptor`: he could read what is added, such as a comment.
 
     Parameters
     ----------
@@ -145,17 +179,22 @@ def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
     Raises
     ------
     OSError
-        ELOOP if it is a link, EINVAL if it is no regular file.
+        ELOOP if it is a link, EINVAL if it is no regular file, EPERM if it is another user's.
     """
-    folder = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    folder = open_descriptor(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, owned=True)
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path.name, flags, mode, dir_fd=folder)
     finally:
         os.close(folder)
+    root = _root_above(_absolute(path))
+    owners = root and {0, os.geteuid(), os.stat(root).st_uid}
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
         number = errno.ELOOP if stat.S_ISREG(status.st_mode) else errno.EINVAL
         raise OSError(number, os.strerror(number), str(path))
+    if owners and status.st_uid not in owners:
+        os.close(descriptor)
+        raise OSError(errno.EPERM, "a file of another user")
     return descriptor

@@ -23,6 +23,7 @@ from scanloom.io.output.failures import has_failed
 from scanloom.io.output.file_names import SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.work_folder import make_work_folder
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
@@ -64,7 +65,7 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
     folder, token = out / BIDS, secrets.token_hex(4)
     new, old = out / ".work" / f"bids-{token}", out / ".work" / f"bids-{token}-old"
     try:
-        new.mkdir(parents=True)
+        make_work_folder(out, new.name)
         names = []
         for subject in iter_cases(out, _read_subject, set() if damaged is None else damaged):
             name = f"sub-{_alphanumeric(subject.case.name)}"

@@ -102,6 +102,12 @@ class Draft:
         """Number of strokes that can be done again."""
         return len(self._undone)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, without the label maps that were given."""
+        copies = sum(copy.nbytes for copy in self._copies.values())
+        return copies + sum(change.nbytes for change in (*self._done, *self._undone))
+
     def layer(self, index: int) -> NDArray[Any]:
         """Return a label map as it is now."""
         return self._copies.get(index, self._given[index])

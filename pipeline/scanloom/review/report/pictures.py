@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from scanloom.io.output.layout import is_case_name
-from scanloom.io.system.atomic_write import atomic_write, temporary_path
+from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
 from scanloom.review.report.data import ReportCase
@@ -222,12 +222,9 @@ def _draw_thumb(preview: Path, thumb: Path) -> tuple[int, int] | None:
     if not data:
         small.thumbnail((THUMB_SIZE[0] // 2, THUMB_SIZE[1] // 2))
         data = _encoded(small, _QUALITIES[-1])
-    draft = temporary_path(thumb)
-    try:
+    with private_draft(thumb) as draft:
         draft.write_bytes(data)
         draft.replace(thumb)
-    finally:
-        draft.unlink(missing_ok=True)
     return small.size
 
 

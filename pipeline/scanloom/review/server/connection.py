@@ -96,7 +96,7 @@ class Accepted(socket.socket):
     def __init__(self, listener: Listener, descriptor: int, peer: str) -> None:
         super().__init__(listener.family, listener.type, listener.proto, fileno=descriptor)
         self.peer, self.waits_since = peer, time.monotonic()
-        """Address, and moment since which no request is there; infinite while one is answered."""
+        """Address, and moment since which no whole request is there; infinite during an answer."""
         self._listener, self._number = listener, descriptor
 
     def end(self) -> None:
@@ -118,8 +118,9 @@ class Accepted(socket.socket):
 class Connection(H11Protocol):
     """HTTP/1.1 connection that is closed if the head of a request does not arrive in time.
 
-    uvicorn limits the time between two requests only, up to the first byte of the second. Bodies
-    are limited by `Guard`.
+    uvicorn limits the time between two requests only, up to the first byte of the second. The time
+    of a body is limited by `Guard`. Until it is complete, the connection may be closed for another
+    one: else a few bytes of each of 128 bodies would bar everybody.
     """
 
     idle_seconds = IDLE_SECONDS
@@ -132,7 +133,7 @@ class Connection(H11Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock once the head of a request is there."""
+        """Stop the clock once the head of a request is there, and note when its body is."""
         super().data_received(data)
         self._stop_if_answering()
 
@@ -156,7 +157,8 @@ class Connection(H11Protocol):
     def _stop_if_answering(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
-            self._note(math.inf)
+            if not self.cycle.more_body:
+                self._note(math.inf)
 
     def _note(self, waits_since: float) -> None:
         """Note on the socket since when the client's next request is waited for."""

@@ -200,14 +200,31 @@ class Desk:
         name, reviewer = verdict.case, verdict.reviewer
         verdicts = self._valid_of(name).get(name, {})
         again = name in self._coming_back(reviewer)
-        blind = self.readers.is_blind(name, reviewer, verdicts)
         given = replace(
             verdict,
             reading=2 if again and reviewer in verdicts else 1,
-            independent=verdicts.keys() <= {reviewer}
-            or (blind and not self.log.has_undone(name, reviewer)),
+            independent=not self._may_have_seen_others(name, reviewer),
         )
         return self.log.append(given, comment)
+
+    def _may_have_seen_others(self, name: str, reviewer: str) -> bool:
+        """Return whether a reviewer was shown another's verdict on a case.
+
+        One on a result that was replaced since counts too: after both readers of a result saw each
+        other's verdict, what they say of its correction is not independent any more.
+        """
+        kept = self.log.all_of_case(name)
+        if not any(verdict.reviewer != reviewer for verdict in kept):
+            return False
+        if self.log.has_undone(name, reviewer):  # it may have been shown before that
+            return True
+        return any(
+            each.reviewer != reviewer
+            and not self.readers.is_blind(
+                name, reviewer, {v.reviewer: v for v in kept if v.seen == each.seen}
+            )
+            for each in kept
+        )
 
     def save_draft(self, name: str, reviewer: str, version: str) -> int:
         """Publish a correction as a revision, and return its number.

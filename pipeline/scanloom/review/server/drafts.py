@@ -29,7 +29,7 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.io.output.private import PRIVATE, write_private
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import check_folder, open_descriptor, open_regular_file
+from scanloom.io.system.regular_files import check_folder, open_link_free
 from scanloom.review.corrections.draft import Draft, Stroke
 from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import RefusedError
@@ -38,8 +38,10 @@ from scanloom.review.verdicts.verdict import Seen
 DRAFTS = "drafts"
 SCHEMA = 1
 CHANGED = "The correction was changed in another window."
-MAX_PAINTED = 3
-"""Drafts whose label maps are in memory; those of others are painted again when they are used."""
+MAX_PAINTED_BYTES = 1 << 30
+"""Memory of drafts that stay painted besides the one in use; others are painted again, stroke by
+stroke, when they are used. Room for 16 of 512 x 512 x 256 voxels: as many reviewers as a server has
+correct side by side without repainting. Larger label maps have fewer: what counts is the memory."""
 
 Step = Stroke | Literal["undo", "redo"]
 """What changes a draft."""
@@ -187,22 +189,25 @@ class HeldDraft:
             raise ValueError("the draft is not held")
         changed = _apply(self.painted, step)
         if changed:
-            line = _line({"stroke": asdict(step)} if isinstance(step, Stroke) else {"step": step})
             try:
-                self._append(line if self.size else self.strokes.head + line)
+                self._append(_step_line(step))
             except OSError as exc:
                 self.painted = None  # it has the step: painted again without it
                 raise output_error(exc, "the stroke") from exc
             self.strokes = replace(self.strokes, steps=(*self.strokes.steps, step))
         return changed
 
-    def _append(self, lines: bytes) -> None:
-        new = not self.size
+    def _append(self, line: bytes) -> None:
+        new, lines = not self.size, line if self.size else self.strokes.head + line
+        if not new and not self._is_whole():
+            # removed or cut off by another program: all strokes are here too, so none is lost
+            new, self.size = True, 0
+            lines = b"".join((self.strokes.head, *map(_step_line, self.strokes.steps), line))
         if new:
             for folder in (self.path.parent.parent, self.path.parent):
                 check_folder(folder.parent)
                 folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = open_descriptor(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             try:
                 # half a line that an earlier failure, or a killed server, left
@@ -220,6 +225,17 @@ class HeldDraft:
         if new:
             for folder in (self.path.parent, self.path.parent.parent, self.path.parents[2]):
                 fsync_path(folder)
+
+    def _is_whole(self) -> bool:
+        """Return whether the file has at least the bytes that were written."""
+        try:
+            descriptor = open_link_free(self.path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            return os.fstat(descriptor).st_size >= self.size
+        finally:
+            os.close(descriptor)
 
     def let_go(self) -> None:
         """Let go of the label maps, unless the draft is in use."""
@@ -319,6 +335,8 @@ class Drafts:
             try:
                 held.path.unlink(missing_ok=True)
                 fsync_path(held.path.parent)
+            except FileNotFoundError:
+                pass  # another program removed the folder
             except OSError as exc:
                 raise output_error(exc, "the corrections in progress") from exc
             with suppress(OSError):  # another reviewer has a draft of the case
@@ -355,8 +373,13 @@ class Drafts:
                 return None
             self._held[name, reviewer] = held
         self._held.move_to_end((name, reviewer))
-        for other in list(self._held.values())[:-MAX_PAINTED]:
-            other.let_go()
+        left = MAX_PAINTED_BYTES
+        for other in reversed(self._held.values()):
+            painted = other.painted  # it may be let go of meanwhile
+            if other is not held and painted is not None:
+                left -= painted.nbytes
+                if left < 0:
+                    other.let_go()
         return held
 
 
@@ -391,8 +414,7 @@ def _carry(left: Sequence[Stroke], new: HeldDraft, case: OpenedCase) -> int:
     steps = tuple(stroke for stroke in left if _apply(new.painted, stroke))
     if steps:
         new.strokes = replace(new.strokes, steps=steps)
-        lines = [_line({"stroke": asdict(stroke)}) for stroke in steps]
-        content = b"".join((new.strokes.head, *lines))
+        content = b"".join((new.strokes.head, *map(_step_line, steps)))
         try:
             write_private(new.path, lambda path: path.write_bytes(content))
         except OSError as exc:
@@ -422,7 +444,7 @@ def _read(path: Path) -> tuple[Strokes, int]:
         REVIEW_DAMAGED; NEWER_VERSION.
     OSError
     """
-    with open_regular_file(path) as file:
+    with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
         content = file.read()
     whole = content.rfind(b"\n") + 1
     try:
@@ -450,6 +472,10 @@ def _step(plain: Mapping[str, Any]) -> Step:
     stroke = Stroke(**plain["stroke"])
     only = None if stroke.only is None else tuple(stroke.only)
     return replace(stroke, points=[(x, y) for x, y in stroke.points], only=only)
+
+
+def _step_line(step: Step) -> bytes:
+    return _line({"stroke": asdict(step)} if isinstance(step, Stroke) else {"step": step})
 
 
 def _line(plain: Mapping[str, Any]) -> bytes:

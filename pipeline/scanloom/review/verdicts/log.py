@@ -224,6 +224,11 @@ class VerdictStack:
         """Return the verdicts about a case that count, by reviewer."""
         return {reviewer: kept[-1] for reviewer, kept in self._kept.get(case, {}).items() if kept}
 
+    def all_of_case(self, case: str) -> list[Verdict]:
+        """Return the verdicts about a case that were not undone, in their order."""
+        kept = (verdict for each in self._kept.get(case, {}).values() for verdict in each)
+        return sorted(kept, key=lambda verdict: verdict.number)
+
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""
         return {
@@ -353,6 +358,11 @@ class VerdictLog:
         """Return the verdicts about a case that count, by reviewer."""
         with self._guard:
             return self._stack.of_case(case)
+
+    def all_of_case(self, case: str) -> list[Verdict]:
+        """Return the verdicts about a case that were not undone, in their order."""
+        with self._guard:
+            return self._stack.all_of_case(case)
 
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""

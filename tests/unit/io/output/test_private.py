@@ -86,8 +86,15 @@ def test_what_a_dead_writer_left_is_cleared(tmp_path: Path) -> None:
     for name, age in [(".crosswalk.parquet.0123abcd", 7200), (".crosswalk.parquet.4567abcd", 0)]:
         (private / name).write_text("half")
         os.utime(private / name, (time.time() - age,) * 2)
+    for name, inside in [("key.89abcdef", "0123456789abcdef"), ("mine.20261124", "of somebody")]:
+        (private / f".{name}").mkdir()
+        (private / f".{name}" / inside).write_text("half")
+        for path in (private / f".{name}" / inside, private / f".{name}"):
+            os.utime(path, (time.time() - 7200,) * 2)
     with private_folder(tmp_path, KEY):
         pass
+    (private / ".mine.20261124" / "of somebody").unlink()  # no draft has such a name
+    (private / ".mine.20261124").rmdir()
     (private / ".crosswalk.parquet.4567abcd").unlink()  # may still be written: it was left alone
     assert {path.name for path in private.iterdir()} == {"key.fingerprint", ".lock"}
 

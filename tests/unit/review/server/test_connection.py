@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import uvicorn
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from scanloom.review.server.connection import BACKLOG, Connection, Listener
 from scanloom.review.server.security import Guard
@@ -31,6 +33,12 @@ class Soon(Connection):
 LIMIT, LIMIT_PER_PEER = 40, 30
 
 
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["path"] == "/later":
+        await asyncio.sleep(SOON_S)
+    await Response(BODY)(scope, receive, send)
+
+
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
     """A server with the guard and the connections of the review server; answers are large."""
@@ -38,7 +46,7 @@ def address() -> Iterator[tuple[str, int]]:
     listening.bind(("127.0.0.1", 0))
     listening.listen(BACKLOG)
     host, port = listening.getsockname()
-    guard = Guard(Response(BODY), (f"http://{host}:{port}",), body_seconds=SOON_S)
+    guard = Guard(answer, (f"http://{host}:{port}",), body_seconds=SOON_S)
     options = {"log_config": None, "lifespan": "off", "access_log": False, "backlog": BACKLOG}
     config = uvicorn.Config(guard, http=Soon, loop="asyncio", **options)  # type: ignore[arg-type]
     server = uvicorn.Server(config)
@@ -164,13 +172,23 @@ def test_of_too_many_connections_those_that_waited_longest_are_closed(
 
 def test_connections_that_are_answered_are_not_closed_for_others(address: tuple[str, int]) -> None:
     with contextlib.ExitStack() as stack:
-        reading = stack.enter_context(socket.socket())
-        reading.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        reading.connect(address)
-        reading.sendall(head(address, 10) + b"x")  # its body is waited for
+        place = b"%s:%d" % (address[0].encode(), address[1])
+        waiting = stack.enter_context(socket.create_connection(address))
+        waiting.sendall(b"GET /later HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
         time.sleep(SOON_S / 8)
         for _ in range(LIMIT_PER_PEER + 3):
             stack.enter_context(socket.create_connection(address))
-        reading.sendall(b"x" * 9)
-        reading.settimeout(20)
-        assert reading.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
+        waiting.settimeout(20)
+        assert waiting.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_whose_bodies_are_not_complete_bar_nobody(address: tuple[str, int]) -> None:
+    """They are closed for others at once, before the time for a body is over."""
+    host, port = address
+    with contextlib.ExitStack() as stack:
+        for _ in range(LIMIT_PER_PEER):
+            client = stack.enter_context(socket.create_connection(address))
+            client.sendall(head(address, 100) + b"x")
+        for _ in range(3):
+            answer = httpx.get(f"http://{host}:{port}/", timeout=20)
+            assert (answer.status_code, answer.content) == (200, BODY)

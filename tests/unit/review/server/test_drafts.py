@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from scanloom.io.system import regular_files
+from scanloom.review.server import drafts
 from support.review_cases import change
 
 LABELS = "labels/0/axial/3-3"
@@ -216,3 +218,49 @@ def test_a_revision_that_can_t_be_read_for_a_moment_does_not_give_way_to_the_res
     assert [each.status_code for each in answers] == [503, 503]
     failing[0] = 0
     assert client.get(f"/api/case/{name}").json()["revision"] == 1
+
+
+@pytest.mark.parametrize("loss", ["file", "folder", "half", "all"])
+def test_strokes_outlive_a_file_that_another_program_took(serve: Any, loss: str) -> None:
+    """Those before it and after it are there after a restart: each was answered as kept."""
+    server = serve()
+    client, name = server.client(), server.cases[0]
+    for n in range(3):
+        paint(client, name, n)
+    change(client, name, "draft/undo")
+    [file] = (server.out / "private" / "drafts").rglob("*.jsonl")
+    if loss in ("file", "folder"):
+        file.unlink()
+        if loss == "folder":
+            file.parent.rmdir()
+    else:
+        os.truncate(file, file.stat().st_size // 2 if loss == "half" else 0)
+
+    assert paint(client, name, 5).json()["undo"] == 3
+    before = drafted(client, name)
+
+    assert drafted(serve().client(), name) == before
+
+
+def test_a_correction_is_saved_whose_file_another_program_took(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    paint(client, name)
+    shutil.rmtree(server.out / "private" / "drafts" / name)
+    assert change(client, name, "draft/save").json() == {"revision": 1}
+
+
+def test_corrections_side_by_side_stay_painted(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they take too much memory: those that were used longest ago are let go of then."""
+    clients = [server.client(code) for code in ("r1", "r2")]
+    for name in server.cases:
+        for client in clients:
+            assert paint(client, name).json()["changed"] > 0
+    held = list(server.desk.drafts._held.values())
+    assert len(held) == 4
+    assert all(each.painted for each in held)
+
+    monkeypatch.setattr(drafts, "MAX_PAINTED_BYTES", 1)
+    assert paint(clients[1], server.cases[1], 2).json()["undo"] == 2
+    assert [bool(each.painted) for each in held] == [False, False, False, True]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scanloom.review.verdicts.agreement import agreements
 
 import scanloom.review.verdicts.readers as readers_module
 from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_number
@@ -50,7 +51,23 @@ def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> Non
     assert "seen by the first" not in second.get(f"/api/case/{name}").text
     decide(second, name, "accept")
     assert [each["decision"] for each in about(second, name)["others"]] == ["accept"]
-    assert [each.independent for each in read_verdicts(server.out)] == [True] * 4
+    kept = read_verdicts(server.out)
+    assert [each.independent for each in kept] == [True, True, False, False]
+    [agreement] = [each for each in agreements(kept) if each.measure == "alpha"]
+    assert agreement.cases == 1  # the result that both read without knowing of each other
+
+
+def test_a_verdict_on_a_correction_is_independent_of_one_that_was_not_shown(serve: Any) -> None:
+    """With double reading; else verdicts on replaced results are shown, too."""
+    for double, independent in ((1.0, [True, True, True]), (0.0, [True, False, False])):
+        server = serve(double=double)
+        first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+        decide(first, name, "reject")
+        revise(server, name)
+        decide(second, name, "accept")
+        decide(first, name, "accept")
+        assert [each.independent for each in read_verdicts(server.out)] == independent
+        (server.out / "review" / "verdicts.jsonl").unlink()
 
 
 def test_a_verdict_that_changes_after_the_others_was_seen_is_not_independent(serve: Any) -> None:
