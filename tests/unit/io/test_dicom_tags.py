@@ -11,7 +11,7 @@ from pydicom.tag import Tag
 
 from scanloom.io.dicom import tags
 
-TAGS = {name: value for name, value in vars(tags).items() if name.isupper()}
+TAGS = {name: value for name, value in vars(tags).items() if isinstance(value, int)}
 PRIVATE = {name: value for name, value in TAGS.items() if Tag(value).is_private}
 CREATORS = {
     "SIEMENS": ("SIEMENS MR HEADER",),
