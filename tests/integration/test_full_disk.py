@@ -241,7 +241,7 @@ def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path:
 
     said = on_small_disk(ALMOST, [tmp_path / "disk", *words])
 
-    assert said.endswith("code 74\nengines\n"), said  # decided for whatever follows
+    assert said.endswith("code 74\n"), said
     assert (
         "no space for the files of workers in the folder that TMPDIR names (SCRATCH_FULL)" in said
     )
