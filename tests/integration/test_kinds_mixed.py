@@ -69,9 +69,12 @@ def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, ste
 
 def test_every_tag_on_which_slices_agree_is_among_the_attributes():
     mixed = {int(Tag(tag)) for tag, *_ in ATTRIBUTES.values()}
-    of_frames = {int(Tag(k)) for k in ("FrameType", "VolumeBasedCalculationTechnique")}
+    elsewhere = (  # drawn in test_slice_attributes.py
+        *("FrameType", "VolumeBasedCalculationTechnique", "ContrastBolusAgentAdministered"),
+        *("ContrastBolusVolume", "ContrastBolusTotalDose", "ContrastBolusIngredient"),
+    )
     meaning = {tag for a in attributes_with(Rule.MEANING) for tag in a.tags}
-    assert meaning - mixed - of_frames == set()
+    assert meaning - mixed - {int(Tag(keyword)) for keyword in elsewhere} == set()
 
 
 @pytest.mark.parametrize("keyword", ["StudyDate", "AcquisitionDate", "ContentDate", "Manufacturer"])

@@ -101,16 +101,24 @@ def reason(folder: Path) -> str:
     return caught.value.code
 
 
-@pytest.mark.parametrize("keyword", ["ContrastBolusVolume", "ContrastBolusTotalDose"])
-@pytest.mark.parametrize(("without", "code"), [("0.0", "MIXED_SLICES"), ("97.5", "")])
-def test_contrast_that_only_an_amount_tells_is_not_mixed_with_none(
-    tmp_path, monkeypatch, keyword, without, code
+@pytest.mark.parametrize(
+    ("keyword", "given", "other", "code"),
+    [
+        ("ContrastBolusVolume", "100", "0.0", "MIXED_SLICES"),
+        ("ContrastBolusVolume", "100", "97.5", ""),
+        ("ContrastBolusTotalDose", "100", "0.0", "MIXED_SLICES"),
+        ("ContrastBolusTotalDose", "100", "97.5", ""),
+        ("ContrastBolusIngredient", "IODINE", None, "MIXED_SLICES"),
+    ],
+)
+def test_contrast_that_no_agent_names_is_not_mixed_with_none(
+    tmp_path, monkeypatch, keyword, given, other, code
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = write_series(tmp_path, noise())
     for n, file in enumerate(sorted(files, key=lambda f: dcmread(f).ImagePositionPatient[2])):
         header = dcmread(file)
-        setattr(header, keyword, "100" if n > 2 else without)
+        setattr(header, keyword, given if n > 2 else other)
         header.save_as(file)
     assert reason(tmp_path) == code
 

@@ -36,7 +36,7 @@ SHOWN_BY_FILE = {
     "cli/checks/machine.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
     "engine/default_model.py": ("segment",),
-    "engine/monitor/board.py": ("run",),
+    "engine/monitor.py": ("run",),
     "engine/planning/plan.py": ("plan", "run"),
     "engine/revisions/export.py": ("review",),
     "engine/revisions/take.py": ("review",),

@@ -269,7 +269,7 @@ def test_a_folder_that_can_t_be_entered_is_counted_as_failed(
     real = os.scandir
 
     def refuse(path: Any) -> Any:
-        if os.fspath(path) == str(archive / "b"):
+        if not isinstance(path, int) and os.fspath(path) == str(archive / "b"):
             raise PermissionError
         return real(path)
 
