@@ -222,7 +222,7 @@ def test_an_empty_folder_and_no_access_are_told(
         assert said == []
         stranger = chromium.new_context().new_page()
         stranger.goto(server.links["reviewer"])
-        assert "no access" in stranger.inner_text("h1")
+        stranger.wait_for_selector("h1:has-text('no access')")
         assert judged(stranger) == []
     finally:
         server.stop()
