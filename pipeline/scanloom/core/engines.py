@@ -1,4 +1,4 @@
-"""The library that runs a network: what was used, and what all cases of an output folder share."""
+"""Libraries that run networks: those used, and those that an output folder's cases share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EngineChoice:
     why : str
         The reason for its choice, the same in all equal runs.
     measured : str
-        What was measured for it, on one machine: speed and agreement with torch. Never part of a
+        Measurements of it on one machine: speed and agreement with torch. Never part of a
         result's documents except `timing.json`.
     """
 
@@ -48,10 +48,10 @@ class EngineRecord:
 
 
 class EngineRecords(Protocol):
-    """What was decided for the networks of an output folder, by whichever process came first."""
+    """Engines of an output folder's networks, as the first process decided."""
 
     def recorded(self, network: str) -> EngineRecord | None:
-        """Return what was decided for a network; None if nothing was yet."""
+        """Return the decision for a network; None before there is one."""
 
     def record(self, network: str, decision: EngineRecord) -> EngineRecord:
         """Record a decision unless there is one; return the one that is recorded now."""

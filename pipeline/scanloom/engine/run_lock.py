@@ -162,7 +162,7 @@ def _remove_stale(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """Return what a lock says of its holder; None if there is none, empty if it says nothing."""
+    """Return the holder that a lock names; None if there is none, empty if it says nothing."""
     try:
         return read_regular_file(path / HOLDER, _MAX_LOCK_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -114,7 +114,7 @@ class CompositePredictor(PlacedModel):
     planned_cases : int
         Scans that will be labelled.
     records : EngineRecords, optional
-        What was decided for the output folder of the results.
+        Decisions for the output folder of the results.
 
     Raises
     ------
@@ -384,7 +384,7 @@ class Ensemble(TorchPredictor):
         return super().memory_plans(volume, plan, dtype, reserved)
 
     def restorer(self, plan: NetworkPlan) -> Restorer:
-        """Return what brings the mean of probabilities to the scan's grid."""
+        """Return the restorer of the mean of probabilities."""
         if self._activation is None or plan.mode == "area" or self.card.restore != "scores":
             return super().restorer(plan)  # linear, or decided before: means may be restored
         rounded = self.members[0].card.window.sums == "float16"
@@ -403,7 +403,7 @@ class Ensemble(TorchPredictor):
 
 
 def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | None:
-    """Return what makes probabilities of a model's scores; None if they are some already.
+    """Return the function from a model's scores to probabilities; None if they are such.
 
     A model may decide by the largest of its logits, or by their sign, without an activation: its
     own labels are the same, but the mean of several models' logits is that of no probabilities.

@@ -96,7 +96,7 @@ class TorchPredictor(PlacedModel):
     planned_cases : int
         Scans that will be labelled: whether it pays to prepare an engine depends on it.
     records : EngineRecords, optional
-        What was decided for the output folder of the results.
+        Decisions for the output folder of the results.
 
     Attributes
     ----------

@@ -107,7 +107,7 @@ def probe(
 def check_neighbours(series: Series, gaps: Gaps) -> None:
     """Refuse a series beside which files can't be read, unless missing slices are accepted.
 
-    What is left looks complete, also where its first or last slices are lost.
+    The rest looks complete, also where its first or last slices are lost.
 
     Raises
     ------

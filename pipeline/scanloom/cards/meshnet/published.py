@@ -1,6 +1,6 @@
 """Cards of MeshNets, and those of published ones: brainchop's, and bundles of MONAI's Model Zoo.
 
-What all MeshNets share makes their cards. The steps of brainchop for each of its networks, which
+All cards share the properties of MeshNets. The steps of brainchop for each of its networks, which
 its files of weights do not contain, are from brainchop-parameters.js of github.com/neuroneural/
 brainchop at commit 4c87885 (MIT).
 

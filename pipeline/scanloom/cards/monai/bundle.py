@@ -154,7 +154,7 @@ class _BundleContent:
 def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
 ) -> _BundleContent:
-    """Read what the run reaches, part by part; errors are noted, the result is then meaningless."""
+    """Read the parts that the run reaches; errors are noted, the result is then meaningless."""
     load, find = partial(read_arrays, folder), partial(find_file, folder)
     config = Config(entries, partial(judge_target, folder), load, find)
     networks = Config(entries, partial(judge_network, folder), load, find)

@@ -1,4 +1,4 @@
-"""Follow what MONAI's runner does with a bundle, from the entry `run` to the weights.
+"""Follow MONAI's runner through a bundle, from the entry `run` to the weights.
 
 An entry counts by what reaches it, and not by its name: `run` starts an evaluator, which has a
 network, windows, transforms and handlers; `initialize` and handlers load weights. Nothing is run.
@@ -56,7 +56,7 @@ class Load:
 
 @dataclass
 class Run:
-    """What MONAI's runner does.
+    """Effects of MONAI's runner.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ def _state_dict(expression: Expression, owner: ast.expr, source: ast.expr) -> _S
 
 
 def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles) -> None:
-    """Read the evaluator and what it holds, and the weights that it has at last."""
+    """Read the evaluator and its parts, and the weights that it has at last."""
     path, loads = start.evaluator, [load for load, _ in start.loads]
 
     def part(key: str) -> Any:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What a call of the command does beside segmenting."""
+    """Options of a call that no segmentation depends on."""
 
     panel: ClassVar[str] = "Output"
 

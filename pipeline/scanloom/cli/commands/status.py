@@ -54,7 +54,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
 
 
 def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
-    """Print what a folder without a run holds: results of `segment`, which writes no status."""
+    """Print the content of a folder without a run: results of `segment`, which writes no status."""
     from scanloom.core import counted
 
     if cases:

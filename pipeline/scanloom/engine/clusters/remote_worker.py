@@ -2,7 +2,7 @@
 
 ``python -m scanloom.engine.clusters.remote_worker CONTACT [--tied]``
 
-A batch job, an ssh session or a pod starts this program. It reads the run's contact file and starts
+A batch job or an ssh session starts this program. It reads the run's contact file and starts
 one Dask worker per GPU, or one for the CPU. The workers end with it: at a SIGTERM, when the run is
 over, and with `--tied` at the end of its standard input.
 """

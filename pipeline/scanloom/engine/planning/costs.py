@@ -1,4 +1,4 @@
-"""What cases cost on this machine: measured in `timing.json`, kept by models and device, a range.
+"""Costs of cases on this machine: measured in `timing.json`, kept by models and device, a range.
 
 A case has a network's time, which follows from its windows, and the time of all other steps, which
 follows from the scan's voxels. Both are estimated as a range from the cases that were measured.

@@ -606,7 +606,7 @@ def compare_devices(
     cases : sequence of PlannedCase
         The cases that would run.
     gpu, cpu : (Costs, ExecutionSite)
-        What was measured on both devices.
+        Measurements of both devices.
     """
     unknown = "whether a GPU pays is not known"
     if not cases:

@@ -1,4 +1,4 @@
-"""Measure what cases cost by segmenting a few of them alone, in a folder that is then removed."""
+"""Measure the cost of cases by segmenting a few of them alone, in a folder that is then removed."""
 
 from __future__ import annotations
 

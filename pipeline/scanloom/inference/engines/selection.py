@@ -103,7 +103,7 @@ class EngineSelector:
     planned_cases : int
         Scans that this process is to segment, among which a preparation is spread.
     records : EngineRecords or None
-        What was decided for the output folder; None if results go to no folder.
+        Decisions for the output folder; None if results go to no folder.
 
     Attributes
     ----------

@@ -218,7 +218,7 @@ class MeanRestorer(ScoreRestorer):
     plan, decision, classes, rounded
         As for `ScoreRestorer`; logits are rounded, probabilities are not.
     activation : "softmax" or "sigmoid"
-        What makes probabilities of logits.
+        Function that makes probabilities of logits.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ _COMPRESSION = re.compile(r"COMPRESS|LOSSY|LOSSLESS|JPE?G|JP2|J2K")
 
 
 class Rule(Enum):
-    """What a difference between the slices of a series means."""
+    """Meaning of a difference between the slices of a series."""
 
     MEANING = "never mixed"
     """A voxel means something else: the slices are split, or refused if the parts are no volumes"""
@@ -253,7 +253,7 @@ def seconds_of(value: str) -> float:
 
 
 class SliceAttribute(NamedTuple):
-    """An attribute, and what it means that slices of a series differ in it.
+    """An attribute, and the meaning of a difference in it between slices of a series.
 
     Parameters
     ----------
@@ -264,11 +264,11 @@ class SliceAttribute(NamedTuple):
         value counts. None if its values are not compared, or computed for frames.
     rule : Rule
     why : str
-        What the standard says of it, or what scanners do.
+        Words of the standard about it, or habits of scanners.
     normalise : function of (collection of str)
         Maps each value to its kind.
     absent : str
-        What it means that some slices lack the attribute.
+        Meaning of slices that lack the attribute.
     separates : str
         How it separates volumes that share positions.
     counts : bool

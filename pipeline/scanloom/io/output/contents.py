@@ -1,4 +1,4 @@
-"""What each file of an output folder may hold of a patient: the one list of it.
+"""Data of patients that each file of an output folder may hold: the one list of them.
 
 Exports, `docs/identity.md` and the test that searches an output folder for a patient's name follow
 this list. A file that no entry describes may not be written.
@@ -74,7 +74,7 @@ CONTENTS: tuple[Entry, ...] = (
 
 
 def identity_of(path: PurePath) -> Identity:
-    """Return what a file may hold, by its path relative to OUT.
+    """Return the data that a file may hold, by its path relative to OUT.
 
     Raises
     ------

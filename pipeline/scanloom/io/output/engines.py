@@ -37,7 +37,7 @@ class OutputEngines:
         self._out = out
 
     def recorded(self, network: str) -> EngineRecord | None:
-        """Return what was decided for a network; None if nothing was yet.
+        """Return the decision for a network; None before there is one.
 
         Raises
         ------

@@ -59,7 +59,7 @@ def make_work_folder(out: Path, entry: str = "") -> Path:
     """Make `OUT/.work` for this user alone (mode 0700), if it is missing, and a new folder in it.
 
     Whoever could enter it could put links in the place of files that are being written: libraries
-    open them by their paths. What is published from it has the usual modes.
+    open them by their paths. Published folders have the usual modes.
 
     Parameters
     ----------

@@ -114,7 +114,7 @@ def _open_in(folder: int, name: str, flags: int, mode: int) -> int:
 def check_folder(folder: Path | str) -> None:
     """Refuse a folder that is reached through a link, before something is made in it.
 
-    What is missing of the path is not refused.
+    Missing parts of the path are not refused.
 
     Raises
     ------

@@ -84,7 +84,7 @@ class Desk:
         return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
 
     def me(self, reviewer: str) -> dict[str, Any]:
-        """Return who the reviewer is, and what a verdict may hold."""
+        """Return the reviewer, and the words that a verdict may have."""
         tags = [{"id": key, "name": name} for key, name in TAGS.items()]
         blind = bool(self.readers.double)
         return {"reviewer": reviewer, "name": self.names[reviewer], "blind": blind, "tags": tags}

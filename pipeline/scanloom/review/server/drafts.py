@@ -436,7 +436,7 @@ def _blank(case: OpenedCase) -> Draft:
 
 
 def _read(path: Path) -> tuple[Strokes, int]:
-    """Return what the file of a draft holds, and the bytes of its whole lines.
+    """Return the content of a draft's file, and the bytes of its whole lines.
 
     Raises
     ------
