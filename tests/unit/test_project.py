@@ -91,9 +91,9 @@ def test_every_dependency_has_a_tested_version_within_its_bounds() -> None:
 
     extras = PROJECT["optional-dependencies"]
     listed = [*PROJECT["dependencies"], *extras["test"], *extras["docs"]]
-    for wanted in map(Requirement, listed):
-        version = tested[canonicalize_name(wanted.name)]
-        assert wanted.specifier.contains(version), wanted
+    for requirement in map(Requirement, listed):
+        version = tested[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), requirement
 
 
 def test_changelog_has_this_version() -> None:
@@ -141,7 +141,7 @@ def test_package_is_the_checkouts() -> None:
 def words_of(folders: list[Path], pattern: str) -> set[str]:
     """Return the matches of a pattern in the Python files of folders."""
     files = [file for folder in folders for file in folder.rglob("*.py")]
-    return {word for file in files for word in re.findall(pattern, file.read_text("utf-8"))}
+    return {match for file in files for match in re.findall(pattern, file.read_text("utf-8"))}
 
 
 def options_of(command: Any) -> Iterator[str]:

@@ -190,7 +190,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
 
     Yields
     ------
-    Finding
+    Discrepancy
         First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
         and only has to exist. Cases published after the tables were written are not a finding.
 

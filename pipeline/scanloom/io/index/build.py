@@ -278,7 +278,7 @@ def _inspect(
 
     Parameters
     ----------
-    entries : sequence of Entry
+    entries : sequence of FileEntry
     stored_rows : sequence of int
         Row of each file in the stored index; -1 if it is new or changed.
     stored : StoredIndex or None
@@ -289,7 +289,7 @@ def _inspect(
     -------
     list of FileInfo
         One for each entry.
-    dict of tuple of int to Description
+    dict of tuple of int to SeriesInfo
         Series whose files were all inspected in one chunk, by the indices of the files.
     int
         Number of files that were opened.

@@ -31,7 +31,7 @@ def folder_name(source: SourceRecord, taken: Iterable[str]) -> str:
 
     Parameters
     ----------
-    source : Source
+    source : SourceRecord
         The name is made of PatientID and series number of a DICOM series; of the file or folder
         name for other formats, or if PatientID is empty.
     taken : iterable of str

@@ -238,7 +238,7 @@ def functional_groups(frames: Sequence[SegFrame], templates: dict[int, Dataset])
 
     Parameters
     ----------
-    frames : sequence of Frame
+    frames : sequence of SegFrame
         In their order in the file.
     templates : dict of int to Dataset
         For each slice, the item of its frame of segment 1.

@@ -84,7 +84,7 @@ def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, ByteSource]]:
 
     Yields
     ------
-    (Plane, Source)
+    (FrameRef, ByteSource)
         The byte source, and the frame as located in it: native if the file was deflated.
 
     Raises

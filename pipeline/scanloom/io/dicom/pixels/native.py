@@ -23,7 +23,7 @@ def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
     ----------
     frame : FrameRef
         Frame as located in `source`.
-    source : Source
+    source : ByteSource
         Bytes that hold the frame.
     out : (rows, columns) array of the stored type
         Contiguous.
