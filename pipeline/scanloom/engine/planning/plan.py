@@ -549,12 +549,12 @@ def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
 
 def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
     """Yield a line for each engine that was measured with a network of the models."""
-    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.cache import all_trials
 
     names = {network.name for card in cards for network in networks(card)}
-    for verdict in all_verdicts():
-        if verdict.model in names:
-            yield f"{verdict.model} with {verdict}"
+    for trial in all_trials():
+        if trial.model in names:
+            yield f"{trial.model} with {trial}"
 
 
 def _change_notes(cards: Sequence[ModelCard], requested: Sequence[ModelCard]) -> Iterator[str]:
