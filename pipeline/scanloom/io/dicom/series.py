@@ -24,6 +24,7 @@ from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
 from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
+from scanloom.io.dicom.header.fallback import has_contradicting_groups
 from scanloom.io.dicom.header.header import (
     PATIENT_KEYWORDS,
     Header,
@@ -32,7 +33,6 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import read_first_bytes
-from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
@@ -202,7 +202,7 @@ def _check_faults(headers: Sequence[Header]) -> None:
         raise ScanError(Reason.PIXEL_TYPE, detail)
     contradictory = sum(
         header.elements.faults & CONTRADICTING_ELEMENT > 0
-        or (is_multiframe(header) and has_contradicting_groups(header))
+        or (is_multiframe(header) and has_contradicting_groups(header.path, header.elements))
         for header in headers
     )
     if contradictory:

@@ -124,8 +124,7 @@ class Slice:
 
 def single_slice(header: Header) -> Slice:
     """Return the slice of a single-frame file."""
-    slice_ = object.__new__(Slice)  # skips the slow __init__ of a frozen dataclass, as in headers
-    slice_.__dict__.update(
+    return Slice(
         header=header,
         frame=0,
         position=header.position,
@@ -136,12 +135,8 @@ def single_slice(header: Header) -> Slice:
         rescaled=normalized_rescale_type(header.rescale_given, header.rescale_type),
         hounsfield=is_hounsfield(header, header.rescale_given, header.rescale_type),
         phase=header_volume_attributes(header),
-        multiframe=False,
-        tile=None,
         shared=header.shared,
-        group=None,
     )
-    return slice_
 
 
 def unique_by_shared(slices: Sequence[Slice]) -> Sequence[Slice]:
