@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scanloom.core import DICOM, Gaps, Grid, Nan, Reason, ScanError
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import Scan
 from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
 from scanloom.io.volumes.mgh import MGH_SUFFIXES, parse_mgh
 from scanloom.io.volumes.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_companions, parse_nifti
 from scanloom.io.volumes.raw_volume import ParseHeader, read_raw_volume
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 
 class ProbeFunction(Protocol):

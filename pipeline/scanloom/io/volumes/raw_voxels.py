@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, format_bytes
-from scanloom.io.limits import (
-    FILE_LIMIT_VOLUMES,
-    MAX_DEFLATE_RATIO,
-    SKIP_LIMIT_BYTES,
-    VOXEL_LIMIT_BYTES,
-)
 from scanloom.io.system.compressed_streams import Compression, open_decompressed
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed, shared_empty
 from scanloom.io.volumes.reader_errors import foreign_errors
 from scanloom.io.volumes.text_voxels import parse_numbers, read_tokens
+from scanloom.io.voxel_values import (
+    FILE_LIMIT_VOLUMES,
+    MAX_DEFLATE_RATIO,
+    SKIP_LIMIT_BYTES,
+    VOXEL_LIMIT_BYTES,
+)
 
 Coding = Literal["raw", "text"] | Compression
 

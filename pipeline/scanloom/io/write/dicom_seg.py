@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.dataset_text import matching_text, plain_text, valid_uid
-from scanloom.io.dicom.decimal_strings import decimal_strings
+from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
 from scanloom.io.output import file_names
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.io.write.dicom_seg_frames import (
