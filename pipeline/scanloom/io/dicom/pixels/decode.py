@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
 from scanloom.io.dicom.header.header import PixelFormat
-from scanloom.io.dicom.pixels.byte_source import MemorySource, open_pixels
 from scanloom.io.dicom.pixels.frame import (
     NATIVE_TRANSFER_SYNTAXES,
     FrameRef,
     FrameTable,
+    MemorySource,
     check_excess,
     exceeds_header,
     has_size_mismatch,
     join_fragments,
     locate_frames,
+    open_pixels,
     read_native,
 )
 

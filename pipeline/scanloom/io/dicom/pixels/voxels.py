@@ -16,7 +16,6 @@ from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header
-from scanloom.io.dicom.pixels.byte_source import inflation_bytes
 from scanloom.io.dicom.pixels.decode import (
     check_native_length,
     find_frame_tables,
@@ -30,6 +29,7 @@ from scanloom.io.dicom.pixels.frame import (
     as_words,
     frame_ref,
     from_words,
+    inflation_bytes,
     slice_frame_ref,
     stored_dtype,
 )
