@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.engine.revisions.publish import Correction, publish_revision
-from scanloom.io.output.contents import CONTENTS, copy_excludes, identity_of
+from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
 from scanloom.review.corrections.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import share_cases

@@ -49,13 +49,13 @@ from scanloom.engine.workflow.selection import LeftOut, Scope, select
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import load_key_of
 from scanloom.io.probe import probe
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 _LEAST_KNOWN_SHARE = 0.5
 """If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
