@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 REPORT = "report"
 PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
-SCRIPTS = ("figures.js", "page.js")
-"""Scripts of the page, in order."""
+SCRIPTS = ("elements.js", "figures.js", "case.js", "page.js")
+"""Modules of the page, each after those that it imports."""
+_MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
 MAX_RUNS = 50
 """Number of runs that are listed, the newest ones."""
 _HERE = Path(__file__).parent
@@ -151,7 +153,8 @@ def _render(
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
     _add_verdicts(rows, content.verdicts)
     runs = valid_runs(data.runs)
-    script = "\n".join((_HERE / name).read_text() for name in SCRIPTS)
+    # one module without imports: a page on disk can't import modules from beside it
+    script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
     style = (_HERE / "page.css").read_text()
     embedded = {
         "structures": names,
