@@ -21,8 +21,16 @@ from scanloom.core import printable
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.preview.drawing import round_length, text_width, truncated
-from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
+from scanloom.review.preview.page import (
+    GUTTER,
+    HEADER_HEIGHT,
+    MAIN_WIDTH,
+    MARGIN,
+    WIDTH,
+    round_length,
+    text_width,
+    truncated,
+)
 from scanloom.review.report.data import ReportCase
 
 MAX_STRUCTURES = 40

@@ -17,7 +17,7 @@ from PIL import Image
 
 from scanloom.core import Flag, Reason
 from scanloom.io.output.json_file import write_json
-from scanloom.review.preview import layout, preview
+from scanloom.review.preview import page as preview
 from scanloom.review.report import pictures
 from scanloom.review.report.page import write_report
 from scanloom.review.report.pictures import MAX_BYTES
@@ -153,7 +153,7 @@ def test_thumbnails_leave_out_the_header_of_a_preview(
     height = pictures.HEADER_HEIGHT + 84
     for module in (pictures, preview):
         monkeypatch.setattr(module, "HEADER_HEIGHT", height)
-    page = Image.new("L", (layout.WIDTH, height + 800), 255)
+    page = Image.new("L", (preview.WIDTH, height + 800), 255)
     page.paste(0, (0, height, *page.size))
     page.save(tmp_path / "page.png")
     add_case(tmp_path, id_of(0), usual(np.random.default_rng(0)), preview=tmp_path / "page.png")
