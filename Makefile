@@ -52,6 +52,8 @@ demo: $(VENV)/.installed
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/oxlint --deny-warnings pipeline/scanloom/review
+	$(BIN)/oxfmt --check pipeline/scanloom/review
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
