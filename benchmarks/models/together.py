@@ -28,7 +28,7 @@ from meter import parse
 
 from scanloom.cards.card import ModelCard, NetworkGrid, Window
 from scanloom.core import DICOM, Case, Outputs, Series, StepTimer
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
