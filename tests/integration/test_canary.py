@@ -224,7 +224,7 @@ def test_a_single_scan_that_is_refused(
 TALKATIVE = """
 import logging, sys, warnings
 from scanloom.cli.main import main
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 
 def load(*arguments, **more):
     warnings.warn("of CANARY^Zo\u00ebGa\u00f1d\u00eda", UserWarning)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanError, Series
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.run_lock import hold_run_lock
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup

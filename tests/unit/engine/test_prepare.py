@@ -10,11 +10,7 @@ import pytest
 
 from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import Outputs, Reason, ScanError, format_bytes
-from scanloom.engine.case.memory_estimate import (
-    MEASUREMENT_BYTES,
-    check_memory,
-    estimate_case,
-)
+from scanloom.engine.prepare import MEASUREMENT_BYTES, check_memory, estimate_case
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore.restorers import ScoreRestorer
 from support import model_cards
@@ -55,7 +51,6 @@ def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     need = estimate_case(model_cards.grid((512, 512, 1000)), np.int16, [card], Outputs())
     check_memory(need, need.peak)
-    check_memory(need, None)
     with pytest.raises(ScanError) as caught:
         check_memory(need, 10**9)
     assert caught.value.reason is Reason.OUT_OF_MEMORY
