@@ -12,7 +12,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 import scanloom
 from scanloom.cards.card import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.inference.engines.selection import torch_choice
 from support.case_folders import ORDERS, directions, turned
 from support.model_cards import card, structures

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 from scanloom.engine.revisions.publish import Correction, publish_revision
-from scanloom.io.output.contents import CONTENTS, copy_excludes, identity_of
-from scanloom.review.corrections.revisions import read_label_maps
+from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
+from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import share_cases
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 from support.canaries import CANARY, REFUSED, USED, birds, contents
 from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
@@ -225,7 +224,7 @@ def test_a_single_scan_that_is_refused(
 TALKATIVE = """
 import logging, sys, warnings
 from scanloom.cli.main import main
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 
 def load(*arguments, **more):
     warnings.warn("of CANARY^Zo\u00ebGa\u00f1d\u00eda", UserWarning)

@@ -16,7 +16,8 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Series, StepTimer
-from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.engine.prepare import OutputTarget, prepare
+from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import channels_hash, key_fingerprint
 from scanloom.io.read import load_volume
@@ -454,7 +455,10 @@ def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) ->
 
     key = b"k" * 32
     target = OutputTarget(tmp_path / "out", key_fingerprint(key), key=key)
-    record = run_case(case, lambda: em.threshold_models(tmp_path), target, StepTimer(touch))
+    (tmp_path / "weights").touch()
+    models = em.threshold_models(tmp_path / "weights")
+    prepared = prepare(case, [model.card for model in models], target)
+    record = run_case(prepared, lambda: models, target, StepTimer(touch))
 
     assert record.reason is not None
     assert (record.reason.code, record.reason.retry) == ("SOURCE_CHANGED", True)

@@ -20,10 +20,10 @@ import numpy as np, torch
 from support import model_cards
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, StepTimer, ComputeOptions, Outputs, ScanError, Series, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.engine.case.types import LoadedCase
 from scanloom.engine.machine.devices import EnergyMeter
-from scanloom.engine.case.memory_estimate import estimate_case
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.scan import GridOnlySource, Scan
 
@@ -58,7 +58,7 @@ try:
     segmented = steps.segment(loaded, [predictor])
     if asked["headroom"] is None:
         (folder / "case").mkdir()
-        steps.write(segmented, folder / "case")
+        steps.write(segmented, folder / "case", estimate)
     result["labels"] = int(segmented.segmentations[0].layers[0].labels.max())
 except ScanError as error:
     result["reason"] = error.reason.code

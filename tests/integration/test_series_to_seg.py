@@ -16,8 +16,9 @@ from pydicom import Dataset, dcmread
 from scipy.spatial import KDTree
 
 from scanloom.core import Case, Flag, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.engine.case.types import SegmentedCase
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.index.series import find_series
 from support.balls import BALL, LATE, SHAPE, STEP, TO_RAS, Ball, around, drawn
@@ -64,9 +65,11 @@ def segmented(source: Path, folder: Path, threshold: Threshold, **options: Any) 
     [series] = find_series(source)
     seg, phase = options.pop("seg", "binary"), options.pop("phase", None)
     case = Case("a" * 26, series, Outputs(seg=seg), "h", "r", ReadOptions(**options), phase)
-    result = steps.segment(steps.load(case), [threshold])
+    loaded = steps.load(case)
+    result = steps.segment(loaded, [threshold])
+    volume = loaded.scan.volume
     folder.mkdir()
-    steps.write(result, folder)
+    steps.write(result, folder, estimate_case(volume.grid, volume.array.dtype, [threshold.card]))
     return result
 
 

@@ -31,7 +31,7 @@ from scanloom.core import (
 )
 from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.output.case_folder import CaseFolder
-from scanloom.io.system.liveness import process_start_ticks
+from scanloom.io.system.scratch_folders import process_start_ticks
 from support.model_cards import card, structures
 
 # Brightest voxels, each of which makes the model behave in its own way; see `behave`

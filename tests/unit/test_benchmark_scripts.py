@@ -15,10 +15,6 @@ STARTED_BY_OTHERS = {
     "case_scanloom.py",
     "peer_monai.py",
     "peer_nnunet.py",
-    "models/nnunet_home.py",
-    "models/nnunet_trained.py",
-    "models/totalsegmentator_home.py",
-    "models/zoo_home.py",
 }
 """Scripts that are started by others and have no smallest form of their own."""
 SCRIPTS = sorted(

@@ -185,7 +185,9 @@ def test_codes_in_tables_of_the_papers_exist() -> None:
 def test_options_in_the_papers_exist() -> None:
     pattern = r"(?<![\w-])--[a-z][\w-]*"
     known = set(options_of(get_command(app))).union(*OPTIONS_OF_OTHERS.values(), {"--help"})
-    scripts = [ROOT / name for name in ("benchmarks", "docs", "tests/stress")]
+    scripts = [
+        ROOT / name for name in ("benchmarks", "docs", "tests/stress", "tests/reference/parity")
+    ]
     known |= words_of(scripts, pattern)
     for page in PAGES_OF_TODAY:
         for option in re.findall(pattern, page.read_text("utf-8")):

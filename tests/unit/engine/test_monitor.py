@@ -14,7 +14,7 @@ import pytest
 
 from scanloom.core import CaseRecord, Reason
 from scanloom.engine.monitor import Status, StatusWriter, final_status
-from scanloom.io.system.liveness import host_id, process_start_ticks
+from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, write_tiny_bundle
 

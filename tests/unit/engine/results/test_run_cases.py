@@ -36,7 +36,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope())
+    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope(), ())
 
     assert [c.id for c in earlier.pending] == [n for n in NAMES if n not in ("case3", "case5")]
     assert [(r.id, r.reason) for r in earlier.finished] == [("case3", Reason.DAMAGED)]

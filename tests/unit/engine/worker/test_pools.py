@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanError, Series
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.run_lock import hold_run_lock
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.io.output.work_folder import HOLDER
-from scanloom.io.system.liveness import host_id
+from scanloom.io.system.scratch_folders import host_id
 from support import engine_models as em
 
 
@@ -240,7 +240,7 @@ TRY_LOCK = """
 import sys
 from pathlib import Path
 from scanloom.engine.run_lock import hold_run_lock
-from scanloom.io.system.liveness import observed_state, host_id
+from scanloom.io.system.scratch_folders import observed_state, host_id
 told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
 print(observed_state(told), flush=True)
 with hold_run_lock(Path(sys.argv[1])):

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from scanloom.core import Case, Reason
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS
 from scanloom.engine.worker.memory_admission import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
@@ -228,7 +228,7 @@ WORKER_THAT_DIES = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 

@@ -14,10 +14,12 @@ from torch import nn
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.engines import cache, openvino_engine
 from scanloom.inference.engines import onnxruntime_engine as ort
-from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
+from scanloom.inference.engines.compile_engine import TorchCompile
+from scanloom.inference.engines.cudagraphs_engine import CudaGraphs
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime
 from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
-from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
+from scanloom.inference.engines.tensorrt_engine import TensorRt
 from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 CPU = torch.device("cpu")
@@ -216,11 +218,10 @@ def test_a_provider_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_providers_follow_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, mps = torch.device("cuda", 1), torch.device("mps")
-    assert [OnnxRuntime().provider(each) for each in (CPU, cuda, mps)] == [
+    cuda = torch.device("cuda", 1)
+    assert [OnnxRuntime().provider(each) for each in (CPU, cuda)] == [
         "CPUExecutionProvider",
         "CUDAExecutionProvider",
-        "CoreMLExecutionProvider",
     ]
     assert [TensorRt().provider(each) for each in (CPU, cuda)] == [None, ort.TENSORRT]
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -229,11 +230,11 @@ def test_providers_follow_from_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_providers_are_used_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort, "_installed_providers", lambda version: [ort.CUDA, ort.CORE_ML])
-    cuda, mps = torch.device("cuda"), torch.device("mps")
+    monkeypatch.setattr(ort, "_installed_providers", lambda version: [ort.CUDA])
+    cuda = torch.device("cuda")
     float32, float16, bfloat16 = torch.float32, torch.float16, torch.bfloat16
-    supported = {(CPU, float32), (cuda, float32), (cuda, float16), (mps, float32)}
-    for device in (CPU, cuda, mps, torch.device("xpu")):
+    supported = {(CPU, float32), (cuda, float32), (cuda, float16)}
+    for device in (CPU, cuda, torch.device("mps")):
         for dtype in (float32, float16, bfloat16):
             assert OnnxRuntime().supports(device, dtype) is ((device, dtype) in supported)
             assert not TensorRt().supports(device, dtype)

@@ -16,7 +16,7 @@ import torch
 from scanloom.cards.card import ModelCard, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.engines import cache, selection
-from scanloom.inference.engines.cache import Verdict, all_verdicts, exports_folder
+from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_folder
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
@@ -33,6 +33,7 @@ class FakeEngine:
 
     name: ClassVar[str] = "openvino"
     package: ClassVar[str] = "openvino"
+    automatic: ClassVar[bool] = True
 
     def __init__(self, change: Change = torch.clone, faster: bool = True) -> None:
         self.change, self.faster = change, faster
@@ -68,8 +69,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
-    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
+    monkeypatch.setattr(selection, "ENGINES", {"openvino": selection.ENGINES["openvino"]})
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
     assert first.engine.why == "measured here"
     assert "engine" in clock.steps
     assert np.array_equal(labels, predictor(card, "torch").predict(scan()).layers[0].labels)
-    (verdict,) = all_verdicts()
-    assert verdict.used
+    (trial,) = all_trials()
+    assert trial.used
     prepared = fake.prepared
 
     again, clock = predictor(card), StepTimer()
@@ -164,7 +164,7 @@ def test_an_engine_that_fails_is_not_used(card, engine) -> None:
     measured.predict(scan())
     assert measured.engine.name == "torch"
     assert "the library lacks an operation" in measured.engine.measured
-    assert [verdict.failed for verdict in all_verdicts()] == ["the library lacks an operation"]
+    assert [trial.failed for trial in all_trials()] == ["the library lacks an operation"]
 
 
 def test_few_windows_are_not_worth_a_measurement(card, engine) -> None:
@@ -201,7 +201,7 @@ def test_another_version_is_measured_again(card, engine) -> None:
     newer.version = lambda: "2.0"
     predictor(card).predict(scan())
     assert newer.prepared > 1
-    assert len(all_verdicts()) == 2
+    assert len(all_trials()) == 2
 
 
 def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
@@ -210,10 +210,10 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     (path,) = (exports_folder() / "verdicts").glob("*.json")
     path.write_text(path.read_text()[:-5])
     predictor(card).predict(scan())
-    assert len(all_verdicts()) == 1
+    assert len(all_trials()) == 1
 
 
-MEASURED = Verdict(
+MEASURED = EngineTrial(
     "m", "openvino", "1", "float32", 2, equal=0.9999, dice=0.998, torch_s=1.0, engine_s=0.5
 )
 

@@ -97,13 +97,19 @@ def test_labels_are_those_of_plain_torch_but_for_ties(case: Case) -> None:
 def test_kernels_do_the_work_on_a_cpu(
     dtype: torch.dtype, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are chosen, and they are called: counted at the kernels themselves."""
-    way = choose_backend(decision, 3, CPU, dtype)
-    assert way.label is cpu.label
-    assert "Numba" in way.why
+    """They are chosen, and they are called: counted at the kernel itself."""
+    backend = choose_backend(decision, 3, CPU, dtype)
+    assert backend.label is cpu.label
+    assert "Numba" in backend.why
     called: list[int] = []
-    each = cpu._each
-    monkeypatch.setattr(cpu, "_each", lambda *arguments: (called.append(1), each(*arguments)))
+    kernels = cpu._kernels()
+    label_rows = kernels.label_rows
+
+    def counted(*arguments: Any) -> None:
+        called.append(1)
+        label_rows(*arguments)
+
+    monkeypatch.setattr(kernels, "label_rows", counted)
     plan = plan_grid(model_cards.grid((9, 8, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     shape = plan.network.shape
     restorer = ScoreRestorer(plan, decision, 3)
@@ -111,7 +117,7 @@ def test_kernels_do_the_work_on_a_cpu(
     scores = restore_cases.smooth(shape[2], 3, shape[0], shape[1], dtype)
     restorer.add(ScorePlanes(0, scores))
 
-    assert restorer.way == way
+    assert restorer.backend == backend
     assert called
     assert restorer.labels[0].any()
 
@@ -161,9 +167,9 @@ import numba, torch
 from scanloom.cards.card import Argmax
 from scanloom.inference.restore.restorers import choose_backend
 before = numba.config.CACHE_DIR
-way = choose_backend(Argmax(), 3, torch.device("cpu"))
+backend = choose_backend(Argmax(), 3, torch.device("cpu"))
 assert numba.config.CACHE_DIR == before
-print(way.label.__name__, "|", way.why)
+print(backend.label.__name__, "|", backend.why)
 """
 
 
@@ -181,7 +187,7 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path: Path) -> None
     assert probed(XDG_CACHE_HOME=str(tmp_path)).startswith("label |")
 
     kept = tmp_path / "scanloom" / "numba"
-    assert list(kept.rglob("*argmax_rows*.nbc"))
+    assert list(kept.rglob("*label_rows*.nbc"))
     assert not kept.stat().st_mode & 0o077
 
 
