@@ -21,7 +21,7 @@ from pydicom.sr._concepts_dict import concepts
 
 from scanloom.cards.codes import SIDES, coding_by_words
 
-FOLDER: Final = Path(__file__).parents[1] / "pipeline/scanloom/cards/totalsegmentator"
+FOLDER: Final = Path(__file__).parents[1] / "pipeline/scanloom/convert/totalsegmentator"
 ABOUT: Final = (
     "Written by docs/write_totalsegmentator.py from the tables of TotalSegmentator (Apache-2.0, "
     "https://github.com/wasserth/TotalSegmentator). `codes`: structures that scanloom's own table "

@@ -10,7 +10,7 @@ from pathlib import Path
 from scanloom.cards.card import ModelCard
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.requested import describe_changes, requested_card
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import Grid, Reason, ScanError, Series, SeriesChoice
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.case.differences import explained_result_state

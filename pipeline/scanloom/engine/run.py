@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.store import find_model
+from scanloom.cards.card_file import card_digest
+from scanloom.convert.store import find_model
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
 from scanloom.engine.case.differences import describe_differences
 from scanloom.engine.case.models import check_structures, load_models, unique_cards
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status

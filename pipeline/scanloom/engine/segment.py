@@ -11,9 +11,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.requested import requested_card
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -28,7 +29,6 @@ from scanloom.engine.case.build import make_case, with_source_hash, workflow_rec
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device

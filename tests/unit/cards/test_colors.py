@@ -106,7 +106,9 @@ def test_left_and_right_have_one_hue() -> None:
 
 
 def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
-    tasks = json.loads((FOLDER / "totalsegmentator" / "tasks.json").read_text())["classes"]
+    tasks = json.loads((FOLDER.parent / "convert" / "totalsegmentator" / "tasks.json").read_text())[
+        "classes"
+    ]
     codings = [coding(name) for name in tasks["total"].values()]
     made = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codings, start=1)]
 

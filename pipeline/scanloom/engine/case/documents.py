@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
@@ -53,7 +53,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "name": predictor.card.name,
                 "version": predictor.card.version,
                 "license": predictor.card.license,
-                "weights_sha256": predictor.card.weights.sha256,
+                "weights_sha256": predictor.card.weights.published,
                 **weights_of_networks(needed_parts(predictor.card, labels)),
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
@@ -89,7 +89,7 @@ def weights_of_networks(card: ModelCard) -> dict[str, Any]:
     used = [
         {
             "name": network.name,
-            "weights_sha256": [each.sha256 for each in (network.weights, *network.folds)],
+            "weights_sha256": [each.published for each in (network.weights, *network.folds)],
         }
         for network in networks(card)
     ]

@@ -22,8 +22,8 @@ from typing import Any, Self
 import numpy as np
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.core import ScanError, user_cache_folder
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.machine.devices import local_devices
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import describe_changes, needed_parts, networks, requested_card
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import (
     DICOM,
     Case,
@@ -33,7 +34,6 @@ from scanloom.core import (
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
 from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.planning.costs import (
     PLAN_FILE,
     Costs,

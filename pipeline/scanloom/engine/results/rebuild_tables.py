@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import Reason, Series
 from scanloom.engine.case.build import workflow_recipe
 from scanloom.engine.case.models import unique_cards

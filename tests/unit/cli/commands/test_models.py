@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards import store
+from scanloom.convert import store
 from support.commands import scanloom, write_tiny_bundle
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import coding
+from scanloom.convert import totalsegmentator
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
 from scanloom.review.preview.drawing import (
