@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scanloom.cards.card import ModelCard, Weights
-from scanloom.cards.card_file import is_card, read_card, write_card
+from scanloom.cards.card_file import WEIGHTS_FOLDER, is_card, read_card, write_card
 from scanloom.convert.readers import NO_OPTIONS, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
 from scanloom.core import Reason, ScanError, user_cache_folder
@@ -114,6 +114,7 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
         sources = {str(root): _signature(root) for root in source_folders(source)}
         convert_model(source, options, draft)
         (draft / _SOURCES_FILE).write_text(json.dumps(sources), encoding="utf-8")
+        _share_weights(draft)
         shutil.rmtree(entry, ignore_errors=True)
         try:
             draft.rename(entry)
@@ -123,6 +124,17 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
         return read_card(entry)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _share_weights(draft: Path) -> None:
+    """Replace weights that another conversion has too, with other options, by links to its file."""
+    for file in (draft / WEIGHTS_FOLDER).iterdir():
+        others = draft.parent.glob(f"*/{WEIGHTS_FOLDER}/{file.name}")
+        twin = next((other for other in others if not other.samefile(file)), None)
+        if twin is not None and not file.is_symlink():
+            with suppress(OSError):  # a file system without hard links
+                os.link(twin, draft / "link")
+                (draft / "link").replace(file)
 
 
 def _signature(folder: Path) -> list[list[Any]]:
