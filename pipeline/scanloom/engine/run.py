@@ -43,8 +43,7 @@ from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, Scope, check_channels, select
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index
-from scanloom.io.index.sources import record_series
+from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document

@@ -210,7 +210,7 @@ class _Session:
         self._check_output()
         self._check_headers(case)
         source = source_from_series(case.series, case.id)
-        with self._networks(case.series.kind) as predictors:
+        with self._networks() as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
 
     def _check_output(self) -> None:
@@ -238,7 +238,7 @@ class _Session:
             check_memory(need, self.options.memory_limit)
 
     @contextmanager
-    def _networks(self, kind: str) -> Iterator[Callable[[], Sequence[Predictor]]]:
+    def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
         """Yield a callable that returns the networks; at first they load while the scan is read."""
         if self._predictors is not None:
             known = self._predictors
@@ -248,7 +248,7 @@ class _Session:
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._load_networks)
-            pool.submit(import_heavy, kind)  # while the network runs
+            pool.submit(import_heavy)  # while the network runs
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:

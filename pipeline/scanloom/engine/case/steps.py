@@ -28,8 +28,8 @@ from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.io.output import file_names
+from scanloom.io.output.case_folder import CaseContent
 from scanloom.io.output.json_file import write_document
-from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import add_shares, measure

@@ -49,13 +49,13 @@ from scanloom.engine.workflow.selection import LeftOut, Scope, select
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import load_key_of
 from scanloom.io.probe import probe
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 _LEAST_KNOWN_SHARE = 0.5
 """If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
@@ -549,12 +549,12 @@ def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
 
 def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
     """Yield a line for each engine that was measured with a network of the models."""
-    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.cache import all_trials
 
     names = {network.name for card in cards for network in networks(card)}
-    for verdict in all_verdicts():
-        if verdict.model in names:
-            yield f"{verdict.model} with {verdict}"
+    for trial in all_trials():
+        if trial.model in names:
+            yield f"{trial.model} with {trial}"
 
 
 def _change_notes(cards: Sequence[ModelCard], requested: Sequence[ModelCard]) -> Iterator[str]:
