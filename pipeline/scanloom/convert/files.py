@@ -8,8 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any, Final
 
-from scanloom.convert.monai.config.values import truncate
-from scanloom.core import Reason, ScanError, format_bytes
+from scanloom.core import Reason, ScanError, format_bytes, printable
 
 MAX_BYTES: Final = 1 << 20
 """Largest text file that is read; the largest in MONAI's model zoo has 60 kB."""
@@ -18,6 +17,12 @@ MAX_MEMBERS: Final = 20_000
 GROWTH: Final = 4
 """Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
 most two tensors share memory."""
+
+
+def truncate(text: str, limit: int = 120) -> str:
+    """Return a bundle's text for quoting: one line of at most `limit` characters."""
+    line = printable(text[: limit + 1])
+    return line if len(line) <= limit else line[:limit] + "..."
 
 
 def find_file(folder: Path, name: str) -> Path | None:

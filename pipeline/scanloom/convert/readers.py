@@ -44,14 +44,12 @@ def readers() -> Iterator[ModelReader]:
     folder of TotalSegmentator before one of nnU-Net, of which it consists. Readers are imported
     here: models that were converted need none.
     """
-    from scanloom.convert.meshnet import folder as meshnet
-    from scanloom.convert.meshnet import published
+    from scanloom.convert import meshnet, nnunet
+    from scanloom.convert import totalsegmentator as total
     from scanloom.convert.monai import bundle
-    from scanloom.convert.nnunet import folder as nnunet
-    from scanloom.convert.totalsegmentator import folder as total
 
     yield ModelReader(
-        "MONAI bundle with a MeshNet", published.is_known_bundle, published.read_known_bundle
+        "MONAI bundle with a MeshNet", meshnet.is_known_bundle, meshnet.read_known_bundle
     )
     yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, bundle.read_bundle)
     yield ModelReader("TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator)

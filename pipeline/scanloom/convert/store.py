@@ -111,7 +111,7 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     for name, stored in _stored_folders():  # no other folder is inspected
         if name == name_or_folder and is_model(stored.folder):
             return ModelEntry(name, stored.folder, None, None, stored.section)
-    from scanloom.convert.totalsegmentator.folder import is_task
+    from scanloom.convert.totalsegmentator import is_task
 
     is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
     if is_folder or is_task(name_or_folder):

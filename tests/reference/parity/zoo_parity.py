@@ -319,8 +319,7 @@ def spacing_of(bundle: Path, name: str) -> tuple[float, ...] | None:
 
 
 def _pixdim(bundle: Path) -> tuple[float, ...]:
-    from scanloom.convert.monai.config import Config
-    from scanloom.convert.monai.config.entries import read_entries
+    from scanloom.convert.monai.config import Config, read_entries
 
     entries = read_entries(bundle)
     config = Config(entries, lambda target: ("transform", target.rpartition(".")[2]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
+
+import numpy as np
 
 from scanloom.cards.card import (
     Argmax,
@@ -17,16 +20,12 @@ from scanloom.cards.card import (
     NetworkSpec,
     Range,
     ReferenceRange,
+    Weights,
     Window,
 )
-from scanloom.convert.files import find_file, read_text
-from scanloom.convert.monai.allow_list import judge_network, judge_target
-from scanloom.convert.monai.checkpoint import read_arrays, read_weights_file
-from scanloom.convert.monai.config.arguments import describe
-from scanloom.convert.monai.config.entries import read_entries, set_entries
-from scanloom.convert.monai.config.parser import Config
-from scanloom.convert.monai.inferer import read_inferer
-from scanloom.convert.monai.known_scripts import check_imports
+from scanloom.convert.files import MAX_BYTES, find_file, read_text, truncate
+from scanloom.convert.monai.allow_list import check_imports, judge_network, judge_target
+from scanloom.convert.monai.config import Config, describe, read_entries, set_entries
 from scanloom.convert.monai.metadata import (
     METADATA,
     Metadata,
@@ -34,14 +33,211 @@ from scanloom.convert.monai.metadata import (
     one_line,
     read_metadata,
 )
-from scanloom.convert.monai.network import read_channels, read_network, read_output
-from scanloom.convert.monai.obstacles import Obstacles
+from scanloom.convert.monai.network import (
+    read_channels,
+    read_inferer,
+    read_network,
+    read_output,
+    read_structures,
+)
 from scanloom.convert.monai.postprocessing import Postprocessing, read_postprocessing
 from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing, unsupported
-from scanloom.convert.monai.runner import Load, Run, read_run, read_start
-from scanloom.convert.monai.structures import read_structures
-from scanloom.convert.monai.vista import choose, everything, output_of
-from scanloom.core import Reason, ScanError, Structure, slug
+from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
+from scanloom.convert.weights import find_weights, load_torch
+from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
+
+MAX_VALUES: Final = 10_000
+"""Largest number of values of an array; those of DiNTS have 120."""
+
+
+def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
+    """Return the weights file that the run loads, with its SHA-256.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE if the file lies outside the bundle or is a program; MODEL_DAMAGED if it is
+        missing or too large; MODEL_HASH if its hash is not `pinned`.
+    """
+    path = PurePosixPath(load.path)
+    if path.is_absolute() or ".." in path.parts:
+        detail = f"the weights {truncate(str(path))} are outside the bundle"
+        raise ScanError(Reason.MODEL_UNSAFE, detail)
+    file = find_file(folder, str(path))
+    if file is None and path.name:
+        file = find_file(folder, str(path.with_suffix(".safetensors")))
+    if file is None:
+        raise ScanError(Reason.MODEL_DAMAGED, f"the weights {truncate(str(path))} are missing")
+    if file.suffix not in (".pt", ".pth", ".safetensors"):
+        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(str(path))} is not a state dict")
+    weights = find_weights(file, load.key, "the weights file")
+    if pinned is not None and weights.sha256 != pinned:
+        detail = f"the weights have SHA-256 {weights.sha256[:12]}..., not {pinned[:12]}..."
+        raise ScanError(Reason.MODEL_HASH, detail)
+    return weights
+
+
+def read_arrays(folder: Path, name: str) -> dict[str, Any]:
+    """Return the arrays of a bundle's `.pt` file as nested lists, and its numbers, by name.
+
+    DiNTS keeps its architecture in such a file.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE if the file holds anything but arrays, numbers, texts and containers, or lies
+        outside the bundle; MODEL_DAMAGED if it is missing, too large or not PyTorch's.
+    """
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(name)} is outside the bundle")
+    file = find_file(folder, name)
+    if file is None:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} is missing")
+    if file.stat().st_size > MAX_BYTES:
+        detail = f"{truncate(name)} is larger than {format_bytes(MAX_BYTES)}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    content = load_torch(file, truncate(name), device="meta")
+    if not isinstance(content, dict):
+        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} has no entries")
+    return {key: _plain(value) for key, value in content.items() if isinstance(key, str)}
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy array or number as nested lists or a number; other plain data as it is."""
+    if value is None or isinstance(value, str | int | float | list | tuple | dict):
+        return value
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
+        raise ScanError(Reason.MODEL_UNSAFE, "an array holds objects, not numbers")
+    if value.size > MAX_VALUES:
+        raise ScanError(Reason.MODEL_DAMAGED, "an array has more values than an architecture")
+    return value.tolist()
+
+
+LAST_CLASS: Final = 132
+"""Largest number of a class that the network knows without clicks."""
+_NOT_ALONE: Final = frozenset({2, 16, 18, 20, 21, 129, 130, 131})
+"""Classes that are refused as prompts, or stand for several others."""
+
+
+def everything(text: Any) -> tuple[int, ...]:
+    """Return the classes of the bundle's `everything_labels`, decoded from its syntax tree.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE if it is neither a list of numbers nor
+        ``$list(set([i+1 for i in range(n)]) - set([...]))``.
+    """
+    numbers = text if isinstance(text, list) else _decode(text)
+    if numbers is None or not all(_is_class(n) for n in numbers):
+        detail = f"everything_labels is {truncate(str(text))}"
+        raise ScanError(Reason.MODEL_UNSAFE, detail)
+    return tuple(sorted(set(numbers)))
+
+
+def _decode(text: Any) -> list[int] | None:
+    """Return the numbers of the expression, None if it has another form."""
+    if not isinstance(text, str) or not text.startswith("$") or len(text) > 500:
+        return None
+    try:
+        body = ast.parse(text[1:].strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    match body:
+        case ast.Call(
+            func=ast.Name(id="list"),
+            args=[
+                ast.BinOp(
+                    left=ast.Call(func=ast.Name(id="set"), args=[ast.ListComp() as all_of]),
+                    op=ast.Sub(),
+                    right=ast.Call(
+                        func=ast.Name(id="set"), args=[ast.List(elts=numbers)], keywords=[]
+                    ),
+                )
+            ],
+            keywords=[],
+        ):
+            count = _count(all_of)
+        case _:
+            return None
+    dropped = [n.value for n in numbers if isinstance(n, ast.Constant)]
+    if count is None or count > LAST_CLASS or len(dropped) < len(numbers):
+        return None
+    return [n for n in range(1, count + 1) if n not in dropped]
+
+
+def _count(node: ast.ListComp) -> int | None:
+    """Return n of ``[i+1 for i in range(n)]``, None for another form."""
+    match node:
+        case ast.ListComp(
+            elt=ast.BinOp(left=ast.Name(id=used), op=ast.Add(), right=ast.Constant(value=1)),
+            generators=[
+                ast.comprehension(
+                    target=ast.Name(id=variable),
+                    iter=ast.Call(
+                        func=ast.Name(id="range"),
+                        args=[ast.Constant(value=int() as count)],
+                        keywords=[],
+                    ),
+                    ifs=[],
+                )
+            ],
+        ) if used == variable:
+            return count
+    return None
+
+
+def _is_class(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_CLASS
+
+
+def choose(
+    classes: Sequence[int], output: TensorFormat, class_names: str | None
+) -> tuple[int, ...]:
+    """Return the classes that are asked for, by their names joined with "+"; all by default.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN, with similar names, if there is no such class.
+    """
+    if class_names is None:
+        return tuple(classes)
+    numbers = {
+        _normalized(name): int(key)
+        for key, name in output.channel_def.items()
+        if key.isdecimal() and _is_class(int(key)) and int(key) not in _NOT_ALONE
+    }
+    unknown = [name for name in class_names.split("+") if _normalized(name) not in numbers]
+    if unknown:
+        hint = did_you_mean(_normalized(unknown[0]), sorted(numbers))
+        raise ScanError(Reason.MODEL_UNKNOWN, f"there is no class {unknown[0]!r}; {hint}")
+    return tuple(sorted({numbers[_normalized(name)] for name in class_names.split("+")}))
+
+
+def _normalized(name: str) -> str:
+    return "_".join(name.lower().split())
+
+
+def output_of(classes: Sequence[int], output: TensorFormat) -> TensorFormat:
+    """Return the format of the scores: the background, then the classes in their order.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if a class has no name.
+    """
+    names = {"0": "background"}
+    for channel, number in enumerate(classes, 1):
+        name = output.channel_def.get(str(number))
+        if name is None:
+            raise ScanError(Reason.MODEL_DAMAGED, f"class {number} has no name in channel_def")
+        names[str(channel)] = name
+    return TensorFormat(
+        num_channels=len(names), modality=output.modality, channel_def=names, label_def={}
+    )
+
 
 STRUCTURES_OPTION: Final = "structures"
 """Option that chooses the classes of VISTA3D, by names joined with "+"."""

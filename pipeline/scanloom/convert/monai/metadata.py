@@ -17,8 +17,7 @@ from pydantic import (
 )
 
 from scanloom.cards.card import Quantity
-from scanloom.convert.files import read_json
-from scanloom.convert.monai.config.values import truncate
+from scanloom.convert.files import read_json, truncate
 from scanloom.core import Reason, ScanError, printable
 from scanloom.options import MAX_OVERLAP
 

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
-from scanloom.convert.monai.config.arguments import Arguments, describe
-from scanloom.convert.monai.config.values import Component, Name, Priorities, Unchanged
-from scanloom.convert.monai.obstacles import Obstacles
+from scanloom.convert.monai.config import (
+    Arguments,
+    Component,
+    Name,
+    Priorities,
+    Unchanged,
+    describe,
+)
 from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps, unsupported
+from scanloom.convert.monai.runner import Obstacles
 from scanloom.core import Flag
 
 _CONNECTIVITY: dict[int | None, Literal[6, 18, 26]] = {1: 6, 2: 18, 3: 26, None: 26}

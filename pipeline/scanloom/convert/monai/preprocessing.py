@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
-from scanloom.convert.monai.config.arguments import Arguments, describe, is_number
-from scanloom.convert.monai.config.values import Component
-from scanloom.convert.monai.obstacles import Obstacles
+from scanloom.convert.monai.config import Arguments, Component, describe, is_number
+from scanloom.convert.monai.runner import Obstacles
 from scanloom.core import Reason, ScanError
 
 

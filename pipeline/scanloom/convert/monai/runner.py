@@ -8,16 +8,74 @@ Whatever is reached and not understood is refused, since it might change a label
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scanloom.convert.monai.config.arguments import Arguments, describe
-from scanloom.convert.monai.config.expressions import Expression, dotted
-from scanloom.convert.monai.config.parser import MAX_DEPTH, MAX_STEPS, Config, references
-from scanloom.convert.monai.config.values import Component, Name, refusal, truncate
-from scanloom.convert.monai.obstacles import Obstacles
+from scanloom.convert.files import truncate
+from scanloom.convert.monai.config import (
+    MAX_DEPTH,
+    MAX_STEPS,
+    Arguments,
+    Component,
+    Config,
+    Expression,
+    Name,
+    describe,
+    dotted,
+    references,
+    refusal,
+)
 from scanloom.core import Reason, ScanError
+
+_MAX_LISTED: Final = 12
+"""Largest number of obstacles that a message lists."""
+
+
+class Obstacles:
+    """Errors of a bundle's parts, which are read one after another."""
+
+    def __init__(self) -> None:
+        self._errors: list[ScanError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note a ScanError that is raised within this block, instead of raising it."""
+        try:
+            yield
+        except ScanError as exc:
+            self.add(exc)
+
+    def add(self, *errors: ScanError) -> None:
+        """Note errors; the same detail counts once."""
+        known = {error.detail for error in self._errors}
+        self._errors += [error for error in errors if error.detail not in known]
+
+    def check(self) -> None:
+        """Raise one error that lists all that were noted.
+
+        Raises
+        ------
+        ScanError
+            MODEL_UNSAFE if any error is; otherwise with the reason of the first.
+        """
+        if not self._errors:
+            return
+        reasons = [error.reason for error in self._errors]
+        reason = Reason.MODEL_UNSAFE if Reason.MODEL_UNSAFE in reasons else reasons[0]
+        raise ScanError(reason, _listed(error.detail for error in self._errors))
+
+
+def _listed(details: Iterable[str]) -> str:
+    """Return distinct details as one text."""
+    distinct = list(dict.fromkeys(details))
+    more = len(distinct) - _MAX_LISTED
+    return "; ".join(distinct[:_MAX_LISTED]) + (f"; and {more} more" if more > 0 else "")
+
 
 _HARMLESS: Final = frozenset(
     {

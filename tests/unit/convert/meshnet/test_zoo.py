@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from scanloom.cards.card import ANY_MODALITY
-from scanloom.convert.meshnet import published
-from scanloom.convert.meshnet.published import is_known_bundle
+from scanloom.convert import meshnet
+from scanloom.convert.meshnet import is_known_bundle
 from scanloom.convert.readers import find_reader, read_model
 from scanloom.core import Reason, ScanError
 
 NAMES = ("checkpoint", "conform", "network", "postprocess", "transforms")
-MINDGRAB = published.KNOWN[0]
+MINDGRAB = meshnet.KNOWN[0]
 CONFIG: dict[str, Any] = {
     "network_def": {"_target_": MINDGRAB.classes[0]},
     "inferer": {"_target_": "SimpleInferer"},
@@ -51,7 +51,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         content = f"raise SystemExit('{name} ran')\n".encode()
         (folder / "scripts" / f"{name}.py").write_bytes(content)
         hashes[f"scripts/{name}.py"] = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(published, "KNOWN", (replace(MINDGRAB, scripts=hashes),))
+    monkeypatch.setattr(meshnet, "KNOWN", (replace(MINDGRAB, scripts=hashes),))
     write(folder, CONFIG)
     (folder / "configs" / "metadata.json").write_text(json.dumps(METADATA))
     (folder / "models" / "model.pt").write_bytes(b"weights")

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scanloom.convert.monai.config import Component, Config, Name
-from scanloom.convert.monai.config.parser import MAX_CHARS
-from scanloom.convert.monai.config.values import MAX_LENGTH
+from scanloom.convert.monai.config import MAX_CHARS, MAX_LENGTH, Component, Config, Name
 from scanloom.core import ScanError
 
 ENTRIES: dict[str, Any] = {

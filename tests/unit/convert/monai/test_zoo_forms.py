@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from scanloom.cards.card import ANY_MODALITY, Argmax, Crop, NetworkGrid, Paint, ScaleRange, Window
-from scanloom.convert.monai import known_scripts
+from scanloom.convert.monai import allow_list
+from scanloom.convert.monai.allow_list import KnownClass
 from scanloom.convert.monai.bundle import read_bundle
-from scanloom.convert.monai.known_scripts import KnownClass
 from scanloom.core import Flag, ScanError
 from support.bundles import spleen_config, spleen_metadata, transform, write_bundle
 
@@ -251,10 +251,10 @@ def script(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, **classes: 
     (folder / "scripts").mkdir(exist_ok=True)
     (folder / file).write_text(text)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
-    known = dict(known_scripts.KNOWN)
+    known = dict(allow_list.KNOWN)
     for class_name, kind in classes.items():
         known[f"scripts.{name}.{class_name}"] = KnownClass(kind, class_name, {file: (sha256,)})
-    monkeypatch.setattr(known_scripts, "KNOWN", known)
+    monkeypatch.setattr(allow_list, "KNOWN", known)
 
 
 def kidneys(tmp_path: Path) -> Path:

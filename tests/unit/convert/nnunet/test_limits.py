@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scanloom.convert.nnunet.folder import read_nnunet
+from scanloom.convert.nnunet import read_nnunet
 from scanloom.core import ScanError
 from support.nnunet_folders import write_model
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from scanloom.convert.conversion import load_card
-from scanloom.convert.nnunet.folder import WEIGHTS_KEY
+from scanloom.convert.nnunet import WEIGHTS_KEY
 from scanloom.convert.readers import read_model
 from scanloom.core import Flag, ScanError
 from scanloom.inference.network.loading import load_network

@@ -17,7 +17,7 @@ from scanloom.cards.requested import (
 )
 from scanloom.convert.readers import find_reader, read_model
 from scanloom.convert.store import find_model
-from scanloom.convert.totalsegmentator.folder import modes
+from scanloom.convert.totalsegmentator import modes
 from scanloom.core import ComputeOptions, Reason, ScanError
 from support.nnunet_folders import DATASET, plans, write_model
 from support.totalsegmentator_folders import write_part, write_task

@@ -13,7 +13,7 @@ from scanloom.ops.measure import measure
 from scanloom.review.preview.page import Legend, legend_entries, legend_notes, milliliters
 from support.review_phantoms import case, structure, torso
 
-TASKS = Path(totalsegmentator.__file__).parent / "tasks.json"
+TASKS = Path(totalsegmentator.__file__).with_suffix(".json")
 
 
 def test_structures_come_by_volume():

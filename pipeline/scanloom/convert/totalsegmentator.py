@@ -33,9 +33,8 @@ from scanloom.cards.card import (
     Truncate,
     Weights,
 )
-from scanloom.convert.files import read_json
-from scanloom.convert.monai.config import truncate
-from scanloom.convert.nnunet.folder import is_nnunet, name_structures, read_nnunet
+from scanloom.convert.files import read_json, truncate
+from scanloom.convert.nnunet import is_nnunet, name_structures, read_nnunet
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
 
 TASK_FILE: Final = "totalsegmentator.json"
@@ -149,7 +148,7 @@ class Mode:
 @cache
 def modes() -> Mapping[str, Mode]:
     """Return all tasks at all resolutions, by name."""
-    table = json.loads(Path(__file__).with_name("tasks.json").read_text(encoding="utf-8"))
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     known = datasets()
     classes = {task: _classes(names) for task, names in table["classes"].items()}
     return MappingProxyType(
@@ -163,7 +162,7 @@ def modes() -> Mapping[str, Mode]:
 @cache
 def datasets() -> Mapping[int, TaskDataset]:
     """Return the weights of all networks, by number."""
-    table = json.loads(Path(__file__).with_name("tasks.json").read_text(encoding="utf-8"))
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return MappingProxyType(
         {
             int(number): TaskDataset(int(number), *values)
