@@ -89,10 +89,22 @@ def _kept_or_converted(models: Path, source: Path, options: Mapping[str, str]) -
         raise PermissionError("others can write to the cache")
     descriptor = os.open(entry.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        lock_file(descriptor)  # without locks, two processes may do the same work
+        if lock_file(descriptor):  # without locks, two processes may do the same work
+            _remove_leftovers(models, entry)
         return _kept(entry) or _convert_into(entry, source, options)
     finally:
         os.close(descriptor)
+
+
+def _remove_leftovers(models: Path, entry: Path) -> None:
+    """Remove what a killed conversion left, and conversions of models that are no longer there."""
+    for draft in models.glob(f"{entry.name}.*"):
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+    for file in models.glob(f"*/{_SOURCES_FILE}"):
+        with suppress(OSError, ValueError, AttributeError):
+            if not any(Path(root).exists() for root in json.loads(file.read_bytes())):
+                shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def _kept(entry: Path) -> ModelCard | None:
@@ -129,8 +141,8 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
 def _share_weights(draft: Path) -> None:
     """Replace weights that another conversion has too, with other options, by links to its file."""
     for file in (draft / WEIGHTS_FOLDER).iterdir():
-        others = draft.parent.glob(f"*/{WEIGHTS_FOLDER}/{file.name}")
-        twin = next((other for other in others if not other.samefile(file)), None)
+        files = draft.parent.glob(f"*/{WEIGHTS_FOLDER}/{file.name}")
+        twin = next((each for each in files if not each.samefile(file)), None)
         if twin is not None and not file.is_symlink():
             with suppress(OSError):  # a file system without hard links
                 os.link(twin, draft / "link")
@@ -209,15 +221,15 @@ def convert_job(source: Path, options: dict[str, str], out: Path) -> None:
 def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> ModelCard:
     """Return a card with other weights in all of its networks."""
 
-    def inner(other: Any) -> Any:
-        return other and replace(other, card=other.card and _with_weights(other.card, convert))
+    def inner(holder: Any) -> Any:
+        return holder and replace(holder, card=holder.card and _with_weights(holder.card, convert))
 
     return replace(
         card,
         weights=convert(card.weights),
         folds=tuple(map(convert, card.folds)),
         stage=inner(card.stage),
-        parts=tuple(_with_weights(part, convert) for part in card.parts),
+        parts=tuple(_with_weights(network, convert) for network in card.parts),
         subset=card.subset and _with_weights(card.subset, convert),
         fast=inner(card.fast),
     )

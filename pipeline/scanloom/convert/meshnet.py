@@ -414,7 +414,7 @@ def _check_config(config: Any, known: KnownBundle) -> None:
     """Refuse a config (MODEL_UNSUPPORTED) that is not made of the known classes alone."""
     network, before, after = known.classes
     try:
-        transforms = [config[part]["transforms"] for part in ("preprocessing", "postprocessing")]
+        transforms = [config[step]["transforms"] for step in ("preprocessing", "postprocessing")]
         targets = [[step["_target_"] for step in steps] for steps in transforms]
         arguments = [set(step) for steps in transforms for step in steps if "scripts." in str(step)]
         as_known = (
@@ -528,7 +528,7 @@ def _parse(model: type[Document], value: object, subject: str) -> Document:
         return model.model_validate(value)
     except ValidationError as exc:
         error = exc.errors()[0]
-        key = ".".join(printable(str(part))[:60] for part in error["loc"])
+        key = ".".join(printable(str(entry))[:60] for entry in error["loc"])
         detail = f"{subject} of {MODEL_FILE} has {key or 'a value'} of another kind"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail) from exc
 
@@ -543,8 +543,8 @@ def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
     pairs = (len(chain) - 2) // 2
     expected = ["InputLayer", *["Conv3D", "Activation"] * pairs, "Conv3D"]
     if kinds != expected:
-        other = sorted({*kinds} - {*expected}) or ["an order of layers"]
-        detail = f"{printable(other[0][:60])} is not part of a MeshNet"
+        foreign = sorted({*kinds} - {*expected}) or ["an order of layers"]
+        detail = f"{printable(foreign[0][:60])} is not part of a MeshNet"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     image = _parse(_Input, chain[0].config, "the input").batch_input_shape[-1]
     convolutions = [_parse(_Convolution, layer.config, "a convolution") for layer in chain[1::2]]
@@ -724,7 +724,7 @@ def _validated(kind: type[Document], value: Any, name: str) -> Document:
     try:
         return kind.model_validate(value)
     except ValidationError as exc:
-        key = ".".join(str(part) for part in exc.errors()[0]["loc"])
+        key = ".".join(str(entry) for entry in exc.errors()[0]["loc"])
         raise ScanError(Reason.MODEL_DAMAGED, f"{name}: {key} is missing or invalid") from exc
 
 

@@ -412,13 +412,14 @@ def _norm(name: str | None, dimensions: int) -> str | None:
     raise ScanError(Reason.MODEL_NETWORK, f"normalisation by {truncate(name)!r} in the network")
 
 
-def _norm_arguments(norm: str | None, given: _NormArguments) -> dict[str, Any]:
+def _norm_arguments(norm: str | None, arguments: _NormArguments) -> dict[str, Any]:
     """Return the arguments of a normalisation that matter after training, with torch's defaults."""
     batch = norm == "batch"
-    if given.track_running_stats not in (None, batch):
+    if arguments.track_running_stats not in (None, batch):
         detail = "track_running_stats of the normalisation in the network"
         raise ScanError(Reason.MODEL_NETWORK, detail)
-    return {"eps": given.eps, "affine": batch if given.affine is None else given.affine}
+    affine = batch if arguments.affine is None else arguments.affine
+    return {"eps": arguments.eps, "affine": affine}
 
 
 def _slope(options: _Arguments) -> float | None:
@@ -576,15 +577,15 @@ def _only_model(folder: Path, configuration: str | None) -> Path:
 
 
 def _read(
-    folder: Path, later: Sequence[str], folds: str | None = None, wanted: str | None = None
+    folder: Path, later: Sequence[str], folds: str | None = None, requested: str | None = None
 ) -> ModelCard:
     """Return the card of a model; `later` are the configurations of the stages after it.
 
-    A model of another configuration than the `wanted` one is MODEL_UNKNOWN.
+    A model of another configuration than the `requested` one is MODEL_UNKNOWN.
     """
     plans, dataset = read_plans(folder), read_dataset(folder)
     weights, checkpoint = _folds(folder, folds)
-    if wanted not in (None, checkpoint.configuration):
+    if requested not in (None, checkpoint.configuration):
         detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     check_trainer(checkpoint.trainer)
@@ -1001,8 +1002,8 @@ def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
         MODEL_DAMAGED if the file is missing or invalid; MODEL_UNSAFE if it names anything but that
         one function of nnU-Net and numbers.
     """
-    places = ["", *sorted((e.name + "/" for e in folder.glob("crossval_results*")), key=len)]
-    files = [find_file(folder, place + FILE) for place in reversed(places)]
+    results = sorted((e.name for e in folder.glob("crossval_results*")), key=len, reverse=True)
+    files = [find_file(folder, name) for name in (*(f"{each}/{FILE}" for each in results), FILE)]
     file = next((file for file in files if file is not None), None)
     if file is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")

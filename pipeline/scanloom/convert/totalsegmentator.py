@@ -282,21 +282,16 @@ def _stated(folder: Path) -> Mode | None:
     return modes().get(name) or modes().get(name.removeprefix(_PREFIX))
 
 
-def _modes_with(numbers: set[int]) -> list[Mode]:
-    """Return the tasks all of whose networks are among some datasets."""
-    return [m for m in modes().values() if {part.dataset.number for part in m.parts} <= numbers]
-
-
 def _only_mode(numbers: set[int]) -> Mode:
     """Return the only task of some datasets; tasks that crop for it do not count."""
-    found = _modes_with(numbers)
-    crops = {mode.crop.mode for mode in found if mode.crop}
-    found = [mode for mode in found if mode.name not in crops] or found
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(mode.name for mode in found[:8])
-        detail = f"weights of several tasks: give FOLDER/TASK, such as FOLDER/{found[0].name}"
+    complete = [m for m in modes().values() if {part.dataset.number for part in m.parts} <= numbers]
+    crops = {mode.crop.mode for mode in complete if mode.crop}
+    complete = [mode for mode in complete if mode.name not in crops] or complete
+    if len(complete) == 1:
+        return complete[0]
+    if complete:
+        names = ", ".join(mode.name for mode in complete[:8])
+        detail = f"weights of several tasks: give FOLDER/TASK, such as FOLDER/{complete[0].name}"
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{detail} ({names})")
     candidates = [
         m for m in modes().values() if numbers & {part.dataset.number for part in m.parts}
@@ -404,11 +399,11 @@ def _model_folder(folder: Path, mode: Mode) -> Path:
     usual = folder / f"{mode.trainer}__nnUNetPlans__{mode.configuration}"
     if usual.is_dir():
         return usual
-    found = sorted(folder.glob(f"{mode.trainer}__*__{mode.configuration}"))
-    if len(found) != 1:
+    models = sorted(folder.glob(f"{mode.trainer}__*__{mode.configuration}"))
+    if len(models) != 1:
         detail = f"{truncate(folder.name)} has no {mode.trainer}__nnUNetPlans__{mode.configuration}"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    return found[0]
+    return models[0]
 
 
 def _folds(card: ModelCard, mode: Mode) -> tuple[Weights, ...]:
@@ -443,15 +438,15 @@ def is_dataset_folder(folder: Path) -> bool:
 
 def read_dataset_folder(folder: Path) -> ModelCard:
     """Read the only model of nnU-Net in a folder of datasets; errors as `read_nnunet`."""
-    found = _only_dataset(folder)
-    if found is None:
+    dataset = _only_dataset(folder)
+    if dataset is None:
         raise ScanError(Reason.MODEL_DAMAGED, "the folder does not hold one dataset of nnU-Net")
-    return read_nnunet(found)
+    return read_nnunet(dataset)
 
 
 def _only_dataset(folder: Path) -> Path | None:
     try:
-        found = [e for e in folder.iterdir() if _DATASET.fullmatch(e.name) and is_nnunet(e)]
+        datasets = [e for e in folder.iterdir() if _DATASET.fullmatch(e.name) and is_nnunet(e)]
     except OSError:
         return None
-    return found[0] if len(found) == 1 else None
+    return datasets[0] if len(datasets) == 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -187,3 +188,25 @@ def test_options_make_another_conversion(cache: Path, tmp_path: Path) -> None:
     assert first.name == f"{both.name}-folds-0"
     assert first.weights.file.samefile(both.weights.file)  # on disk once
     assert load_card(folder) == both
+
+
+def test_conversions_of_models_that_are_gone_are_removed(cache: Path, tmp_path: Path) -> None:
+    first, second = (write_bundle(tmp_path / name) for name in ("first", "second"))
+    load_card(first)
+    shutil.rmtree(first)
+
+    load_card(second)
+
+    assert len(entries(cache)) == 1
+    assert load_card(second).name == "second"
+
+
+def test_a_conversion_that_was_killed_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    load_card(folder)
+    (entry,) = entries(cache)
+    entry.rename(f"{entry}.draft")
+
+    load_card(folder)
+
+    assert entries(cache) == [entry]

@@ -561,8 +561,8 @@ def read_entries(folder: Path) -> dict[str, Any]:
     names = [name for name in names if find_file(folder, name) is not None]
     if not names:
         raise ScanError(Reason.MODEL_DAMAGED, f"configs/{' or '.join(_CONFIGS)} is missing")
-    first, *others = (_read_file(folder, name) for name in names)
-    if any(other != first for other in others):
+    first, *further = (_read_file(folder, name) for name in names)
+    if any(config != first for config in further):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{' and '.join(names)} differ")
     for key in first:
         if "#" in key or "::" in key or key.startswith("+"):

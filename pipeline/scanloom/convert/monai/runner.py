@@ -136,7 +136,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts.
+    """Start of a run.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ class _Statements:
                 func=ast.Attribute(value=owner, attr="load_state_dict"),
                 args=[source],
                 keywords=keywords,
-            ) if all(word.arg in ("strict", "assign") for word in keywords):
+            ) if all(each.arg in ("strict", "assign") for each in keywords):
                 self.loads.append((_state_dict(expression, owner, source), None))
                 return
             case ast.Call(func=ast.Attribute(value=owner, attr="eval"), args=[], keywords=[]):
@@ -306,7 +306,7 @@ class _Statements:
                 if dotted(owner) in _BACKENDS:
                     return
             case ast.Call(func=func, args=args, keywords=keywords) if dotted(func) in _HARMLESS:
-                for value in [*args, *(word.value for word in keywords)]:
+                for value in [*args, *(each.value for each in keywords)]:
                     expression.value_of(value)
                 return
         raise refusal(expression.text, Reason.MODEL_UNSAFE)
@@ -341,7 +341,7 @@ def _state_dict(expression: Expression, owner: ast.expr, source: ast.expr) -> _S
         case ast.Call(func=func, args=[file], keywords=keywords) if dotted(
             func
         ) == "torch.load" and all(
-            word.arg in ("map_location", "weights_only") for word in keywords
+            each.arg in ("map_location", "weights_only") for each in keywords
         ):
             path = expression.value_of(file)
             if isinstance(path, str):
