@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scanloom.cards.card import ModelCard
-    from scanloom.cards.store import ModelEntry
+    from scanloom.convert.store import ModelEntry
     from scanloom.core import Structure
     from scanloom.engine.monitor import Status
     from scanloom.inference.engines.cache import EngineTrial
@@ -123,7 +123,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "precisions": card.precisions,
         "fast": less_work(card) or None,
         "networks": [_plain_network(network) for network in networks(card)],
-        "weights_sha256": card.weights.sha256,
+        "weights_sha256": card.weights.published,
         **_plain_origin(entry),
         "checks": asdict(card.checks),
         "engines": [
@@ -211,14 +211,14 @@ def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
     for network in networks(card):
         name = "weights" if network is card else f"weights of {network.name}"
         for weights in (network.weights, *network.folds):
-            yield name, f"sha256 {weights.sha256}"
+            yield name, f"sha256 {weights.published}"
 
 
 def _plain_network(card: ModelCard) -> dict[str, Any]:
     """Return the JSON object of one of a model's networks."""
     return {
         "name": card.name,
-        "weights_sha256": [weights.sha256 for weights in (card.weights, *card.folds)],
+        "weights_sha256": [weights.published for weights in (card.weights, *card.folds)],
         "structures": [s.label for s in card.structures],
     }
 

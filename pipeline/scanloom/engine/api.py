@@ -8,7 +8,7 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.core.errors import in_python
 from scanloom.core.text import parse_bytes

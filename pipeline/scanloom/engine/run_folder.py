@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.private import private_folder, write_private

@@ -31,7 +31,7 @@ SHOWN_BY = {
 """Commands that show a reason; `ON_SCANS` for all others."""
 WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")
 SHOWN_BY_FILE = {
-    "cards/download/add.py": ("models",),
+    "convert/download/add.py": ("models",),
     "cli/checks/decoders.py": ("doctor",),
     "cli/checks/machine.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
@@ -120,7 +120,17 @@ def messages(file: Path) -> Iterator[str]:
 def test_options_in_messages_exist() -> None:
     files = {
         path.relative_to(PACKAGE).as_posix(): path
-        for room in ("core", "cards", "ops", "io", "inference", "review", "engine", "cli/checks")
+        for room in (
+            "core",
+            "cards",
+            "ops",
+            "io",
+            "inference",
+            "convert",
+            "review",
+            "engine",
+            "cli/checks",
+        )
         for path in sorted((PACKAGE / room).rglob("*.py"))
     }
     assert set(SHOWN_BY_FILE) <= set(files)

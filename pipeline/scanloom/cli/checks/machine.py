@@ -377,7 +377,7 @@ def _key_to_be(file: Path) -> CheckResult:
 
 def check_models() -> Iterator[CheckResult]:
     """Read every model's card and hash its weights."""
-    from scanloom.cards.store import list_models
+    from scanloom.convert.store import list_models
 
     try:
         entries = list_models()
@@ -390,7 +390,7 @@ def check_models() -> Iterator[CheckResult]:
         yield CheckResult("models", "store", "bad", "there are no models", "reinstall scanloom")
     for entry in entries:
         if entry.card is not None:
-            seen = f"{entry.card.version}, weights {entry.card.weights.sha256[:12]}"
+            seen = f"{entry.card.version}, weights {entry.card.weights.published[:12]}"
             yield CheckResult("models", entry.name, "ok", seen)
         elif entry.error is not None:
             seen = f"{entry.error.detail} ({entry.error.code})"

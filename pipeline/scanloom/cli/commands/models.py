@@ -25,8 +25,8 @@ from scanloom.cli.tables import plain_card, plain_entry, print_entry, print_list
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from scanloom.cards.download.add import Licence
-    from scanloom.cards.download.sources import Progress
+    from scanloom.convert.download.add import Licence
+    from scanloom.convert.download.sources import Progress
 
 app = typer.Typer(
     cls=Group,
@@ -73,8 +73,8 @@ def add(
     An interrupted download continues with the next attempt.
     """
     with error_boundary(general.mode):
-        from scanloom.cards.download.add import AddOptions, add_model
-        from scanloom.cards.store import describe_model
+        from scanloom.convert.download.add import AddOptions, add_model
+        from scanloom.convert.store import describe_model
 
         downloads = _Downloads()
 
@@ -100,7 +100,7 @@ def add(
 def list_all(general: Reporting) -> None:
     """List models that ship, shared models and your own."""
     with error_boundary(general.mode):
-        from scanloom.cards.store import list_models
+        from scanloom.convert.store import list_models
 
         entries = list_models()
         plain = {"schema": 1, "models": [plain_entry(entry) for entry in entries]}
@@ -112,7 +112,7 @@ def list_all(general: Reporting) -> None:
 def show(name: NameArgument, general: Reporting) -> None:
     """Show a model's intended use, inputs, structures, licence and source."""
     with error_boundary(general.mode):
-        from scanloom.cards.store import describe_model
+        from scanloom.convert.store import describe_model
 
         entry = describe_model(name)
         plain = {"schema": 1, "model": plain_card(entry)}
@@ -134,8 +134,8 @@ def verify(
 ) -> None:
     """Compare all files of a model, or of all, with the hashes from when it was added."""
     with error_boundary(general.mode):
-        from scanloom.cards.provenance import PROVENANCE_FILE
-        from scanloom.cards.store import list_models, locate_model, verify_model
+        from scanloom.convert.provenance import PROVENANCE_FILE
+        from scanloom.convert.store import list_models, locate_model, verify_model
         from scanloom.core import ScanError
 
         results: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def remove(
 ) -> None:
     """Remove a model from your store; models that ship or are shared stay."""
     with error_boundary(general.mode):
-        from scanloom.cards.download.add import remove_model
+        from scanloom.convert.download.add import remove_model
 
         remove_model(name)
         plain = {"schema": 1, "removed": name}

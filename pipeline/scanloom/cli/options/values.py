@@ -108,7 +108,7 @@ def shard(text: str) -> Shard:
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the names of the models in the store."""
-    from scanloom.cards.store import stored_models
+    from scanloom.convert.store import stored_models
 
     return _starting(incomplete, stored_models())
 
@@ -122,7 +122,7 @@ def complete_structures(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _structures_of(names: Iterable[str]) -> Iterable[Structure]:
-    from scanloom.cards.store import find_model, stored_models
+    from scanloom.convert.store import find_model, stored_models
     from scanloom.core import ScanError
 
     for name in names or stored_models():

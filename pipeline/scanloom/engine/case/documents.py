@@ -8,11 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
@@ -55,7 +55,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "name": predictor.card.name,
                 "version": predictor.card.version,
                 "license": predictor.card.license,
-                "weights_sha256": predictor.card.weights.sha256,
+                "weights_sha256": predictor.card.weights.published,
                 **weights_of_networks(needed_parts(predictor.card, labels)),
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
@@ -91,7 +91,7 @@ def weights_of_networks(card: ModelCard) -> dict[str, Any]:
     used = [
         {
             "name": network.name,
-            "weights_sha256": [each.sha256 for each in (network.weights, *network.folds)],
+            "weights_sha256": [each.published for each in (network.weights, *network.folds)],
         }
         for network in networks(card)
     ]

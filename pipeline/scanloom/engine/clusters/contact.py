@@ -275,8 +275,8 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
 
 
 def _model_hash(name: str) -> str | None:
-    from scanloom.cards.store import find_model
-    from scanloom.engine.case.recipe import card_digest
+    from scanloom.cards.card_file import card_digest
+    from scanloom.convert.store import find_model
 
     try:
         return card_digest(find_model(name))

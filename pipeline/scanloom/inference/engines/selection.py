@@ -187,7 +187,7 @@ class EngineSelector:
         if self._decision is None:
             asked, chosen = self.precision
             weights = self.card.weights
-            subject = {"weights": [weights.sha256, weights.key], "asked": [self.requested, asked]}
+            subject = {"weights": weights.sha256, "asked": [self.requested, asked]}
             network = f"{self.card.name}-{export_key(subject)[:16]}"
             decision = self.records.recorded(network) if self.records else None
             if decision is None:
@@ -297,7 +297,7 @@ class EngineSelector:
         return [
             NetworkRequest(
                 build=functools.partial(build, n),
-                identity=(*_identity(self.card), weights.sha256, weights.key or ""),
+                identity=(*_identity(self.card), weights.sha256),
                 shape=scan.shape,
                 dtype=model.loaded.dtype,
                 device=model.device,

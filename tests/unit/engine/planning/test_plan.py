@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scanloom.cards.store import find_model
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
+from scanloom.convert.store import find_model
 from scanloom.core import Case, CaseRecord, Grid, Outputs, Reason, Series
 from scanloom.core.paths import shipped
 from scanloom.engine.planning.costs import (

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import coding
+from scanloom.convert import totalsegmentator
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
 from scanloom.review.preview.page import Legend, legend_entries, legend_notes, milliliters
 from support.review_phantoms import case, structure, torso
 
-TASKS = Path(totalsegmentator.__file__).parent / "tasks.json"
+TASKS = Path(totalsegmentator.__file__).with_suffix(".json")
 
 
 def test_structures_come_by_volume():
