@@ -241,9 +241,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         return torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)
     shapes = {value.shape for value in args if isinstance(value, torch.Tensor)}
-    norm = func in (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
+    norms = (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
     pointwise = torch.Tag.pointwise in func.tags and len(shapes) == 1
-    if not (norm or pointwise) or not isinstance(args[0], torch.Tensor):
+    drawn = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+    keeps_shape = pointwise or drawn or func in norms or func is aten.prelu.default
+    if not keeps_shape or not isinstance(args[0], torch.Tensor):
         return None
     if func._schema.is_mutable:
         return args[0]
