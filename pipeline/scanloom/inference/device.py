@@ -126,7 +126,7 @@ def old_torch(version: str) -> str:
     Versions before 2.10 bring, or work round, a cuDNN that computes half precision wrong: see
     `wrong_cudnn`. The work-around of 2.9 takes 17 times the memory.
     """
-    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    numbers = [int(digits) for digits in re.findall(r"\d+", version)[:2]]
     if numbers >= [*OLDEST_TORCH_FOR_CUDA]:
         return ""
     oldest = ".".join(map(str, OLDEST_TORCH_FOR_CUDA))
@@ -273,8 +273,8 @@ class PlacedModel:
     precision: PrecisionChoice
 
     def __repr__(self) -> str:
-        made = f"{self.name} {self.card.version}"
-        return f"{type(self).__name__}({made}, {self.device_name}, {self.precision_name})"
+        model = f"{self.name} {self.card.version}"
+        return f"{type(self).__name__}({model}, {self.device_name}, {self.precision_name})"
 
     @property
     def name(self) -> str:

@@ -127,10 +127,10 @@ def scale_histogram(image: torch.Tensor, step: ScaleHistogram) -> torch.Tensor:
     last = int(reached[0]) if len(reached) else _BINS - 1
     scale = BYTE / (last * width) if last else 1.0
     out = torch.empty_like(flat)
-    for values, part in zip(
+    for values, target in zip(
         torch.split(flat, _VALUES_AT_ONCE), torch.split(out, _VALUES_AT_ONCE), strict=True
     ):
-        part.copy_(((values.double() - low) * scale).clamp_(0.0, BYTE))
+        target.copy_(((values.double() - low) * scale).clamp_(0.0, BYTE))
     return out.view(image.shape)
 
 

@@ -741,9 +741,9 @@ def _add_half(sums: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor) ->
     wide = torch.promote_types(scores.dtype, sums.dtype)
     step = max(1, _CACHED_VALUES // max(1, weight[0].numel()))
     for total, own in zip(sums, scores, strict=True):
-        parts = (torch.split(values, step) for values in (total, own, weight))
-        for part, score, factor in zip(*parts, strict=True):
-            part.copy_(part.to(wide).add_(score.mul_(factor).to(wide)))
+        pieces = (torch.split(values, step) for values in (total, own, weight))
+        for piece, score, factor in zip(*pieces, strict=True):
+            piece.copy_(piece.to(wide).add_(score.mul_(factor).to(wide)))
 
 
 def uniform_windows(

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,14 +82,14 @@ def cached_export(key: str, write: Callable[[Path], None]) -> Iterator[tuple[Pat
             raise PermissionError("another user can write to the cache folder")
         with _locked(key):
             folder = exports_folder() / key
-            found = is_complete(folder)
-            if not found:
+            cached = is_complete(folder)
+            if not cached:
                 _publish(folder, write)
         os.utime(folder)
     except OSError:
         logger.debug("exported networks can't be cached", exc_info=True)
     else:
-        yield folder, found
+        yield folder, cached
         return
     with tempfile.TemporaryDirectory(prefix="scanloom-engine-") as temporary:
         write(Path(temporary))
@@ -148,11 +148,11 @@ def _remove_drafts() -> None:
 def _remove_old(keep: Path) -> None:
     """Remove the exports that were not used for longest, beyond the limit of all together."""
     folders = [path for path in exports_folder().iterdir() if len(path.name) == len(keep.name)]
-    left = LARGEST_BYTES
+    remaining = LARGEST_BYTES
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError):
-            left -= sum(path.stat().st_size for path in folder.iterdir())
-            if left < 0 and folder != keep:
+            remaining -= sum(path.stat().st_size for path in folder.iterdir())
+            if remaining < 0 and folder != keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -282,7 +282,7 @@ def device_model(device: torch.device) -> str:
 
 
 def read_trial(path: Path) -> EngineTrial | None:
-    """Return a trial; None if there is none, or it is damaged."""
+    """Return a trial; None if it is missing or damaged."""
     try:
         trial = EngineTrial(**json.loads(path.read_text(encoding="utf-8")))
         numbers = [trial.equal, trial.torch_s, trial.engine_s, trial.prepare_s]
@@ -292,15 +292,15 @@ def read_trial(path: Path) -> EngineTrial | None:
         return None
 
 
-def save_trial(path: Path, trial: EngineTrial) -> None:
-    """Keep a trial; without a writable cache folder nothing is kept."""
+def save_measurement(path: Path, document: Mapping[str, object]) -> None:
+    """Keep a measurement as JSON; without a writable cache folder it is measured again."""
     try:
         make_private_folder(path.parent)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-            json.dump(asdict(trial), draft)
+            json.dump(document, draft)
         Path(draft.name).replace(path)
     except OSError:
-        logger.debug("the trial of an engine can't be saved", exc_info=True)
+        logger.debug("a measurement can't be saved", exc_info=True)
 
 
 @contextmanager
@@ -317,5 +317,5 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def all_trials() -> list[EngineTrial]:
     """Return all trials of this user on this machine, by model and engine."""
     paths = (exports_folder() / "verdicts").glob("*.json")
-    found = [trial for path in paths if (trial := read_trial(path)) is not None]
-    return sorted(found, key=lambda v: (v.model, v.engine, v.precision))
+    trials = [trial for path in paths if (trial := read_trial(path)) is not None]
+    return sorted(trials, key=lambda t: (t.model, t.engine, t.precision))

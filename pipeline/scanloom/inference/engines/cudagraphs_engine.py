@@ -53,8 +53,8 @@ class CudaGraphs:
 
         def run(batch: torch.Tensor) -> torch.Tensor:
             if batch.shape != windows.shape:
-                other: torch.Tensor = network(batch)
-                return other
+                scores_of_rest: torch.Tensor = network(batch)
+                return scores_of_rest
             windows.copy_(batch)
             graph.replay()
             copy_of_scores: torch.Tensor = scores.clone()

@@ -143,8 +143,8 @@ def _traced(network: nn.Module, traced: tuple[int, ...], shape: tuple[int, ...])
     parameter.set_element_type(openvino.Type.f32)
     parameter.set_partial_shape(openvino.PartialShape(list(shape)))
     model.validate_nodes_and_infer_types()
-    found = model.outputs[0].get_partial_shape()
-    if found.is_dynamic or tuple(found.to_shape())[2:] != shape[2:]:
+    output_shape = model.outputs[0].get_partial_shape()
+    if output_shape.is_dynamic or tuple(output_shape.to_shape())[2:] != shape[2:]:
         raise EngineUnfitError("its output has another size than its input")
     return model
 
@@ -155,8 +155,10 @@ def _exact_layers(network: nn.Module, shape: tuple[int, ...]) -> set[str]:
     if isinstance(network, PlaneNetwork):
         inner, prefix = network.network, "network."
         size = shape[: network.dim] + shape[network.dim + 1 :]
-    found = find_exact_layers(inner, size)
-    layers = [network.get_submodule(prefix + name) for name in found.first | found.exact]
+    layer_names = find_exact_layers(inner, size)
+    layers = [
+        network.get_submodule(prefix + name) for name in layer_names.first | layer_names.exact
+    ]
     names = network.named_modules(remove_duplicate=False)
     return {name for name, module in names if any(module is layer for layer in layers)}
 
@@ -379,15 +381,15 @@ def _inverse_root(variance: Any, epsilon: float) -> Any:
     return ops.power(ops.add(variance, np.float32(epsilon)), np.float32(-0.5))
 
 
-def _name_steps(found: Any, node: Any, before: Collection[str]) -> None:
+def _name_steps(operation: Any, node: Any, before: Collection[str]) -> None:
     """Name an operation, and those that lead to it, after the operation that they replace.
 
     A layer's precision follows from its name: means of a float32 layer are taken in float32.
     `before` are the names of the operations that were there.
     """
     name = node.get_friendly_name()
-    found.set_friendly_name(name)
-    steps = [found]
+    operation.set_friendly_name(name)
+    steps = [operation]
     while steps:
         for source in (value.get_node() for value in steps.pop().input_values()):
             own = source.get_friendly_name()

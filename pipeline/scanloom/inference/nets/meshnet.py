@@ -185,8 +185,8 @@ def convert_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
 
 def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """Return a key that sorts names by the numbers in them; the classifier comes last."""
-    parts = re.split(r"(\d+)", name)
-    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    pieces = re.split(r"(\d+)", name)
+    numbers = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
     return name == "classifier", numbers
 
 
@@ -207,14 +207,14 @@ def _cut(values: torch.Tensor, shapes: Mapping[str, torch.Size]) -> State:
         expected.setdefault(_LAST_BIAS, torch.Size((classes,)))
     if len(values) != sum(map(math.prod, expected.values())):
         return {ONE_ARRAY: values}
-    parts = torch.split(values, [math.prod(shape) for shape in expected.values()])
+    arrays = torch.split(values, [math.prod(shape) for shape in expected.values()])
     state = {}
-    for (name, shape), part in zip(expected.items(), parts, strict=True):
+    for (name, shape), array in zip(expected.items(), arrays, strict=True):
         if len(shape) == _KERNEL_DIMS:
-            stored = part.view(*shape[2:], shape[1], shape[0])
+            stored = array.view(*shape[2:], shape[1], shape[0])
             state[name] = stored.permute(4, 3, 0, 1, 2).contiguous()
         else:
-            state[name] = part.clone()
+            state[name] = array.clone()
     return _without_bias(state, shapes)
 
 

@@ -200,7 +200,9 @@ class _Level(nn.Module):
         before, width = channels
         self.pos_embed = nn.Parameter(torch.zeros(1, self._count**3, self._edge**3, width))
         self.pool = nn.Identity() if before is None else _Pooling(before, width)
-        self.transformer_encoder = nn.Sequential(*(_Layer(width, heads) for _ in range(depth)))
+        self.transformer_encoder = nn.Sequential(
+            *(_TransformerLayer(width, heads) for _ in range(depth))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(x)
@@ -232,7 +234,7 @@ def _normalise(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-class _Layer(nn.Module):
+class _TransformerLayer(nn.Module):
     """Attention and perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -149,8 +149,8 @@ class BlockSequence(nn.Module):
         super().__init__()
         ones = (1,) * layers.dimensions
         first = self.block(layers, inputs, outputs, kernel, stride)
-        others = (self.block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1))
-        self.add_module(self.sequence, nn.Sequential(first, *others))
+        following = (self.block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1))
+        self.add_module(self.sequence, nn.Sequential(first, *following))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of `x`."""
@@ -197,7 +197,7 @@ class Decoder(nn.Module):
     Each stage has a layer that gives scores, for training; only the last one is used.
     """
 
-    def __init__(self, layers: Layers, encoder: Encoder, plan: Plan, classes: int) -> None:
+    def __init__(self, layers: Layers, encoder: Encoder, plan: UNetStages, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         ones = (1,) * layers.dimensions
@@ -224,7 +224,7 @@ class Decoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Plan:
+class UNetStages:
     """Stages of a U-Net, from the finest: channels, kernels, strides, and numbers of blocks.
 
     `decoder` has one number less, and begins at the coarsest stage.
@@ -257,7 +257,7 @@ class PlainConvUNet(nn.Module):
     in_channels, out_channels : int
         Input channels and classes.
     plan : mapping
-        Fields of `Plan`.
+        Fields of `UNetStages`.
     layers : mapping
         Fields of `Layers`, without `dimensions`.
     spatial_dims : 2 or 3
@@ -274,7 +274,7 @@ class PlainConvUNet(nn.Module):
         spatial_dims: Literal[2, 3] = 3,
     ) -> None:
         super().__init__()
-        stages, kinds = Plan(**plan), Layers(dimensions=spatial_dims, **layers)
+        stages, kinds = UNetStages(**plan), Layers(dimensions=spatial_dims, **layers)
         inputs = [in_channels, *stages.features]
         encoder = [
             nn.Sequential(Blocks(kinds, count, before, after, kernel, stride))
@@ -306,7 +306,7 @@ class ResidualEncoderUNet(nn.Module):
         stem: int | None = None,
     ) -> None:
         super().__init__()
-        stages, kinds = Plan(**plan), Layers(dimensions=spatial_dims, **layers)
+        stages, kinds = UNetStages(**plan), Layers(dimensions=spatial_dims, **layers)
         width, ones = stem or stages.features[0], (1,) * spatial_dims
         inputs = [width, *stages.features]
         encoder = [

@@ -231,8 +231,8 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         return _max_pooling(*args[:5])
     pooling = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
     if (func, ndim) in pooling and not any(args[5:]):
-        found = _max_pooling(*args[:5])
-        return found and found[0]
+        pooled = _max_pooling(*args[:5])
+        return pooled and pooled[0]
     if func is aten.pad.default and len(args) > 2 and args[2] in ("constant", "replicate"):
         return _padding(*args[:2])
     if func is aten.cat.default:

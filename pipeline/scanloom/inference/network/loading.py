@@ -13,11 +13,9 @@ import io
 import json
 import math
 import pickle
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,12 @@ from scanloom.cards.monai.files import check_archive, check_growth, is_safetenso
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import all_finite, cudnn_version, deterministic, is_out_of_memory
-from scanloom.inference.engines.cache import device_model, export_key, exports_folder
+from scanloom.inference.engines.cache import (
+    device_model,
+    export_key,
+    exports_folder,
+    save_measurement,
+)
 from scanloom.inference.nets.meshnet import ONE_ARRAY, MeshNet
 from scanloom.inference.network.architectures import (
     CONTAINERS,
@@ -46,7 +49,6 @@ from scanloom.inference.network.layers import (
     detach_final_layer,
     input_size,
 )
-from scanloom.own_python import make_private_folder
 
 SHARE_OF_NETWORKS = 8
 """Networks of several folds that need more than this fraction (1/8) of a device's memory are moved
@@ -430,15 +432,17 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
         "device": device_model(device),
     }
     path = exports_folder() / "half" / f"{export_key(subject)}.json"
-    error = _known(path)
-    if error is None:
+    error = math.nan
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        error = float(json.loads(path.read_text(encoding="utf-8"))["error"])
+    if not math.isfinite(error):
         try:
             error = half_error(card, loaded, device, size)
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
             return ""  # as every scan will be told
-        _keep(path, error)
+        save_measurement(path, {"error": error})
     if error <= LARGEST_ERROR:
         return ""
     return f"{str(loaded.dtype).removeprefix('torch.')} was wrong by {error:.1g} in a window here"
@@ -458,25 +462,8 @@ def half_error(
     exact = load_network(card, torch.float32).network.to(device)
     with deterministic(), torch.inference_mode():
         expected = exact(window.to(device)).to(torch.float32)
-        found = loaded.network.to(device)(window.to(device, loaded.takes)).to(torch.float32)
-        if not bool(torch.isfinite(found).all()):
+        scores = loaded.network.to(device)(window.to(device, loaded.takes)).to(torch.float32)
+        if not bool(torch.isfinite(scores).all()):
             return 0.0
         deviation = float(expected.std())
-        return float((found - expected).square().mean().sqrt()) / max(deviation, 1e-12)
-
-
-def _known(path: Path) -> float | None:
-    """Return an error that was measured before."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        error = float(json.loads(path.read_text(encoding="utf-8"))["error"])
-        return error if math.isfinite(error) else None
-    return None
-
-
-def _keep(path: Path, error: float) -> None:
-    """Keep an error; without a writable cache folder it is measured again."""
-    with suppress(OSError):
-        make_private_folder(path.parent)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-            json.dump({"error": error}, draft)
-        Path(draft.name).replace(path)
+        return float((scores - expected).square().mean().sqrt()) / max(deviation, 1e-12)

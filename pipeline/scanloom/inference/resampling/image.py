@@ -43,7 +43,7 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None
     if crop is None or crop.grid != "source":
         return None
     mask = foreground([volume.array for volume in volumes], crop.foreground)
-    axes = [np.asarray(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    axes = [np.asarray(mask.any(axis=across)) for across in ((1, 2), (0, 2), (0, 1))]
     return bounding_box(axes, crop)
 
 
@@ -95,16 +95,16 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | 
         IMPLAUSIBLE if no voxel is positive, and the model sees positive ones only (MONAI).
     """
     ends = []
-    for found in along:
-        index = np.flatnonzero(found)
+    for occupied in along:
+        index = np.flatnonzero(occupied)
         if len(index) == 0 and crop.foreground == "positive":
             detail = "no voxel is as bright as the foreground to which the model crops a scan"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
         if len(index) == 0:
             return None
         low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin
-        ends.append((max(low, 0), min(high, len(found))))
-    if all(end == (0, len(found)) for end, found in zip(ends, along, strict=True)):
+        ends.append((max(low, 0), min(high, len(occupied))))
+    if all(end == (0, len(occupied)) for end, occupied in zip(ends, along, strict=True)):
         return None
     x, y, z = (slice(*end) for end in ends)
     return x, y, z
@@ -126,8 +126,8 @@ def crop_volume(volume: Volume, box: BoxSlices | None) -> Volume:
     if box is None:
         return volume
     shift = np.eye(4)
-    shift[:3, 3] = [part.start for part in box]
-    i, j, k = (part.stop - part.start for part in box)
+    shift[:3, 3] = [extent.start for extent in box]
+    i, j, k = (extent.stop - extent.start for extent in box)
     grid = Grid((i, j, k), volume.grid.affine @ shift)
     return replace(volume, array=volume.array[box], grid=grid)
 
@@ -161,9 +161,9 @@ def uncrop(
     sizes = [shape[x] for x in inner]
     inside = (box[inner[0]], box[inner[1]])
 
-    def pad(part: torch.Tensor) -> torch.Tensor:
-        whole = part.new_zeros((*part.shape[:2], *sizes))
-        whole[:, :, *inside] = part
+    def pad(block_planes: torch.Tensor) -> torch.Tensor:
+        whole = block_planes.new_zeros((*block_planes.shape[:2], *sizes))
+        whole[:, :, *inside] = block_planes
         return whole
 
     empty = torch.zeros(0)
@@ -176,9 +176,11 @@ def uncrop(
         if known is None:
             known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
         for start in range(0, len(block.scores), _EMPTY_PLANES):
-            part = slice(start, start + _EMPTY_PLANES)
-            members = tuple(pad(each[part]) for each in block.members)
-            yield ScorePlanes(first + start, pad(block.scores[part]), members, pad(known[part]))
+            block_planes = slice(start, start + _EMPTY_PLANES)
+            members = tuple(pad(each[block_planes]) for each in block.members)
+            yield ScorePlanes(
+                first + start, pad(block.scores[block_planes]), members, pad(known[block_planes])
+            )
     yield from _empty_planes(empty, box[axis].stop, shape[axis])
 
 

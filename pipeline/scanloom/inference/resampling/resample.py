@@ -140,13 +140,13 @@ class StoredPlanes:
 
     def bounds(self, axis: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return minimum and maximum, of each plane across `axis` of `take` if it is given."""
-        others = tuple(n for n in range(3) if n != axis)
+        across = tuple(n for n in range(3) if n != axis)
         if self._host is not None:
-            ends = np.stack([f(self._host, axis=others) for f in (np.min, np.max)])
+            ends = np.stack([f(self._host, axis=across) for f in (np.min, np.max)])
             low, high = torch.from_numpy(ends.astype(np.float32))
             return low, high
         values = self._on_device.to(torch.float32)
-        return values.amin(dim=others), values.amax(dim=others)
+        return values.amin(dim=across), values.amax(dim=across)
 
     def on_host(self) -> NDArray[np.float32]:
         """Return the whole scan (I, J, K) on the host, after the steps."""

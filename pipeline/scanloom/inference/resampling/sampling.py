@@ -148,5 +148,5 @@ class BandedMatrix:
 
     def along_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return the product with the second last axis of `values`, from column `first` on."""
-        parts = [block @ values[..., low:high, :] for low, high, block in self._blocks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        products = [block @ values[..., low:high, :] for low, high, block in self._blocks]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-2)

@@ -241,7 +241,7 @@ class MeanRestorer(ScoreRestorer):
     def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
         """Label the voxels of source slices from the planes around them."""
         members = scores.shape[1] // self._classes
-        for part, weights in slabs_of_slices(scores, at, 4 * self._classes):
+        for slab, weights in slabs_of_slices(scores, at, 4 * self._classes):
             total: torch.Tensor | None = None
             for first in range(0, scores.shape[1], self._classes):
                 channels = range(first, first + self._classes)
@@ -251,9 +251,9 @@ class MeanRestorer(ScoreRestorer):
                 probabilities = activate(logits, self._activation)
                 total = probabilities if total is None else total.add_(probabilities)
             if total is not None:
-                found = decide_on_grid(total.div_(members), self._decision)
-                for labels, decided in zip(out, found, strict=True):
-                    labels[part] = decided.cpu().numpy()
+                labelled = decide_on_grid(total.div_(members), self._decision)
+                for labels, decided in zip(out, labelled, strict=True):
+                    labels[slab] = decided.cpu().numpy()
 
 
 def activate(logits: torch.Tensor, activation: Literal["softmax", "sigmoid"]) -> torch.Tensor:
@@ -281,10 +281,10 @@ def restore_torch(
     rounded: bool = False,
 ) -> None:
     """Label source voxels in plain torch, on any device; arguments as of `cpu.label`."""
-    for part, weights in slabs_of_slices(scores, at):
-        found = decide_torch(scores, weights, decision, rounded=rounded)
-        for labels, decided in zip(out, found, strict=True):
-            labels[part] = decided.cpu().numpy()
+    for slab, weights in slabs_of_slices(scores, at):
+        labelled = decide_torch(scores, weights, decision, rounded=rounded)
+        for labels, decided in zip(out, labelled, strict=True):
+            labels[slab] = decided.cpu().numpy()
 
 
 def decide_torch(
@@ -533,11 +533,11 @@ class AreaResampler:
         across, rows, columns = (self._matrix(axis, values.device) for axis in (lead, b, c))
         slab = max(1, AREA_SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
         for start in range(0, len(across), slab):
-            part = slice(start, start + slab)
-            views = [np.moveaxis(each, lead, 0)[part] for each in maps]
+            extent = slice(start, start + slab)
+            views = [np.moveaxis(each, lead, 0)[extent] for each in maps]
             if b > c:
                 views = [view.swapaxes(1, 2) for view in views]
-            resampled = torch.einsum("sn,nkbc->skbc", across[part], values)
+            resampled = torch.einsum("sn,nkbc->skbc", across[extent], values)
             yield rows @ resampled @ columns.T, views
 
     def _matrix(self, axis: int, device: torch.device) -> torch.Tensor:
@@ -578,8 +578,8 @@ class AreaRestorer:
         shape = self._plan.source.shape
         labels = [np.zeros(shape, dtype, order="F") for _ in range(count)]
         for values, views in self._resampler.slabs(labels):
-            for view, found in zip(views, decide_on_grid(values, self._decision), strict=True):
-                view[:] = found.cpu().numpy()
+            for view, decided in zip(views, decide_on_grid(values, self._decision), strict=True):
+                view[:] = decided.cpu().numpy()
         return labels
 
 
@@ -645,8 +645,8 @@ def entropy(scores: Iterable[torch.Tensor], card: ModelCard) -> torch.Tensor:
     """
     if not isinstance(card.decision, Argmax) or card.activation == "sigmoid":
         return _largest_binary(scores, card.activation)
-    parts = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
-    return (parts / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
+    nats = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
+    return (nats / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
 
 
 def _largest_binary(scores: Iterable[torch.Tensor], activation: str | None) -> torch.Tensor:
@@ -663,8 +663,8 @@ def _of_probabilities(scores: Iterable[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor | None = None
     for values in scores:
         p = values.to(torch.float32).clamp(min=0.0)
-        part = -torch.xlogy(p, p)
-        total = part if total is None else total.add_(part)
+        nats = -torch.xlogy(p, p)
+        total = nats if total is None else total.add_(nats)
     return _not_none(total)
 
 
@@ -722,8 +722,9 @@ class _UncertaintyBase:
         known = torch.ones_like(mean[:, :1]) if known is None else known.to(mean.dtype)
         step = max(1, STACK_BYTES // max(1, len(arrays) * mean[0].nbytes))
         for start in range(0, len(mean), step):
-            part = slice(start, start + step)
-            stack = torch.cat([*(array[part] for array in arrays), known[part]], dim=1)
+            planes_at_once = slice(start, start + step)
+            slab = [array[planes_at_once] for array in (*arrays, known)]
+            stack = torch.cat(slab, dim=1)
             yield planes.first + start, stack
 
     def _scores(self, stack: torch.Tensor, member: int) -> torch.Tensor:
@@ -732,8 +733,8 @@ class _UncertaintyBase:
 
     def _on_grid(self, stack: torch.Tensor) -> list[NDArray[np.uint8]]:
         """Return the maps (N, B, D) of a stack, on its own grid."""
-        found = entropy(self._scores(stack, 0).unbind(1), self._card)
-        maps = [_to_steps(found * stack[:, -1])]
+        uncertain = entropy(self._scores(stack, 0).unbind(1), self._card)
+        maps = [_to_steps(uncertain * stack[:, -1])]
         if self._members > 1:
             decided = decide_on_grid(self._scores(stack, 0), self._card.decision)
             differ = torch.zeros(decided.shape[1:], device=stack.device)
@@ -762,10 +763,12 @@ class _UncertaintyFromScores(_UncertaintyBase):
         return Uncertainty(*self._maps)
 
     def _restore(self, stack: torch.Tensor, at: Coordinates, out: Maps) -> None:
-        for part, weights in slabs_of_slices(stack, at):
+        for slab, weights in slabs_of_slices(stack, at):
             scores = (interpolate(stack[:, n], weights) for n in range(self._classes))
-            found = entropy(scores, self._card)
-            out[0][part] = _to_steps(found * interpolate(stack[:, -1], weights).clamp_(0.0, 1.0))
+            uncertain = entropy(scores, self._card)
+            out[0][slab] = _to_steps(
+                uncertain * interpolate(stack[:, -1], weights).clamp_(0.0, 1.0)
+            )
         if self._members > 1:
             self._disagreement(stack, at, out[1])
 
@@ -776,16 +779,16 @@ class _UncertaintyFromScores(_UncertaintyBase):
         slice_bytes = max(1, count * np.dtype(dtype).itemsize * math.prod(out.shape[1:]))
         step = max(1, MEMBER_LABEL_BYTES // slice_bytes)
         for start in range(0, len(out), step):
-            part = slice(start, start + step)
-            lines = [axis[part] if axis.ndim == 2 and len(axis) > 1 else axis for axis in at[1:]]
-            some = (at[0][part], lines[0], lines[1])
-            shape = out[part].shape
-            decided = self._labels(stack, 0, some, shape)
+            slab = slice(start, start + step)
+            lines = [axis[slab] if axis.ndim == 2 and len(axis) > 1 else axis for axis in at[1:]]
+            slab_at = (at[0][slab], lines[0], lines[1])
+            shape = out[slab].shape
+            decided = self._labels(stack, 0, slab_at, shape)
             differ = np.zeros(shape, np.float32)
             for member in range(1, self._members + 1):
-                own = self._labels(stack, member, some, shape)
+                own = self._labels(stack, member, slab_at, shape)
                 differ += np.any([a != b for a, b in zip(own, decided, strict=True)], axis=0)
-            out[part] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
+            out[slab] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
 
     def _labels(
         self, stack: torch.Tensor, member: int, at: Coordinates, shape: tuple[int, ...]
@@ -810,8 +813,8 @@ class _UncertaintyFromLabels(_UncertaintyBase):
 
     def add(self, planes: ScorePlanes) -> None:
         for _, stack in self._stacks(planes):
-            for known, found in zip(self._planes, self._on_grid(stack), strict=True):
-                known.append(found)
+            for planes_of_map, added in zip(self._planes, self._on_grid(stack), strict=True):
+                planes_of_map.append(added)
 
     def finish(self) -> Uncertainty:
         axis = self._plan.network_axis(self._plan.lead)
@@ -835,6 +838,6 @@ class _UncertaintyFromArea(_UncertaintyBase):
         count = _n_maps(self._members)
         maps = [np.zeros(self._plan.source.shape, np.uint8, order="F") for _ in range(count)]
         for stack, views in self._resampler.slabs(maps):
-            for view, found in zip(views, self._on_grid(stack), strict=True):
-                view[:] = found
+            for view, values in zip(views, self._on_grid(stack), strict=True):
+                view[:] = values
         return Uncertainty(*maps)
