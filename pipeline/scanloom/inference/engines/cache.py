@@ -80,11 +80,13 @@ def cached_export(key: str, write: Callable[[Path], None]) -> Iterator[tuple[Pat
         make_private_folder(exports_folder())
         if not is_ours(exports_folder()):
             raise PermissionError("another user can write to the cache folder")
+        # Exporting takes long and much memory: processes on a machine wait for the first
         with _locked(key):
             folder = exports_folder() / key
             cached = is_complete(folder)
             if not cached:
                 _publish(folder, write)
+        # Exports that were not used for longest are removed first
         os.utime(folder)
     except OSError:
         logger.debug("exported networks can't be cached", exc_info=True)
@@ -110,11 +112,13 @@ def is_complete(folder: Path) -> bool:
 
 def _publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Write an export under another name, then rename it; a damaged one is removed before."""
+    # The process number in its name tells others whether a draft is abandoned
     draft = Path(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}", dir=folder.parent))
     try:
         write(draft)
         names = sorted(path.name for path in draft.iterdir())
         hashes = {name: _sha256(draft / name) for name in names}
+        # Flushed before the rename: a crash leaves a complete folder or none
         (draft / HASHES).write_text(json.dumps(hashes), encoding="utf-8")
         for path in draft.iterdir():
             _sync(path)
@@ -222,6 +226,7 @@ class EngineTrial:
 
         Whoever requests half precision gets its labels from torch too, so that they are compared.
         """
+        # Compared with torch in half precision only where that was measured
         if self.failed or self.dice is None or self.torch_dice is None:
             return self.alike
         return self.alike or self.dice >= self.torch_dice - MOST_BELOW_TORCH

@@ -116,6 +116,7 @@ def _convert(network: nn.Module, shape: tuple[int, int, int, int, int]) -> Any:
     Tracing keeps all values of a pass. Networks of convolutions are traced with a smaller input if
     they accept it; others may contain numbers that follow from the size.
     """
+    # A linear layer or a layer norm may fix the number of tokens while it is traced
     convolutional = not any(isinstance(m, nn.Linear | nn.LayerNorm) for m in network.modules())
     smaller = tuple(n // 2 if n > _TRACED_SIZE and n % 2 == 0 else n for n in shape[2:])
     if convolutional and smaller != shape[2:]:
@@ -270,6 +271,7 @@ def multiply_final_layer(model: Any) -> None:
         convolution, bias = (last.input_value(n).get_node() for n in (0, 1))
     if not _takes_single_voxels(convolution):
         return
+    # Weight first: the product then has classes before voxels, as scores are stored
     features, weight = (convolution.input_value(n) for n in (0, 1))
     count, channels, *size = features.get_shape()
     classes = weight.get_shape()[0]
@@ -366,6 +368,7 @@ def _pooled_mean(values: Any) -> Any:
 
     output = values if hasattr(values, "get_target_inputs") else values.output(0)
     spatial = list(output.get_shape())[2:]
+    # One axis at a time: each mean adds few values, so that float32 keeps their digits
     for axis in reversed(range(len(spatial))):
         kernel = [n if i == axis else 1 for i, n in enumerate(spatial)]
         none = [0] * len(spatial)

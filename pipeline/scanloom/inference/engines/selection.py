@@ -192,6 +192,7 @@ class EngineSelector:
             }
             network = f"{self.card.name}-{export_key(subject)[:16]}"
             decision = self.records.recorded(network) if self.records else None
+            # Asked once: all cases of an output folder have the same engine
             if decision is None:
                 engine = choose() if self.requested == "auto" else self.requested
                 decision = EngineRecord(engine, chosen)
@@ -208,6 +209,7 @@ class EngineSelector:
         An engine that was decided for all scans is followed although it may be slower here, but not
         if its labels differ: speed is of this machine, labels are of the whole folder.
         """
+        # Engines are prepared for windows of one size
         if self.card.window.size is None:
             self._decide(lambda: TORCH)
             return torch_choice("the model's window is the whole scan"), None
@@ -217,6 +219,7 @@ class EngineSelector:
             why = "chosen for all cases of the output folder" if self.records else "measured here"
         if name == TORCH:
             return torch_choice(why, self._measured), None
+        # From the cheapest test to the dearest; any fault leaves the scan to torch, with a warning
         engine = ENGINES.get(name)
         if engine is None or engine.version() is None:
             fault = "it is not installed here"
@@ -248,6 +251,7 @@ class EngineSelector:
                 continue
             request = self._requests(model, scan)[0]
             path = trial_file(engine, request)
+            # Measuring costs some windows, which few windows do not repay
             if read_trial(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
                 return TORCH
@@ -263,6 +267,7 @@ class EngineSelector:
 
     def _planned(self, model: TorchModel, scan: ScanWindows) -> int:
         """Return the number of windows that this process is to run."""
+        # Each subset of the flipped axes is a pass of its own
         flips = 1 << len(self.card.window.mirror)
         return scan.count * len(model.runs) * flips * self.planned_cases
 
@@ -288,6 +293,7 @@ class EngineSelector:
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
         """Return what an engine prepares: a request for each network of the model."""
         networks: list[nn.Module] = []
+        # A network in half precision is not the one to convert: it is loaded again
         exact = model.loaded.dtype is torch.float32 and model.device.type == "cpu"
 
         def build(n: int) -> nn.Module:
@@ -365,6 +371,7 @@ class ScanWindows:
         corners = [corner for row in self._layout.rows() for corner in row.corners]
         views = [padded[:, *window_slices(corner, size)] for corner in corners]
         spread = [float(view[:, ::4, ::4, ::4].std(correction=0)) for view in views]
+        # A window of air would be labelled alike by any engine
         order = sorted(range(len(views)), key=lambda n: -spread[n])
         return [views[n].expand(self.shape).contiguous() for n in order[:2]]
 
@@ -448,6 +455,7 @@ def measure(
     reference = own_labels
     half = request.dtype is not torch.float32
     if half:
+        # Half precision is judged by float32, not by torch in half precision
         exact = request.build().to(request.device)
         reference = [labels_of(exact(probe)) for probe in probes]
     try:  # after torch has freed its memory

@@ -97,6 +97,7 @@ class MeshNet(nn.Module):
             values = self._convolve(values, cast(nn.Conv3d, layer))
             if self._has_norm:
                 self._normalize(values, n)
+        # Scores fit into the memory of the last layer
         if self._narrow:
             return self._classify(values)
         scores: torch.Tensor = self.classifier(values)
@@ -114,6 +115,7 @@ class MeshNet(nn.Module):
             missing = last + halo - planes
             after = [torch.zeros_like(before[:, :, :missing])] if missing > 0 else []
             block = torch.cat([before, inside, *after], dim=2)
+            # Kept apart, since the slab overwrites the planes that the next one still reads
             before = block[:, :, last - first : last - first + halo].clone()
             result = layer(block)
             del block, inside, after
@@ -128,6 +130,7 @@ class MeshNet(nn.Module):
     def _normalize(self, values: torch.Tensor, layer: int) -> None:
         """Apply norm and activation in place, channel by channel."""
         norm = cast(nn.InstanceNorm3d, self.norms[layer]) if len(self.norms) else None
+        # One channel at a time: a copy of all would take as much memory as the layer
         for n in range(values.shape[1]):
             channel = values[:, n : n + 1]
             if norm is None:

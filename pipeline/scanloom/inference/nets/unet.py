@@ -86,6 +86,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = layers.convolution(inputs, outputs, kernel, stride)
+        # Registered by name and in the sequence: state dicts hold both names
         modules = [self.conv]
         if layers.dropout:
             self.dropout = nn.Identity()
@@ -97,6 +98,7 @@ class Block(nn.Module):
         if activation is not None:
             self.nonlin = activation
             modules.append(activation)
+        # `nonlin_first` of dynamic_network_architectures
         if layers.activation_first and norm is not None and activation is not None:
             modules[-2:] = activation, norm
         self.all_modules = nn.Sequential(*modules)
@@ -115,6 +117,7 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         ones = (1,) * layers.dimensions
+        # The activation follows the sum with the shortcut
         linear = replace(layers, slope=None, dropout=False)
         self.conv1 = Block(layers, inputs, outputs, kernel, stride)
         self.conv2 = Block(linear, outputs, outputs, kernel, ones)
@@ -203,6 +206,7 @@ class Decoder(nn.Module):
         ones = (1,) * layers.dimensions
         transposed = _TRANSPOSED[layers.dimensions]
         stages, upsamplings, scores = [], [], []
+        # From the coarsest stage, as nnU-Net numbers the decoder's stages
         levels = list(zip(plan.features, plan.kernels, plan.strides, strict=True))[::-1]
         for (below, upper), count in zip(pairwise(levels), plan.decoder, strict=True):
             channels, kernel, _ = upper

@@ -212,6 +212,7 @@ class TakingTurns:
 
         def run(windows: torch.Tensor) -> torch.Tensor:
             if self._present is not network:
+                # The other network leaves first: both do not fit
                 if self._present is not None:
                     self._present.to("cpu")
                 network.to(self._device)
@@ -238,6 +239,7 @@ def read_weights(weights: Weights) -> State:
         is not a state dict of plain tensors; OUT_OF_MEMORY.
     """
     content = _content(weights)
+    # By content first: a card's key names an entry, and for two formats the format
     if is_safetensors(io.BytesIO(content)):
         data = _read_safetensors(content)
     elif weights.key == WEIGHTS_KEY:
@@ -247,6 +249,7 @@ def read_weights(weights: Weights) -> State:
     else:
         data = _read_torch(content)
     state = _state(data, weights.key)
+    # Tensors may share or repeat stored bytes: a small file must not fill the memory
     check_growth(sum(v.numel() * v.element_size() for v in state.values()), len(content))
     return state
 
@@ -299,6 +302,7 @@ def _content(weights: Weights) -> bytes:
     except OSError as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    # Hashed as read, so that no other process can change the file in between
     digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
     if digest != expected:
         detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
@@ -455,6 +459,7 @@ def half_error(
 
     Of scores that overflow, the error is 0: each scan on which they do is repeated in float32.
     """
+    # Smooth structures with noise, as in a normalised scan
     source = torch.Generator().manual_seed(0)
     coarse = torch.randn((1, card.n_inputs, *(-(-n // 8) for n in size)), generator=source)
     window = functional.interpolate(coarse, size, mode="trilinear")

@@ -144,6 +144,7 @@ def gather(
     lanes = out.shape[2]
     whole = size[2] == EDGE
     for k in range(lanes):
+        # Padding repeats the last class, which can't become the first with the largest score
         start, target = base + classes[min(k, classes.shape[0] - 1)] * steps[1], k
         for p in range(EDGE):
             for b in range(EDGE):
@@ -281,6 +282,7 @@ def label_block(
     """
     lanes, n_columns = plane.shape[1], columns[0].shape[0]
     line = n_columns * lanes
+    # Columns first, once for all source rows between the same two network rows
     for b in range(rows[0][0], rows[0][-1] + 2):
         for j in range(n_columns):
             corner, start = (b * EDGE + columns[0][j]) * lanes, b * line + j * lanes
@@ -290,6 +292,7 @@ def label_block(
     for i in range(rows[0].shape[0]):
         u, first = rows[1][i], rows[0][i] * line
         for j in range(n_columns):
+            # Two passes without a branch on scores: first the largest, then the class that has it
             best = np.float32(-np.inf)
             for k in range(first, first + lanes, LANES):
                 best = max(best, _largest(work, k, k + line, u, half))
@@ -321,6 +324,7 @@ def _bounds(
     `low` and `high` have one element per block; `work` is a (2, columns) work array.
     """
     columns = work.shape[1]
+    # Column by column, so that processors compare many columns at once; then block by block
     work[0, :] = np.inf
     work[1, :] = -np.inf
     for p in range(planes):
@@ -332,6 +336,7 @@ def _bounds(
                 work[0, d] = v if v < work[0, d] else work[0, d]
                 work[1, d] = v if v > work[1, d] else work[1, d]
     for n in range(low.shape[0]):
+        # With the first column of the next block, which the last source voxels here read too
         first, last = n * BLOCK, min(n * BLOCK + BLOCK, columns - 1)
         low[n], high[n] = work[0, first], work[1, first]
         for d in range(first + 1, last + 1):
@@ -347,6 +352,7 @@ def _find_remaining(low: Floats, high: Floats, n: int, remaining: Indices) -> in
         largest_minimum = max(largest_minimum, low[c, n])
     count = 0
     for c in range(low.shape[0]):
+        # Not `>=`: of a class with NaN only nothing is known, so it stays
         if not high[c, n] < largest_minimum:
             remaining[count] = c
             count += 1

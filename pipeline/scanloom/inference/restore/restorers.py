@@ -91,12 +91,14 @@ def choose_backend(
 
     `rounded` rounds scores to half precision before they are compared.
     """
+    # Scores stay on their device: kernels for a CPU would need a copy of them
     if device.type != "cpu":
         on_device = cuda.available(device, classes)
         if on_device.usable:
             return RestoreBackend(cuda.label, on_device.why)
         return RestoreBackend(restore_torch, f"plain torch: {on_device.why}")
     wide = label_type(decision, classes) is np.uint16
+    # A kernel is tested in the type that it will get: rounded scores are half precision
     overlapping = not isinstance(decision, Argmax)
     kernels = cpu.available(overlapping, torch.float16 if rounded else dtype, wide, rounded)
     if kernels.usable:
@@ -119,6 +121,7 @@ def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> 
     if plan.mode == "area":  # such models restore scores too, but not by interpolation
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
+        # nnU-Net resamples scores in half precision, and compares them rounded
         rounded = card.window.sums == "float16"
         return ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused, rounded=rounded)
     return LabelRestorer(plan, card.decision, card.n_outputs)
@@ -245,6 +248,7 @@ class MeanRestorer(ScoreRestorer):
             total: torch.Tensor | None = None
             for first in range(0, scores.shape[1], self._classes):
                 channels = range(first, first + self._classes)
+                # One member at a time: scores of all members on the source grid are too large
                 logits = torch.stack([interpolate(scores[:, c], weights) for c in channels], dim=1)
                 if self._rounded:
                     logits = logits.to(torch.float16).to(torch.float32)
@@ -267,6 +271,7 @@ def clear_uncovered(labels: Sequence[Labels], plan: NetworkPlan) -> None:
         return
     for axis in range(3):
         at, size = plan.to_network(axis), plan.network.shape[plan.network_axis(axis)]
+        # Half a voxel beyond the outermost centres still belongs to the outermost voxels
         outside = (at < -0.5) | (at > size - 0.5)
         for label_map in labels:
             np.moveaxis(label_map, axis, 0)[outside] = 0
@@ -373,6 +378,7 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
     """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
     known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
     values = torch.from_numpy(known).to(device)
+    # The order of operations is MONAI's: at exact ratios its rounding decides the neighbour
     if plan.unturned is not None:  # as MONAI: turned back first, then resampled
         values, plan = unorient(values, plan), plan.unturned
     if plan.alignment != "first" and plan.resampled:
@@ -425,6 +431,7 @@ class SourceSlices:
         """
         last = first + len(planes) - 1
         positions = self._positions[self._pending]
+        # A slice between two blocks of planes needs the last of one and the first of the next
         between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
         ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
         if between and self._last_plane is not None:
@@ -439,6 +446,7 @@ class SourceSlices:
         """Restore neighbouring source slices from the planes around them, from `first` on."""
         plan = self._plan
         b, c = other_axes(plan.lead)  # source axes, in the order of `out`
+        # Only in a sheared stack do rows and columns depend on the slice
         lines = slices if any(plan.lean) else slices[:1]
         at = [self._positions[slices] - first]
         at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
@@ -670,6 +678,7 @@ def _of_probabilities(scores: Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _of_logits(scores: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the entropy of the softmax: log of the sum of exp, minus the mean score."""
+    # A running maximum, so that exp can't overflow: earlier sums are scaled to the new one
     highest = sums = weighted = None
     for values in scores:
         x = values.to(torch.float32)
@@ -719,6 +728,7 @@ class _UncertaintyBase:
         own = [each[:, : self._classes] for each in planes.members]
         arrays = [mean, *(own or [mean] * (_n_stacked(self._members) - 1))]
         known = planes.known
+        # `known` is stacked with the scores, so that it is interpolated with their weights
         known = torch.ones_like(mean[:, :1]) if known is None else known.to(mean.dtype)
         step = max(1, STACK_BYTES // max(1, len(arrays) * mean[0].nbytes))
         for start in range(0, len(mean), step):
@@ -775,6 +785,7 @@ class _UncertaintyFromScores(_UncertaintyBase):
     def _disagreement(self, stack: torch.Tensor, at: Coordinates, out: NDArray[Any]) -> None:
         """Write the share of networks whose own labels differ from the result."""
         decision = self._card.decision
+        # Few slices at once: labels of one network at a time are kept, not those of all
         dtype, count = label_type(decision, self._classes), map_count(decision, self._classes)
         slice_bytes = max(1, count * np.dtype(dtype).itemsize * math.prod(out.shape[1:]))
         step = max(1, MEMBER_LABEL_BYTES // slice_bytes)
