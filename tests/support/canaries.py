@@ -1,7 +1,7 @@
 """Scans whose every word is a canary: text fields, descriptions, names of files and folders.
 
-Each scan lies in a folder of a plain number, which is what the command line is given; everything
-below it bears the canary. What scanloom says and writes of them must not.
+Each scan lies in a folder of a plain number, which the command line gets; everything below it bears
+the canary. Messages and files of scanloom must not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fill_numbers(k: int, ds: Dataset) -> None:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Let pydicom write what the standard forbids, without a word."""
+    """Let pydicom write values that the standard forbids, without warnings."""
     modes = ("reading_validation_mode", "writing_validation_mode")
     before = {mode: getattr(config.settings, mode) for mode in modes}
     try:
@@ -77,11 +77,11 @@ def unchecked() -> Iterator[None]:
 
 def slices(folder: Path, modality: str = "CT", name: str = "", **more: object) -> list[Path]:
     """Write a series below `folder`; all its names are canaries."""
-    words = Words(modality, f"{folder.name}{name}", study=folder.name)
+    attributes = Words(modality, f"{folder.name}{name}", study=folder.name)
     below = folder / f"{CANARY} {name}"
     edit = more.pop("edit", fill)
     with unchecked():
-        paths = write_series(below, noise(), words=words, edit=edit, **more)  # type: ignore[arg-type]
+        paths = write_series(below, noise(), words=attributes, edit=edit, **more)  # type: ignore[arg-type]
     return [path.rename(path.with_name(f"{CANARY}_{path.name}")) for path in paths]
 
 
@@ -275,7 +275,7 @@ def birds(content: bytes) -> list[str]:
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """Give a file's bytes, and what is packed in them."""
+    """Yield a file's bytes, and the content packed in them."""
     content = path.read_bytes()
     yield content
     if path.suffix == ".gz":

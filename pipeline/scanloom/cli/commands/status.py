@@ -25,7 +25,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_folder import RUNS
         from scanloom.io.output.layout import no_results, published_cases
-        from scanloom.io.system.liveness import DIED
+        from scanloom.io.system.scratch_folders import DIED
 
         out = results.path
         if not out.is_dir():
@@ -90,7 +90,7 @@ def _reviewed(out: Path) -> dict[str, int]:
 
 def _totals(reviewed: dict[str, int]) -> str:
     """Return the numbers of reviewed cases as a sentence."""
-    from scanloom.review.verdicts.results import STATES
+    from scanloom.review.verdicts.verdict import STATES
 
     return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 

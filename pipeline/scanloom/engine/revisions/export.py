@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.contents import identity_of
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import published_cases
+from scanloom.io.output.layout import identity_of, published_cases
 from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
-from scanloom.review.corrections.revisions import latest_result, revision_number
+from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 
 DATASET = "dataset.json"
 

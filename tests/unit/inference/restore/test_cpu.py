@@ -84,8 +84,8 @@ def test_labels_are_those_of_plain_torch_but_for_ties(case: Case) -> None:
     rounding = 1e-5 * max(1.0, float(np.abs(truth).max()))
     if isinstance(case.decision, Threshold):
         tied = np.abs(truth - case.decision.value) < rounding
-        for number, (one, other) in enumerate(zip(kernels, torches, strict=True)):
-            assert ((one == other) | tied[:, number]).all()
+        for number, (kernel_mask, torch_mask) in enumerate(zip(kernels, torches, strict=True)):
+            assert ((kernel_mask == torch_mask) | tied[:, number]).all()
         return
     ranked = np.sort(truth, axis=1)
     tied = ranked[:, -1] - ranked[:, -2:][:, 0] < rounding
@@ -125,14 +125,14 @@ def test_kernels_do_the_work_on_a_cpu(
 def test_more_threads_give_the_same_labels() -> None:
     case = restore_cases.cases()["float32"]
     before = torch.get_num_threads()
-    (one,) = labelled(case, cpu.label)
+    (single,) = labelled(case, cpu.label)
     try:
         torch.set_num_threads(5)
         (five,) = labelled(case, cpu.label)
     finally:
         torch.set_num_threads(before)
 
-    np.testing.assert_array_equal(one, five)
+    np.testing.assert_array_equal(single, five)
 
 
 def test_scores_that_are_no_numbers_give_labels_all_the_same() -> None:
@@ -175,9 +175,9 @@ print(backend.label.__name__, "|", backend.why)
 
 def probed(code: str = PROBE, **environment: str) -> str:
     """Return which way a process of its own chooses."""
-    given = {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **given})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -195,10 +195,10 @@ def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path
     blocked = tmp_path / "file"
     blocked.write_text("a file where a folder should be")
 
-    found = probed(XDG_CACHE_HOME=str(blocked))
+    backend = probed(XDG_CACHE_HOME=str(blocked))
 
     assert (
-        found
+        backend
         == "restore_torch | plain torch: compiled code can't be kept in the user's cache folder"
     )
 
@@ -219,8 +219,8 @@ def test_code_is_not_loaded_from_where_others_can_add_some(
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
     usual = base / "scanloom" / "numba"
     assert cpu.cache_folder() == usual
-    made = (tmp_path / "a", base, base / "scanloom", usual)
-    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+    folders = (tmp_path / "a", base, base / "scanloom", usual)
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o700] * 4
     if fault == "a link":
         usual.rmdir()
         (tmp_path / "theirs").mkdir()

@@ -1,0 +1,75 @@
+"""A case's memory, from header and card alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.core import Outputs, Reason, ScanError, format_bytes
+from scanloom.engine.prepare import MEASUREMENT_BYTES, check_memory, estimate_case
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.restore.restorers import ScoreRestorer
+from support import model_cards
+
+
+def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) -> None:
+    """Nothing that grows with the scan is held beside them while the network runs."""
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    few, many = (
+        estimate_case(model_cards.grid((512, 512, n), (0.7, 0.7, 1.0)), np.int16, [card])
+        for n in (300, 1000)
+    )
+    voxels = 512 * 512 * 700
+    copy = 4 * 179 * 179 * 350
+    added = many.host["network"] - few.host["network"]
+    assert voxels * 3 + copy <= added <= 1.2 * (voxels * 3 + copy)
+
+
+@pytest.mark.parametrize("decision", [Argmax(), Threshold()])
+@pytest.mark.parametrize(("count", "label_bytes"), [(255, 1), (256, 2)])
+def test_label_maps_are_counted_with_their_own_type(
+    decision: Decision, count: int, label_bytes: int, tmp_path: Path
+) -> None:
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
+        structures=model_cards.structures(count),
+        decision=decision,
+    )
+    grid = model_cards.grid((6, 5, 4))
+    maps = ScoreRestorer(plan_grid(grid, card.grid), decision, card.n_outputs).labels
+    need = estimate_case(grid, np.int16, [card])
+
+    assert (len(maps), maps[0].itemsize) == (card.n_maps, label_bytes)
+    assert need.host["measure"] - MEASUREMENT_BYTES == 6 * 5 * 4 * 2 + sum(m.nbytes for m in maps)
+
+
+def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    need = estimate_case(model_cards.grid((512, 512, 1000)), np.int16, [card], Outputs())
+    check_memory(need, need.peak)
+    with pytest.raises(ScanError) as caught:
+        check_memory(need, 10**9)
+    assert caught.value.reason is Reason.OUT_OF_MEMORY
+    assert f"needs {format_bytes(need.peak)} in the step" in caught.value.detail
+    assert "limit 953.7 MiB" in caught.value.detail
+
+
+def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    grid = model_cards.grid((100, 80, 60))
+    usual = estimate_case(grid, np.int16, [card])
+    with_maps = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
+    voxels = 100 * 80 * 60
+    assert with_maps.host["write"] >= usual.host["write"] + voxels
+    assert with_maps.host["restore"] >= usual.host["restore"] + voxels
+    folds = replace(card, folds=(card.weights, card.weights))
+    several = estimate_case(grid, np.int16, [folds], Outputs(also=("uncertainty",)))
+    assert several.host["restore"] >= with_maps.host["restore"] + voxels
+    assert (
+        estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
+        < (several.host["restore"])
+    )
