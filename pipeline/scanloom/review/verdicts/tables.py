@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.verdicts.log import REVIEW, VerdictStack, current_verdicts, read_verdicts
+from scanloom.review.verdicts.log import REVIEW, VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def review_states(out: Path) -> dict[str, str]:
     ScanError
         REVIEW_DAMAGED if the log is damaged.
     """
-    current = current_verdicts(read_verdicts(out))
+    current = VerdictStack(read_verdicts(out)).current()
     results = current_results(out, current)
     return {
         case: state_of(results[case], verdicts) if case in results else "stale"

@@ -263,7 +263,7 @@ def test_comments_are_kept_as_they_are_and_only_in_private(server: Any) -> None:
 def test_a_full_disk_is_not_answered_as_kept(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client, name = server.client(), server.cases[0]
     body = body_of(client, name)
-    log = server.desk.log
+    log = server.state.log
     monkeypatch.setattr(
         type(log), "append", lambda *_: (_ for _ in ()).throw(ScanError(Reason.DISK_FULL, "full"))
     )
@@ -304,7 +304,7 @@ def test_cases_of_others_are_not_served(serve: Any) -> None:
     server = serve(("anna", "ben", "cleo"), double=1e-9)
     clients = {who: server.client(who) for who in ("r1", "r2", "r3")}
     for name in server.cases:
-        [reader] = server.desk.readers.assigned(name, {})
+        [reader] = server.state.readers.assigned(name, {})
         for who, client in clients.items():
             answer = client.get(f"/api/case/{name}")
             assert answer.status_code == (200 if who == reader else 404)
@@ -336,7 +336,7 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     assert (saved.status_code, saved.json()) == (200, {"revision": 1})
     [revision] = revision_folders(server.out, name)
     file = case["layers"][0]["file"]
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     shown = opened.view.of(read_label_maps(revision)[file])
     np.testing.assert_array_equal(shown, opened.layers[0].labels)
     pixels = np.frombuffer(drafted, f"<u{case['layers'][0]['bytes']}")
@@ -388,7 +388,7 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
     left = ben.get(f"/api/case/{name}/draft").json()
     assert (left["undo"], left["carried"], left["dropped"]) == (1, 1, 0)
     assert ben.get(f"/api/case/{name}/draft").json()["carried"] == 0
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     label = opened.layers[0].structures[0]["number"]
     x, y = np.indices(opened.view.shape[:2])
     spacing = about(ben, name)["spacing"]
@@ -431,7 +431,7 @@ def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
     client, name, windows = server.client(), server.cases[0], 2
     case = about(client, name)
     label, shape = case["layers"][0]["labels"][0]["value"], case["shape"]
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     expected, spacing = opened.layers[0].labels.copy(), case["spacing"]
     rng = np.random.default_rng(0)
     points = [[int(rng.integers(n)) for n in shape] for _ in range(40)]
@@ -471,7 +471,7 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
     client, held = server.client(), list[tuple[int, int]]()
     for n in range(12):
         name = server.cases[n % 2]
-        label = server.desk.opened(name).layers[0].structures[n % 3]["number"]
+        label = server.state.opened(name).layers[0].structures[n % 3]["number"]
         paint(client, name, label=label, points=[[2 + n % 5, 2 + n // 2]])
         paint(client, name, label=label, points=[[9, 2 + n // 2]])
         assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
@@ -480,7 +480,7 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
         held.append(tuple(sum(type(o) is t for o in found) for t in (OpenedCase, Draft)))
 
     assert max(held[2:]) <= (2, 0)
-    assert server.desk.worklist.findings.keys() == set(server.cases)
+    assert server.state.worklist.findings.keys() == set(server.cases)
 
 
 def test_a_correction_that_can_t_be_saved_is_kept(
@@ -488,18 +488,18 @@ def test_a_correction_that_can_t_be_saved_is_kept(
 ) -> None:
     client, name = server.client(), server.cases[0]
     painted, labels = paint(client, name).json(), f"/api/case/{name}/labels/0/axial/3-3?draft=1"
-    before, publish_it = client.get(labels).content, server.desk.publish
+    before, publish_it = client.get(labels).content, server.state.publish
 
     def full(*_: object) -> Path:
         raise ScanError(Reason.DISK_FULL, "the revision was not written")
 
-    server.desk.publish = full
+    server.state.publish = full
     answer = change(client, name, "draft/save")
 
     assert (answer.status_code, answer.json()["reason"]) == (507, "DISK_FULL")
     assert client.get(labels).content == before
     assert client.get(f"/api/case/{name}/draft").json()["version"] == painted["version"]
-    server.desk.publish = publish_it
+    server.state.publish = publish_it
     assert change(client, name, "draft/undo").json()["undo"] == 0
     assert change(client, name, "draft/redo").json()["undo"] == 1
     assert change(client, name, "draft/save").json() == {"revision": 1}
@@ -508,7 +508,7 @@ def test_a_correction_that_can_t_be_saved_is_kept(
 
 def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -> None:
     """A stroke that comes while the correction is written is refused, not answered as painted."""
-    client, name, publish_it = server.client(), server.cases[0], server.desk.publish
+    client, name, publish_it = server.client(), server.cases[0], server.state.publish
     version = paint(client, name).json()["version"]
     begun, answers = threading.Event(), list[Any]()
 
@@ -517,12 +517,12 @@ def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -
         time.sleep(0.3)
         return Path(publish_it(*given))
 
-    server.desk.publish = publish_slowly
+    server.state.publish = publish_slowly
     saving = threading.Thread(target=change, args=(client, name, "draft/save", version))
     saving.start()
     begun.wait()
     stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[2, 2]], "radius_mm": 2.0}
-    label = server.desk.open_cases.get(name).layers[0].structures[0]["number"]
+    label = server.state.open_cases.get(name).layers[0].structures[0]["number"]
     answers.append(change(client, name, "stroke", version, label=label, **stroke))
     saving.join()
 
@@ -536,16 +536,16 @@ def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(
     names = tuple(f"reader {n}" for n in range(6))
     server = serve(names)
     name = server.cases[0]
-    clients = [server.client(code) for code in server.desk.names]
+    clients = [server.client(code) for code in server.state.names]
     painted = []
     for n, client in enumerate(clients):
         paint(client, name, points=[[2 + n, 4]], radius_mm=2.0)
         if n == 0:
-            size = server.desk.drafts.find(name, "r1").painted.nbytes
+            size = server.state.drafts.find(name, "r1").painted.nbytes
             monkeypatch.setattr(drafts, "MAX_PAINTED_BYTES", 5 * size // 2)
         painted.append(client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content)
 
-    held = [server.desk.drafts.find(name, code) for code in server.desk.names]
+    held = [server.state.drafts.find(name, code) for code in server.state.names]
     again = [
         client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content for client in clients
     ]
@@ -674,7 +674,7 @@ def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
 
 def test_a_case_has_room_ahead_only_beside_those_that_are_shown(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
-    open_cases = server.desk.open_cases
+    open_cases = server.state.open_cases
     about(client, first)
     opened = open_cases.get(first)
     open_cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
@@ -692,7 +692,7 @@ def test_no_reviewer_closes_the_case_of_another(
 ) -> None:
     """Each keeps the case that he looks at, also if there is room for one only."""
     anna, ben, (first, second) = server.client("r1"), server.client("r2"), server.cases
-    open_cases = server.desk.open_cases
+    open_cases = server.state.open_cases
     open_cases.limit = 1
     about(anna, first)
     of_anna = open_cases.get(first)
@@ -722,7 +722,7 @@ def test_without_the_scan_labels_are_shown(
     if cause == "other key":
         key.write_bytes(b"o" * 32)
         key.chmod(0o600)
-    server.desk.open_cases.key = published / "key" if cause == "moved" else key
+    server.state.open_cases.key = published / "key" if cause == "moved" else key
     scans = published / "scans"
     if cause == "moved":
         scans.rename(published / "elsewhere")

@@ -46,11 +46,11 @@ def test_strokes_are_there_again_after_a_restart(serve: Any) -> None:
 
     assert [drafted(client, each) for each in (name, other)] == before
     assert (before[0][0]["undo"], before[0][0]["redo"]) == (3, 1)
-    assert server.desk.drafts.kept() == {(name, "r1"): 3, (other, "r1"): 1}
+    assert server.state.drafts.kept() == {(name, "r1"): 3, (other, "r1"): 1}
     assert drafted(server.client("r2"), name)[0]["undo"] == 0
     assert change(client, name, "draft/redo").json()["undo"] == 4
     assert change(client, name, "draft/save").json() == {"revision": 1}
-    assert server.desk.drafts.kept() == {(other, "r1"): 1}
+    assert server.state.drafts.kept() == {(other, "r1"): 1}
 
 
 def test_only_their_owner_may_read_drafts(server: Any) -> None:
@@ -181,16 +181,16 @@ def test_a_case_that_can_t_be_read_for_a_moment_is_not_gone(
     body = {"decision": "accept", "recipe": about["recipe"], "seen": about["seen"]}
     paint(client, name)
     before = drafted(client, name)
-    server.desk.opened(other)
+    server.state.opened(other)
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[3, 4]], "radius_mm": 3.0}
-    label = server.desk.opened(other).layers[0].structures[0]["number"]
+    label = server.state.opened(other).layers[0].structures[0]["number"]
     version = client.get(f"/api/case/{other}/draft").json()["version"]
     failing[0] = number
 
     verdict = client.post(f"/api/case/{name}/verdict", json=body)
     shown = client.get(f"/api/case/{name}")
     painted = change(client, other, "stroke", version, label=label, **stroke)
-    server.desk.worklist.refresh(at_once=True)
+    server.state.worklist.refresh(at_once=True)
 
     listed = client.get("/api/worklist").json()
     assert {(each.status_code, each.json()["reason"]) for each in (verdict, shown)} == {
@@ -210,7 +210,7 @@ def test_a_revision_that_can_t_be_read_for_a_moment_does_not_give_way_to_the_res
     client, name = server.client(), server.cases[0]
     paint(client, name)
     change(client, name, "draft/save")
-    server.desk.open_cases.forget(name)
+    server.state.open_cases.forget(name)
     failing[0] = errno.EMFILE
 
     answers = [client.get(f"/api/case/{name}/{LABELS}"), client.get(f"/api/case/{name}")]
@@ -257,7 +257,7 @@ def test_corrections_side_by_side_stay_painted(
     for name in server.cases:
         for client in clients:
             assert paint(client, name).json()["changed"] > 0
-    held = list(server.desk.drafts._held.values())
+    held = list(server.state.drafts._held.values())
     assert len(held) == 4
     assert all(each.painted for each in held)
 

@@ -146,7 +146,7 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
     client, name = server.client(), server.cases[0]
     drafts = server.out / "private" / "drafts"
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    label = server.state.opened(name).layers[0].structures[0]["number"]
     (drafts / name).mkdir(parents=True)
     (drafts / name / "r1.jsonl").symlink_to(hers / "diary")
     assert change(client, name, "stroke", "x", label=label, **stroke).status_code in (409, 503)
@@ -164,7 +164,7 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
 def test_reports_and_exports_open_no_links(server: Any, hers: Path, tmp_path: Path) -> None:
     picture, [case, other] = hers / "moved", sorted((server.out / "cases").iterdir())
     for each in (case, other):
-        server.desk.log.append(Verdict(each.name, "r1", seen(each), "accept"))
+        server.state.log.append(Verdict(each.name, "r1", seen(each), "accept"))
     shutil.copy2(case / "preview.png", picture)
     replace(case / "preview.png", picture)
     fit(case)
@@ -374,7 +374,7 @@ def test_private_files_of_another_user_are_not_filled(out: Path) -> None:
 def test_strokes_are_not_kept_in_a_folder_of_another_user(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    label = server.state.opened(name).layers[0].structures[0]["number"]
     version = client.get(f"/api/case/{name}/draft").json()["version"]
     give_away(server.out / "private")
 

@@ -32,8 +32,8 @@ def revise(server: Any, name: str) -> None:
     latest = latest_result(server.out, name)
     [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
-    server.desk.publish(name, revision_number(latest), {file: changed}, "r1")
-    server.desk.worklist.refresh(at_once=True)
+    server.state.publish(name, revision_number(latest), {file: changed}, "r1")
+    server.state.worklist.refresh(at_once=True)
 
 
 def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> None:

@@ -59,13 +59,13 @@ def test_the_last_verdict_counts_and_undo_restores_the_one_before(log: VerdictLo
     log.append(verdict(decision="accept"))
     log.append(verdict(decision="reject"))
     log.append(verdict(reviewer="r2"))
-    assert log.current()["a"]["r1"].decision == "reject"
+    assert log.stack.current()["a"]["r1"].decision == "reject"
 
     log.undo("r1", "a")
 
-    assert log.current()["a"]["r1"].decision == "accept"
+    assert log.stack.current()["a"]["r1"].decision == "accept"
     log.undo("r1", "a")
-    assert set(log.current()["a"]) == {"r2"}
+    assert set(log.stack.current()["a"]) == {"r2"}
     assert log.undo("r1", "a") is None
     assert log.count == len(read_verdicts(log.out)) == 5
 
