@@ -1,4 +1,4 @@
-"""Routes: what reviewers get, what they may send, and what nobody gets."""
+"""Routes: answers to reviewers, requests that they may send, and files that nobody gets."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_link_works_once_and_its_session_for_one_reviewer(server: Any) -> None
     stranger = server.client(None)
     used = stranger.post("/api/session", json={"token": token, "reviewer": "r2"})
     assert (used.status_code, used.json()["reason"]) == (403, "SESSION")
-    other = server.sessions.tokens["r1"]
-    foreign = stranger.post("/api/session", json={"token": other, "reviewer": "r2"})
+    second = server.sessions.tokens["r1"]
+    foreign = stranger.post("/api/session", json={"token": second, "reviewer": "r2"})
     assert foreign.status_code == 403
-    assert stranger.post("/api/session", json={"token": other, "reviewer": "r1"}).is_success
+    assert stranger.post("/api/session", json={"token": second, "reviewer": "r1"}).is_success
     assert client.get("/api/me").json()["name"] == "ben"
 
 
@@ -102,7 +102,7 @@ def test_pages_hold_nothing_of_the_results(server: Any) -> None:
     pages = [client.get("/r1/"), client.get(f"/r1/case/{name}"), client.get("/")]
     assert [each.status_code for each in pages] == [200, 200, 403]
     assert client.get("/r9/").status_code == 403
-    assert not any(word in each.text for each in pages for word in (*server.cases, "anna"))
+    assert not any(secret in each.text for each in pages for secret in (*server.cases, "anna"))
 
 
 def test_other_sites_and_hosts_are_refused(server: Any) -> None:
@@ -189,17 +189,17 @@ def test_a_verdict_is_kept_shown_and_undone(server: Any) -> None:
     shown = about(client, name)
     assert shown["verdict"]["comment"] == "why"
     assert shown["state"] == "edit"
-    others = about(server.client("r2"), name)
-    assert (others["verdict"], others["others"][0]["reviewer"]) == (None, "anna")
+    second_view = about(server.client("r2"), name)
+    assert (second_view["verdict"], second_view["others"][0]["reviewer"]) == (None, "anna")
     undone = client.post(f"/api/case/{name}/undo", json={})
     assert (undone.json()["state"], undone.json()["verdict"]) == ("open", None)
     assert client.post(f"/api/case/{name}/undo", json={}).status_code == 409
 
 
 def test_the_list_follows(server: Any) -> None:
-    client, other = server.client("r1"), server.client("r2")
+    client, second = server.client("r1"), server.client("r2")
     decide(client, server.cases[0], "accept")
-    decide(other, server.cases[0], "reject")
+    decide(second, server.cases[0], "reject")
     decide(client, server.cases[1], "accept")
 
     listed = client.get("/api/worklist").json()
@@ -290,7 +290,7 @@ def test_no_route_shows_a_blind_reader_the_others_verdict(serve: Any) -> None:
         for path in ("/api/worklist", f"/api/case/{name}", f"/r2/case/{name}", "/r2/", "/api/me")
     ]
 
-    assert not any(word in text for text in before for word in ("seen by", "anna"))
+    assert not any(secret in text for text in before for secret in ("seen by", "anna"))
     assert (about(second, name)["state"], about(second, name)["others"]) == ("open", [])
     listed = second.get("/api/worklist").json()
     [row] = [dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"][:1]]
@@ -302,12 +302,12 @@ def test_no_route_shows_a_blind_reader_the_others_verdict(serve: Any) -> None:
 
 def test_cases_of_others_are_not_served(serve: Any) -> None:
     server = serve(("anna", "ben", "cleo"), double=1e-9)
-    clients = {who: server.client(who) for who in ("r1", "r2", "r3")}
+    clients = {code: server.client(code) for code in ("r1", "r2", "r3")}
     for name in server.cases:
         [reader] = server.state.readers.assigned(name, {})
-        for who, client in clients.items():
+        for code, client in clients.items():
             answer = client.get(f"/api/case/{name}")
-            assert answer.status_code == (200 if who == reader else 404)
+            assert answer.status_code == (200 if code == reader else 404)
 
 
 # --- corrections ----------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
 
     assert (late.status_code, late.json()["reason"]) == (409, "STALE")
     labels = f"/api/case/{name}/labels/0/axial/3-3"
-    left = ben.get(f"/api/case/{name}/draft").json()
-    assert (left["undo"], left["carried"], left["dropped"]) == (1, 1, 0)
+    draft = ben.get(f"/api/case/{name}/draft").json()
+    assert (draft["undo"], draft["carried"], draft["dropped"]) == (1, 1, 0)
     assert ben.get(f"/api/case/{name}/draft").json()["carried"] == 0
     opened = server.state.open_cases.get(name)
     label = opened.layers[0].structures[0]["number"]
@@ -427,7 +427,7 @@ def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server:
 
 
 def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
-    """Each of two windows repeats what was refused: the sum is what NumPy paints."""
+    """Each of two windows repeats refused strokes: the sum is as NumPy paints it."""
     client, name, windows = server.client(), server.cases[0], 2
     case = about(client, name)
     label, shape = case["layers"][0]["labels"][0]["value"], case["shape"]
@@ -476,8 +476,8 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
         paint(client, name, label=label, points=[[9, 2 + n // 2]])
         assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
         gc.collect()
-        found = gc.get_objects()
-        held.append(tuple(sum(type(o) is t for o in found) for t in (OpenedCase, Draft)))
+        objects = gc.get_objects()
+        held.append(tuple(sum(type(o) is t for o in objects) for t in (OpenedCase, Draft)))
 
     assert max(held[2:]) <= (2, 0)
     assert server.state.worklist.findings.keys() == set(server.cases)
@@ -512,10 +512,10 @@ def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -
     version = paint(client, name).json()["version"]
     begun, answers = threading.Event(), list[Any]()
 
-    def publish_slowly(*given: Any) -> Path:
+    def publish_slowly(*arguments: Any) -> Path:
         begun.set()
         time.sleep(0.3)
-        return Path(publish_it(*given))
+        return Path(publish_it(*arguments))
 
     server.state.publish = publish_slowly
     saving = threading.Thread(target=change, args=(client, name, "draft/save", version))
@@ -826,8 +826,8 @@ def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
     client = getattr(server, "kept", None) or server.client()
     server.kept = client
     known = st.sampled_from(server.cases)
-    parts = data.draw(st.lists(SEGMENTS | known, min_size=1, max_size=6))
-    path = "/" + "/".join(parts)
+    segments = data.draw(st.lists(SEGMENTS | known, min_size=1, max_size=6))
+    path = "/" + "/".join(segments)
     if data.draw(st.booleans()):
         name = data.draw(known)
         path = f"/api/case/{name}/" + "/".join(data.draw(st.lists(SEGMENTS, max_size=4)))

@@ -117,10 +117,10 @@ def test_a_case_comes_back_once_without_the_own_verdict(
 ) -> None:
     monkeypatch.setattr(readers_module, "REPEAT_AFTER", 1)
     server = serve(repeat=1.0)
-    client, (name, other) = server.client(), server.cases
+    client, (name, second) = server.client(), server.cases
     decide(client, name, "reject", tags=["leak"])
     assert not about(client, name)["again"]
-    decide(client, other, "accept")
+    decide(client, second, "accept")
 
     back = about(client, name)
     assert (back["again"], back["verdict"], back["state"]) == (True, None, "open")
@@ -128,4 +128,4 @@ def test_a_case_comes_back_once_without_the_own_verdict(
 
     assert not about(client, name)["again"]
     kept = [(each.case, each.reading) for each in read_verdicts(server.out)]
-    assert kept == [(name, 1), (other, 1), (name, 2)]
+    assert kept == [(name, 1), (second, 1), (name, 2)]
