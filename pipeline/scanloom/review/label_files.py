@@ -191,10 +191,10 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     )
     names = _by_name(_slicer_segments(image))
     for n, layer in enumerate(layers):
-        values = {value for place, value in names.values() if place == n}
+        values = {value for index, value in names.values() if index == n}
         if foreign := sorted(set(np.unique(layer).tolist()) - values - {0}):
             raise ScanError(Reason.LABELS_UNKNOWN, f"no segment has the value {foreign[0]}")
-    if any(not 0 <= place < len(layers) or value < 1 for place, value in names.values()):
+    if any(not 0 <= index < len(layers) or value < 1 for index, value in names.values()):
         raise ScanError(Reason.LABELS_UNKNOWN, "a segment has a layer or value that can't be")
     return LabelFile(layers, names)
 

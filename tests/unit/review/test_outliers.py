@@ -105,8 +105,8 @@ def test_an_unusual_value_is_told_with_its_place() -> None:
 
     [doubt] = findings_of(cases)["odd"]
 
-    assert doubt.place is not None
-    assert (doubt.place.quantity, doubt.place.value) == ("volume", 15000.0)
+    assert doubt.value is not None
+    assert (doubt.value.quantity, doubt.value.value) == ("volume", 15000.0)
     assert doubt.text.startswith("15000 ml is large (usually ")
     assert doubt.subjects == tuple(cases["odd"])
 

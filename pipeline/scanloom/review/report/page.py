@@ -376,17 +376,17 @@ def _shown_findings(
     for finding in findings:
         by_text[finding.text].append(finding)
     shown = []
-    for text, found in by_text.items():
-        names = [finding.structure for finding in found]
+    for text, alike in by_text.items():
+        names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
-        position = found[0].place
-        if position is not None:
-            n = structures.index((position.model, position.label))
-            entry["place"] = [n, position.quantity, _rounded(position.value)]
-        subjects = tuple(m for finding in found for m in finding.subjects)
+        outlier = alike[0].value
+        if outlier is not None:
+            n = structures.index((outlier.model, outlier.label))
+            entry["value"] = [n, outlier.quantity, _rounded(outlier.value)]
+        subjects = tuple(m for finding in alike for m in finding.subjects)
         if mosaic is not None and subjects:
-            together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
+            together = Finding(alike[0].kind, "", 0.0, text, subjects=subjects)
             slices = slices_of(together, mosaic.tiles, case.shape)
             entry["slices"] = [
                 {"number": each.number, "area": each.area, "outlines": each.outlines}

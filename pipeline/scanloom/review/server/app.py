@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +22,7 @@ from scanloom.io.output.file_names import PREVIEW
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.drafts import Step, check_result
+from scanloom.review.server.drafts import check_result
 from scanloom.review.server.requests import (
     check_structures,
     read_body,
@@ -181,14 +182,6 @@ class Routes:
             check_result(case, version)
         return JSONResponse(self.state.drafts.describe(case, reviewer))
 
-    def undo_stroke(self, request: Request, reviewer: str) -> Response:
-        """Undo the last stroke."""
-        return self._step(request, reviewer, "undo")
-
-    def redo_stroke(self, request: Request, reviewer: str) -> Response:
-        """Paint the last undone stroke again."""
-        return self._step(request, reviewer, "redo")
-
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
@@ -202,8 +195,8 @@ class Routes:
         name, version = self._name(request, reviewer), read_version(read_body(request.state.body))
         return JSONResponse({"revision": self.state.save_draft(name, reviewer, version)})
 
-    def _step(self, request: Request, reviewer: str, step: Step) -> Response:
-        """Undo a stroke or paint it again."""
+    def step(self, request: Request, reviewer: str, *, step: Literal["undo", "redo"]) -> Response:
+        """Undo the last stroke, or paint the last undone stroke again."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
         held = self.state.drafts.of(case, reviewer)
         with held.changing(case, version):
@@ -252,8 +245,8 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),
         ("GET", f"{of_case}/draft", routes.draft),
-        ("POST", f"{of_case}/draft/undo", routes.undo_stroke),
-        ("POST", f"{of_case}/draft/redo", routes.redo_stroke),
+        ("POST", f"{of_case}/draft/undo", partial(routes.step, step="undo")),
+        ("POST", f"{of_case}/draft/redo", partial(routes.step, step="redo")),
         ("POST", f"{of_case}/draft/discard", routes.discard),
         ("POST", f"{of_case}/draft/save", routes.save_draft),
     ]
@@ -268,13 +261,9 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
     ]
     app = Starlette(
         routes=listed,
-        exception_handlers={
-            RefusedError: _refused,
-            ScanError: _scan_error,
-            OSError: _passing_error,
-            HTTPException: _http_error,
-            Exception: _fault,
-        },
+        exception_handlers=dict.fromkeys(
+            (RefusedError, ScanError, OSError, HTTPException, Exception), _failure
+        ),
     )
     return Guard(app, tuple(origins))
 
@@ -304,35 +293,22 @@ def _page(name: str, status: int = 200) -> Response:
     return Response((STATIC / name).read_bytes(), status, media_type=MEDIA_TYPES[suffix])
 
 
-def _refused(_: Request, exc: Exception) -> Response:
-    if not isinstance(exc, RefusedError):
-        raise exc
-    text = exc.text.encode("utf-8", "replace").decode()  # it may quote half a character
-    return JSONResponse({"reason": exc.reason, "text": text}, exc.status)
-
-
-def _scan_error(_: Request, exc: Exception) -> Response:
-    if not isinstance(exc, ScanError):
-        raise exc
-    plain = {"reason": exc.code, "text": f"{exc.detail}."}
-    return JSONResponse(plain, STATUS.get(exc.reason, 409))
-
-
-def _passing_error(_: Request, exc: Exception) -> Response:
-    """Answer that a file can't be read or written now, which tells nothing of the case."""
-    if not isinstance(exc, OSError):
-        raise exc
-    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    logger.error("a request failed: %s", name)
-    text = f"The server can't read its files for the moment ({name}): try again."
-    return JSONResponse({"reason": "BUSY", "text": text}, 503)
-
-
-def _http_error(_: Request, exc: Exception) -> Response:
-    status = exc.status_code if isinstance(exc, HTTPException) else 404
-    return JSONResponse({"reason": "NOT_FOUND", "text": "There is no such address."}, status)
-
-
-def _fault(_: Request, exc: Exception) -> Response:
-    logger.error("a request failed: %s", type(exc).__name__)
-    return JSONResponse({"reason": "INTERNAL", "text": "A bug in scanloom."}, 500)
+def _failure(_: Request, exc: Exception) -> Response:
+    """Answer that a request failed, in our own words: no path, and no text of a library."""
+    match exc:
+        case RefusedError():
+            text = exc.text.encode("utf-8", "replace").decode()  # it may quote half a character
+            status, reason = exc.status, exc.reason
+        case ScanError():
+            status, reason, text = STATUS.get(exc.reason, 409), exc.code, f"{exc.detail}."
+        case OSError():  # a file can't be read or written now, which tells nothing of the case
+            name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+            logger.error("a request failed: %s", name)
+            text = f"The server can't read its files for the moment ({name}): try again."
+            status, reason = 503, "BUSY"
+        case HTTPException():
+            status, reason, text = exc.status_code, "NOT_FOUND", "There is no such address."
+        case _:
+            logger.error("a request failed: %s", type(exc).__name__)
+            status, reason, text = 500, "INTERNAL", "A bug in scanloom."
+    return JSONResponse({"reason": reason, "text": text}, status)

@@ -526,9 +526,9 @@ class Drafts:
         """
         held = self.of(case, reviewer)
         with held.using(case):
-            told = {"carried": held.carried, "dropped": held.dropped}
-            held.carried = held.dropped = 0
-            return {**held.state, **told}
+            state = {**held.state, "carried": held.carried, "dropped": held.dropped}
+            held.carried = held.dropped = 0  # stated once
+            return state
 
     def drop(self, held: HeldDraft) -> None:
         """Drop a draft that is in use.
@@ -584,13 +584,13 @@ class Drafts:
                 return None
             self._held[name, reviewer] = held
         self._held.move_to_end((name, reviewer))
-        left = MAX_PAINTED_BYTES
-        for other in reversed(self._held.values()):
-            painted = other.painted  # it may be let go of meanwhile
-            if other is not held and painted is not None:
-                left -= painted.nbytes
-                if left < 0:
-                    other.let_go()
+        room = MAX_PAINTED_BYTES
+        for earlier in reversed(self._held.values()):
+            painted = earlier.painted  # it may be let go of meanwhile
+            if earlier is not held and painted is not None:
+                room -= painted.nbytes
+                if room < 0:
+                    earlier.let_go()
         return held
 
 

@@ -113,11 +113,15 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
     ):
         raise RefusedError(400, "ONLY", "only is a list of labels.")
     return Stroke(
-        *(layer, plane.normal, plane.across, plane.down, index),
-        [(float(x), float(y)) for x, y in points],
-        float(radius),  # type: ignore[arg-type]  # a number, as checked
-        _whole(plain, "label", MAX_LABEL),
-        None if only is None else tuple(only),
+        layer=layer,
+        normal=plane.normal,
+        across=plane.across,
+        down=plane.down,
+        index=index,
+        points=[(float(x), float(y)) for x, y in points],
+        radius_mm=float(radius),  # type: ignore[arg-type]  # a number, as checked
+        label=_whole(plain, "label", MAX_LABEL),
+        only=None if only is None else tuple(only),
     )
 
 

@@ -431,8 +431,9 @@ class ReviewState:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         again = name in self._coming_back(reviewer) and reviewer in self._valid_of(name)
         independent = not self._may_have_seen_others(name, reviewer)
-        given = replace(verdict, reading=2 if again else 1, independent=independent)
-        return self.log.append(given, comment)
+        reading = 2 if again else 1
+        kept = replace(verdict, reading=reading, independent=independent)
+        return self.log.append(kept, comment)
 
     def _may_have_seen_others(self, name: str, reviewer: str) -> bool:
         """Return whether a reviewer was shown another's verdict on a case.
@@ -441,14 +442,14 @@ class ReviewState:
         other's verdict, a verdict of theirs on its correction is not independent any more.
         """
         kept = self.log.stack.all_of_case(name)
-        others = [verdict for verdict in kept if verdict.reviewer != reviewer]
-        if others and (name, reviewer) in self.log.stack.undone:  # they may have been shown before
+        foreign = [verdict for verdict in kept if verdict.reviewer != reviewer]
+        if foreign and (name, reviewer) in self.log.stack.undone:  # they may have been shown before
             return True
         return any(
             not self.readers.is_blind(
-                name, reviewer, {v.reviewer: v for v in kept if v.seen == other.seen}
+                name, reviewer, {v.reviewer: v for v in kept if v.seen == verdict.seen}
             )
-            for other in others
+            for verdict in foreign
         )
 
     def save_draft(self, name: str, reviewer: str, version: str) -> int:
