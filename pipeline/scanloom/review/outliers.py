@@ -311,7 +311,10 @@ def find_outliers(
     for case, measurements in cases.items():
         for measurement in measurements:
             findings[case] += _compare(measurement, cohort)
-        findings[case] += _of_scan(measurements)
+        flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
+        findings[case] += [
+            Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
+        ]
         findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
         findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
     return findings
@@ -379,12 +382,6 @@ def _expected(usual: Distribution) -> str:
         return f"usually up to {math.floor(usual.usual[1])}"
     origin = "reference range" if usual.source else "usually"
     return f"{origin} {low} to {high} {usual.unit}"
-
-
-def _of_scan(measurements: Sequence[Measurement]) -> list[Finding]:
-    """Return findings of the scan itself, from the flags that its measurements repeat."""
-    flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
-    return [Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT]
 
 
 def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Finding]:

@@ -368,7 +368,11 @@ class OpenCases:
         """
         expected = expected_bytes(self.out, name)
         with self._guard:
-            shown = sum(self._bytes(each) for each in self._kept() - {name})
+            shown = sum(
+                (_arrays(self._open[each]) if each in self._open else 0)
+                or expected_bytes(self.out, each)
+                for each in self._kept() - {name}
+            )
             if shown + expected > self.limit:
                 return None
             future = self._start(name)
@@ -411,10 +415,6 @@ class OpenCases:
         """Return the cases that reviewers look at."""
         oldest = time.monotonic() - SHOWN_S
         return {name for name, at in self._shown.values() if at >= oldest}
-
-    def _bytes(self, name: str) -> int:
-        future = self._open.get(name)
-        return (_arrays(future) if future else 0) or expected_bytes(self.out, name)
 
 
 def expected_bytes(out: Path, name: str) -> int:

@@ -9,11 +9,12 @@ compared that are about the same result, and were given without seeing the verdi
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,6 @@ from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.verdicts.log import REVIEW, VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SAMPLES = 1000
 """Bootstrap samples."""
@@ -157,7 +155,13 @@ def agreements(verdicts: Iterable[Verdict]) -> list[ReaderAgreement]:
         Those that were not undone.
     """
     independent, readings = _selected(verdicts)
-    results = _between(_by_subject(independent))
+    results = list[ReaderAgreement]()
+    for subject, decisions in _by_subject(independent).items():
+        readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
+        results += _agreement(subject, "alpha", decisions, readers, alpha)
+        for first, second in itertools.combinations(readers, 2):
+            name = f"kappa {first} {second}"
+            results += _agreement(subject, name, decisions, (first, second), kappa)
     for reviewer in sorted({reader for reader, _ in readings}):
         pairs = {
             (f"{reviewer} {verdict.reading}", key): verdict
@@ -199,19 +203,6 @@ def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Decis
         for structure, decision in verdict.structures.items():
             decisions.setdefault(structure, {})[key] = decision
     return decisions
-
-
-def _between(by_subject: Mapping[str, _Decisions]) -> list[ReaderAgreement]:
-    """Return the agreement between reviewers."""
-    results = list[ReaderAgreement]()
-    for subject, decisions in by_subject.items():
-        readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
-        results += _agreement(subject, "alpha", decisions, readers, alpha)
-        for n, first in enumerate(readers):
-            for second in readers[n + 1 :]:
-                name = f"kappa {first} {second}"
-                results += _agreement(subject, name, decisions, (first, second), kappa)
-    return results
 
 
 def _agreement(
@@ -309,16 +300,11 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    pq.write_table(pa.Table.from_pylist(plain, _schema()), path)
-
-
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
     types = {"seconds": pa.float64(), "reading": pa.int64()}
     types |= dict.fromkeys(("current", "independent"), pa.bool_())
-    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
+    plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    pq.write_table(pa.Table.from_pylist(plain, schema), path)
 
 
 def _cell(value: object) -> object:

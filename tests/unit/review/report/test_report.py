@@ -204,6 +204,18 @@ def test_its_policy_lets_only_its_own_script_run(thirty: Path) -> None:
     assert "unsafe" not in policy
 
 
+def test_names_of_its_modules_differ(thirty: Path) -> None:
+    """They are joined into one module: a name that stands twice would be a syntax error."""
+    script = page_of(thirty).scripts[1]
+    names = re.findall(
+        r"^(?:async )?(?:const|let|class|function) (?:\{.*\} = )?(\w+)", script, re.MULTILINE
+    )
+
+    assert len(names) > 10
+    assert len(set(names)) == len(names)
+    assert not re.search(r"^(?:import|export)\b", script, re.MULTILINE)
+
+
 def test_nothing_hostile_gets_out_of_its_place(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     preview = draw_noise(tmp_path / "page.png")
