@@ -117,8 +117,10 @@ def on_grid(
     ScanError
         GRID_DIFFERS.
     """
+    # index in the file to index in the case: a permutation with signs where voxels are the same
     to_grid = np.linalg.inv(grid.affine) @ affine
     steps = np.rint(to_grid[:3, :3])
+    # a small error of a direction grows with the distance from the first voxel
     drift = np.abs(to_grid[:3, :3] - steps) @ (np.array(array.shape) - 1)
     low = to_grid[:3, 3] + np.minimum(steps @ np.diag(np.array(array.shape) - 1), 0).sum(axis=1)
     is_turned = (np.abs(steps).sum(axis=0) == 1).all() and (np.abs(steps).sum(axis=1) == 1).all()

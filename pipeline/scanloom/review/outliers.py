@@ -356,6 +356,7 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
     elif z >= OUTLIER_Z or (z <= -OUTLIER_Z and quantity != "parts"):
+        # capped: one absurd value must not push all other cases down
         factor = min(abs(z) / OUTLIER_Z, 3.0)
     else:
         return None

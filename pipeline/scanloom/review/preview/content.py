@@ -481,11 +481,13 @@ def _center_of(view: View, key: Key, box: Box, segmentations: Sequence[Segmentat
     first, last = corners.min(axis=0), corners.max(axis=0)
     i, j, k = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
     inside = view.of(layer.labels)[i, j, k]
+    # every step-th voxel: the largest slices of a large structure don't hang on single voxels
     step = math.ceil((inside.size / MAX_SEARCH_VOXELS) ** (1 / 3))
     mask = inside[::step, ::step, ::step] == number
     center = []
     for axis in range(3):
         area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
+        # the largest slice itself may be at an end of a structure with a flat side
         candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
         center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
     return center
@@ -518,6 +520,7 @@ def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
     ends = {first, last}
     low, high = min((s[0] for s in spans), default=first), max((s[1] for s in spans), default=last)
     needed: set[int] = set()
+    # as many evenly spaced slices as leave room for those that structures need
     for room in range(count - 2, -1, -1):
         even = {int(low + (n + 0.5) / room * (high - low + 1)) for n in range(room)}
         shown = ends | {min(n, last) for n in even}
@@ -531,6 +534,7 @@ def _piercing(spans: Sequence[Span]) -> set[int]:
     """Return few slices such that each span has one of them."""
     chosen: set[int] = set()
     waiting = sorted(spans, key=lambda s: s[1])
+    # greedy by the last slice is optimal for intervals: no fewer slices would do
     while waiting:
         end = waiting[0][1]
         group = [s for s in waiting if s[0] <= end]

@@ -303,6 +303,7 @@ def make_rows(
         {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
     )
     rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
+    # ids break ties, so that equal results give equal pages
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
     index = {key: n for n, key in enumerate(structures)}
     distributions = {

@@ -463,6 +463,7 @@ def as_image(volume: Volume, view: View) -> Image:
         array = np.where(np.isfinite(array), array, np.nanmin(array[np.isfinite(array)], initial=0))
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     whole = array.dtype.kind in "iu" or bool((array == np.rint(array)).all())
+    # exact if it can be: as it is, else shifted (unsigned 16 bits), else rounded to 16 bits
     if whole and low >= _LOWEST and high <= _HIGHEST:
         return Image(view.of(_as_int16(array)), 1.0, 0.0, exact=True)
     if whole and high - low <= _HIGHEST - _LOWEST:

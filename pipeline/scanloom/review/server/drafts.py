@@ -188,6 +188,7 @@ class Draft:
     def _forget(self) -> None:
         """Forget how the first strokes are undone, to stay within the limits."""
         held = sum(each.nbytes for each in self._done)
+        # the last stroke can always be undone, however large
         while len(self._done) > MAX_UNDO or (held > MAX_UNDO_BYTES and len(self._done) > 1):
             held -= self._done.pop(0).nbytes
             self._forgot = True

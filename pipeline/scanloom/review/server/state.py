@@ -423,6 +423,7 @@ class ReviewState:
             OUTPUT_UNWRITABLE.
         """
         name, reviewer = verdict.case, verdict.reviewer
+        # the last look may be older than a correction that was published meanwhile
         self.worklist.update(name)
         case = self.worklist.cases.get(name)
         if case is None:

@@ -75,6 +75,7 @@ class Readers:
         ranked = sorted(
             (*self.reviewers, *former), key=lambda each: _number(case, f"reader {each}")
         )
+        # ranked by hash: a further reviewer takes only the cases in which it ranks first
         if not self.is_double(case):
             return tuple(ranked[:1])
         decisions = {verdicts[each].decision for each in ranked[:2] if each in verdicts}

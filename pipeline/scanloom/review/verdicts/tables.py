@@ -86,6 +86,7 @@ def kappa(table: Table, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         shares = [weights @ (reader[:, None] == categories) for reader in (first, second)]
         chance, observed = (shares[0] * shares[1]).sum(axis=1), weights @ (first == second)
         values = (observed - chance) / (1 - chance)
+    # one category only: agreement by chance is whole, and 0 / 0 would be rounding
     values[chance > 1 - 1e-12] = np.nan
     return np.asarray(values if common.any() else np.full(len(weights), np.nan))
 
@@ -106,6 +107,7 @@ def alpha(table: Table, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     categories = np.unique(table[~np.isnan(table)])
     counts = (table[:, :, None] == categories).sum(axis=0).astype(float)
     each = counts.sum(axis=1)
+    # a case with one value has no pair to compare
     counts, weights, each = counts[each >= 2], weights[:, each >= 2], each[each >= 2]
     total, of_category = weights @ each, weights @ counts
     differing = (each**2 - (counts**2).sum(axis=1)) / (each - 1)
@@ -133,6 +135,7 @@ def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, floa
         Of the samples, so that reports repeat.
     """
     columns = np.nan_to_num(table, nan=-1)
+    # cases with the same decisions are drawn together: a sample is a count of each kind
     columns, counts = np.unique(columns, axis=1, return_counts=True)
     random = np.random.default_rng(seed)
     weights = random.multinomial(counts.sum(), counts / counts.sum(), SAMPLES).astype(float)
