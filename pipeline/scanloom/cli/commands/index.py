@@ -81,7 +81,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
 def record_all(listed: Index, out: Path, secret: bytes) -> None:
     """Add all series to the crosswalk of OUT, so that `scanloom where` answers for their ids."""
     from scanloom.io.identity import key_fingerprint
-    from scanloom.io.index.sources import record_series
+    from scanloom.io.index.build import record_series
     from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 
     with disk_errors_as_scan_errors():

@@ -25,7 +25,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_folder import RUNS
         from scanloom.io.output.layout import no_results, published_cases
-        from scanloom.io.system.liveness import DIED
+        from scanloom.io.system.scratch_folders import DIED
 
         out = results.path
         if not out.is_dir():

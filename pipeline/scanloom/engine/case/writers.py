@@ -17,8 +17,8 @@ from scanloom.io.extras.image import IMAGE
 from scanloom.io.extras.masks import MASKS
 from scanloom.io.extras.uncertainty import UNCERTAINTY
 from scanloom.io.output import file_names
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
-from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.case import (
     check_dicom_segs,
     check_label_maps,

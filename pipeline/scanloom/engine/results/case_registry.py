@@ -6,10 +6,9 @@ import logging
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.io.output.crosswalk import add_sources, case_folders, source_from_series
+from scanloom.io.output.crosswalk import add_sources, case_folders, folder_name, source_from_series
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.private import private_folder, read_fingerprint
-from scanloom.io.output.source_names import folder_name
 from scanloom.options import FolderNaming
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.contents import identity_of
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.layout import published_cases
+from scanloom.io.output.layout import identity_of, published_cases
 from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import private_draft

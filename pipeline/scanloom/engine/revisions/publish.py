@@ -31,12 +31,11 @@ from scanloom.core import (
 )
 from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
-from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import Scan
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.output.measurements import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.verdicts.log import REVIEW, VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
