@@ -19,7 +19,7 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
 from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_source
-from scanloom.review.verdicts.log import current_verdicts, read_verdicts
+from scanloom.review.verdicts.log import VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import Verdict, seen_of
 
 DATASET = "dataset.json"
@@ -86,7 +86,7 @@ def export(
 
 def _results(out: Path, left_out: dict[str, str]) -> Iterator[Path]:
     """Yield the latest result of each case that counts; damaged ones are left out."""
-    current = current_verdicts(read_verdicts(out))
+    current = VerdictStack(read_verdicts(out)).current()
     for case in published_cases(out):
         result = latest_result(out, case.name)
         try:
