@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scanloom.core import Flag, Measurement
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.review.cohort import OUTLIER_Z, Cohort, Distribution, Quantity, values_of
 
 IMBALANCE_RATIO = 1.8

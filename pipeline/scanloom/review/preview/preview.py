@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from scanloom.core import Flag, Measurement, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.review.preview.content import Plane, PreviewContent, choose_content
 from scanloom.review.preview.drawing import (
     MUTED,
