@@ -54,8 +54,8 @@ class Truth:
     alike: tuple[Any, ...] = ()
 
 
-def _image(*words: str) -> list[str]:
-    return ["ORIGINAL", "PRIMARY", *words]
+def _image(*values: str) -> list[str]:
+    return ["ORIGINAL", "PRIMARY", *values]
 
 
 def _texts(keyword: str, *each: str, vr: str = "LO") -> Truth:
@@ -387,7 +387,7 @@ class Drawing:
         name = dice.choice(sorted(PLANES))
         return plane(name, spacing=(0.8, 0.7), step=round(dice.uniform(0.7, 6), 2))
 
-    def others(self) -> list[bool]:
+    def alternates(self) -> list[bool]:
         """Whether each slice has the other value."""
         dice = self.random
         count = 2 * dice.randint(6, 12)
@@ -401,37 +401,37 @@ class Drawing:
 
     def stored(self) -> NDArray[np.int64]:
         """Samples (I, J, K) that mark the value of each slice."""
-        others = np.array(self.others())
-        return np.where(others, THEIRS, OURS) * np.ones((8, 6, 1), np.int64)
+        alternates = np.array(self.others())
+        return np.where(alternates, THEIRS, OURS) * np.ones((8, 6, 1), np.int64)
 
     def pair(self, truth: Truth) -> tuple[Any, Any]:
         """Return the two values."""
         pool = truth.alike if self.pattern == "harmless" else truth.unlike
-        one, other = self.random.sample(range(len(pool)), 2)
-        return pool[one], pool[other]
+        first, second = self.random.sample(range(len(pool)), 2)
+        return pool[first], pool[second]
 
     def write(self, folder: Path, truth: Truth) -> None:
         """Write files of one frame each."""
-        others, pair = self.others(), self.pair(truth)
+        alternates, pair = self.others(), self.pair(truth)
 
         def edit(k: int, ds: Dataset) -> None:
             ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uid(self.seed, k)
             ds.pop(truth.tag, None)
-            value = pair[others[k]]
+            value = pair[alternates[k]]
             if value is not None:
                 ds.add_new(truth.tag, truth.vr, value)
 
         words = Words("MR", more={"SOPClassUID": MR, "ImageType": _image("M")})
         write_series(folder, self.stored(), self.geometry, Coding(intercept="0"), words, edit)
 
-    def write_frames(self, folder: Path, place: tuple[str, str, tuple[Any, ...], str]) -> None:
+    def write_frames(self, folder: Path, location: tuple[str, str, tuple[Any, ...], str]) -> None:
         """Write one enhanced object."""
-        group, keyword, values, _ = place
+        group, keyword, values, _ = location
         pair = self.random.sample(values, 2)
         samples = self.stored()
         frames = []
-        for k, other in enumerate(self.others()):
-            own = {keyword: pair[other]}
+        for k, second in enumerate(self.others()):
+            own = {keyword: pair[second]}
             content, groups = (own, {}) if not group else ({}, {group: own})
             frames.append(Frame(samples[:, :, k], self.geometry, k, content, groups, intercept="0"))
         self.random.shuffle(frames)

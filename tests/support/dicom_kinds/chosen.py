@@ -25,11 +25,11 @@ def many(folder: Path) -> None:
     phases(*each, balls=(BALL, LATE, LATER, BALL, LATE, LATER))(folder)
 
 
-def unlike(*parts: tuple[str, dict[str, Any]]) -> Maker:
+def unlike(*series: tuple[str, dict[str, Any]]) -> Maker:
     """Return a writer of stacks in several planes in one series."""
 
     def make(folder: Path) -> None:
-        for n, ((name, attributes), ball) in enumerate(zip(parts, (BALL, LATE), strict=True)):
+        for n, ((name, attributes), ball) in enumerate(zip(series, (BALL, LATE), strict=True)):
             geometry = around(name)
 
             def edit(
@@ -63,10 +63,10 @@ def enhanced_phases(
             geometry = replace(geometry, origin=tuple(geometry.position(n * shift)))
             samples = stored(geometry, ball)
             drop = n if names[0] != names[1] else 0  # stacks are ordered by size
-            some = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
+            kept_frames = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
             if files:
-                write_enhanced(folder / f"{n}.dcm", shuffled(some), number=n, shared=False)
-            frames += some
+                write_enhanced(folder / f"{n}.dcm", shuffled(kept_frames), number=n, shared=False)
+            frames += kept_frames
         if not files:
             write_enhanced(folder / "object.dcm", shuffled(frames), shared=False)
 

@@ -75,11 +75,11 @@ def other_spacing_above(k: int, ds: Dataset) -> None:
 def contradicting(folder: Path) -> None:
     paths = stack(folder)
     for n, k in enumerate((8, 9, 10)):
-        other = dcmread(paths[k])
-        other.SOPInstanceUID = other.file_meta.MediaStorageSOPInstanceUID = uid("other", n)
-        other.InstanceNumber = 90 + n
-        other.PixelData = bytes(len(other.PixelData))
-        dcmwrite(folder / f"other {n}.dcm", other)
+        second = dcmread(paths[k])
+        second.SOPInstanceUID = second.file_meta.MediaStorageSOPInstanceUID = uid("other", n)
+        second.InstanceNumber = 90 + n
+        second.PixelData = bytes(len(second.PixelData))
+        dcmwrite(folder / f"other {n}.dcm", second)
 
 
 def cut(share: float) -> Maker:

@@ -117,8 +117,10 @@ def called_implicit(folder: Path) -> None:
     """Write a series in which each meta header names another transfer syntax than the data's."""
     for path in stack(folder):
         data = path.read_bytes()
-        named, other = (f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2"))
-        path.write_bytes(data.replace(named, other.ljust(len(named), b"\0"), 1))
+        named, implicit = (
+            f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2")
+        )
+        path.write_bytes(data.replace(named, implicit.ljust(len(named), b"\0"), 1))
 
 
 def odd_and_even_times(k: int, ds: Dataset) -> None:

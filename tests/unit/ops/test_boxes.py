@@ -60,15 +60,15 @@ def test_crop_keeps_positions_and_comes_back(codes: str) -> None:
     box = box_of_labels(labels)
     assert box is not None
 
-    part = crop_volume(Volume(scan, grid, "HU", "CT", padding=-2000.0), box)
+    cropped = crop_volume(Volume(scan, grid, "HU", "CT", padding=-2000.0), box)
 
     first = np.array(box[0])
     offset = np.array((1, 2, 3))
-    np.testing.assert_allclose(part.grid.world(offset), grid.world(first + offset))
-    np.testing.assert_array_equal(part.array, scan[box.slices])
-    assert (part.unit, part.padding) == ("HU", -2000.0)
-    assert part.array.flags.f_contiguous
+    np.testing.assert_allclose(cropped.grid.world(offset), grid.world(first + offset))
+    np.testing.assert_array_equal(cropped.array, scan[box.slices])
+    assert (cropped.unit, cropped.padding) == ("HU", -2000.0)
+    assert cropped.array.flags.f_contiguous
     structures = model_cards.structures(2)
-    small = Segmentation("m", (Layer(labels[box.slices], structures),), part.grid)
+    small = Segmentation("m", (Layer(labels[box.slices], structures),), cropped.grid)
     whole = paste_segmentation(small, box, grid)
     np.testing.assert_array_equal(whole.layers[0].labels, labels)

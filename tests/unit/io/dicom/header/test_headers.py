@@ -157,10 +157,10 @@ def test_blocks_of_one_creator_that_contradict_each_other_are_a_fault(tmp_path, 
 def test_the_pixel_offset_is_right(tmp_path, coding):
     path = one_file(tmp_path, coding, edit=with_sequences)
     [header] = read_headers([path])
-    place = header.pixels
-    wanted = dcmread(path).PixelData
-    assert path.read_bytes()[place.offset :] == wanted
-    assert place.length == len(wanted)
+    location = header.pixels
+    expected = dcmread(path).PixelData
+    assert path.read_bytes()[location.offset :] == expected
+    assert location.length == len(expected)
 
 
 def test_a_header_of_megabytes_is_read(tmp_path):
@@ -186,9 +186,9 @@ def rewritten(path: Path, syntax: str) -> Path:
 @pytest.mark.parametrize("syntax", [DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian])
 def test_other_transfer_syntaxes_give_the_same_header(tmp_path, syntax):
     plain = rewritten(one_file(tmp_path / "plain"), ExplicitVRLittleEndian)
-    other = rewritten(one_file(tmp_path / "other"), syntax)
-    assert both(other)[0] == both(other)[1]
-    ours, theirs = read_headers([plain, other])
+    rewritten_path = rewritten(one_file(tmp_path / "other"), syntax)
+    assert both(rewritten_path)[0] == both(rewritten_path)[1]
+    ours, theirs = read_headers([plain, rewritten_path])
     for field in fields(Header):
         if field.name not in ("path_string", "elements", "shared", "syntax", "pixels"):
             assert getattr(ours, field.name) == getattr(theirs, field.name)
@@ -253,19 +253,19 @@ def test_threads_that_read_different_series_do_not_mix_them(tmp_path):
         ds.SeriesDescription = f"{k % 4:16}"
 
     paths = write_series(tmp_path, noise((36, 35, 8)), edit=edit)
-    wanted = {path: both(path)[1] for path in paths}
+    expected = {path: both(path)[1] for path in paths}
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
             rounds = [path for path in paths for _ in range(300)]
             random.Random(1).shuffle(rounds)
-            found = list(
+            headers = list(
                 pool.map(lambda path: (path, parse_plain(path, read_first_bytes(path))), rounds)
             )
     finally:
         sys.setswitchinterval(before)
-    assert all(elements == wanted[path] for path, elements in found)
+    assert all(elements == expected[path] for path, elements in headers)
 
 
 def test_headers_keep_the_attributes_that_separate_or_unite_slices():
@@ -282,11 +282,11 @@ def test_an_unknown_sequence_is_left_to_pydicom(tmp_path):
     sequence += struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
     data = path.read_bytes()
     [header] = read_headers([path])
-    place = header.pixels.offset - 12
-    path.write_bytes(data[:place] + sequence + data[place:])
+    offset = header.pixels.offset - 12
+    path.write_bytes(data[:offset] + sequence + data[offset:])
     assert both(path)[0] is None
     [moved] = read_headers([path])
-    assert moved.pixels == PixelDataLocation(place + len(sequence) + 12, header.pixels.length)
+    assert moved.pixels == PixelDataLocation(offset + len(sequence) + 12, header.pixels.length)
 
 
 @pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
@@ -387,9 +387,9 @@ def test_bytes_after_the_pixels_are_not_read(tmp_path):
 
 @pytest.mark.parametrize("length", [64, 256, 70_000])
 def test_elements_are_kept_if_the_transfer_syntax_is_damaged(length):
-    place = PixelDataLocation(1 << 40, 7)
+    location = PixelDataLocation(1 << 40, 7)
     values = {tags.MEDIA_STORAGE_SOP_CLASS_UID: b"1.2"}
-    elements = elements_from_values(values, "ÿ" * length, little=True, pixels=place)
+    elements = elements_from_values(values, "ÿ" * length, little=True, pixels=location)
     assert decode_elements(elements.packed()) == elements
 
 
@@ -398,10 +398,10 @@ def test_headers_and_slices_created_without_init_have_all_fields(tmp_path: Path)
     for path in write_series(tmp_path / "in", noise()):
         [header] = read_headers([path])
         assert isinstance(header, Header)
-        one = single_slice(header)
+        slice_ = single_slice(header)
 
         assert vars(header).keys() == {field.name for field in fields(Header)}
-        assert vars(one).keys() == {field.name for field in fields(Slice)}
+        assert vars(slice_).keys() == {field.name for field in fields(Slice)}
 
 
 def test_attributes_have_distinct_names():
