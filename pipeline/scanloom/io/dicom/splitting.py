@@ -267,6 +267,9 @@ def _split_by_attributes(
     phases = group.phases
     varying = [a for a in attributes if len({phase.get(a.name) for phase in phases}) > 1]
     splits = {a: group.split_by(a, exact=True) for a in varying}
+    # From the strictest test to the weakest, each for all attributes before the next: an attribute
+    # that gives complete volumes is a better witness than an earlier one that gives volumes with
+    # missing or shifted slices, which a wrong attribute may give by chance
     for accept in (
         have_same_positions,
         are_interleaved_stacks,
@@ -277,7 +280,7 @@ def _split_by_attributes(
             if len(subgroups) < 2 or not accept(group, subgroups):
                 continue
             further = attributes
-            if accept is have_same_positions:
+            if accept is have_same_positions:  # earlier attributes gave no complete volumes
                 further = attributes[attributes.index(attribute) + 1 :]
             volumes, used_names = [], [attribute.name]
             for subgroup in subgroups.values():
@@ -722,5 +725,8 @@ def _date(slice_: Slice, name: str) -> str:
     return next((text for text in texts if text), "")
 
 
+# Attributes of the acquisition name volumes; times only order them, perhaps arbitrarily. Any other
+# attribute may differ by chance. Ranks at a position are no property of a volume at all
 _RULES_IF_BALANCED = (_by_acquisition, _by_times, _by_any_attribute, _by_rank_at_position)
+# Only values that all slices of a volume share: ranks would shift where a slice is missing
 _RULES_IF_SLICES_MISSING = (_incomplete_by_meaning, _incomplete_by_times)

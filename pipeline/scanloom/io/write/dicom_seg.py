@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.io.write.dicom_seg_frames import (
@@ -356,8 +357,11 @@ def _add_references(dataset: Dataset, source: DicomSource) -> None:
 
 
 _DIMENSIONS = {
-    "Referenced Segment Number": (0x0062000B, 0x0062000A),
-    "Image Position Patient": (0x00200032, 0x00209113),
+    "Referenced Segment Number": (
+        tags.REFERENCED_SEGMENT_NUMBER,
+        tags.SEGMENT_IDENTIFICATION_SEQUENCE,
+    ),
+    "Image Position Patient": (tags.IMAGE_POSITION_PATIENT, tags.PLANE_POSITION_SEQUENCE),
 }
 """Tags of the attributes that order the frames, and of their functional groups."""
 

@@ -112,6 +112,9 @@ def stack_slices(
     ScanError
         With a reason code for each way in which slices fail to form a regular, complete stack.
     """
+    # Size and orientation first, since positions along a normal need one normal. Positions next: a
+    # missing slice or a changed spacing is the cause that a user can repair, and attributes often
+    # differ because of it. The affine last: it is rounded only if the stack is regular
     _check_consistent(slices)
     row, column, rounded = direction_cosines(slices)
     normal = np.cross(row, column)
