@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
 
-_PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
+_PADDING_LIMIT, _ACQUISITION = tags.PIXEL_PADDING_RANGE_LIMIT, tags.MR_ACQUISITION_TYPE
 _SUV_ROUNDING = 1e-5
 """Largest relative difference of equal factors: weight or dose may be written in several ways."""
 _FLOAT32_BITS = 24  # precision of float32
@@ -111,7 +111,7 @@ def read_dicom(
         padding=padding,
         flags=tuple(flags),
         padding_limit=padding_limit,
-        acquisition=_acquisition(stack.real),
+        acquisition="3D" if stack.real[0].header.elements.text(_ACQUISITION) == "3D" else "2D",
         suv_factor=factor,
     )
     return Scan(volume, _source(stack))
@@ -414,11 +414,6 @@ def _modality(slices: Sequence[Slice]) -> str | None:
     """Return the modality of a stack, which its slices share; None if it is not supported."""
     modality = slices[0].header.modality
     return modality if modality in MODALITIES else None
-
-
-def _acquisition(slices: Sequence[Slice]) -> Literal["2D", "3D"]:
-    """Return whether slices were acquired together, as a volume."""
-    return "3D" if slices[0].header.elements.text(tags.MR_ACQUISITION_TYPE) == "3D" else "2D"
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:

@@ -168,11 +168,12 @@ def _group_by_geometry(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     stacks = [tuple(members) for _, members in groups]
     if len(stacks) == 1:
         return stacks
-    return sorted(stacks, key=lambda stack: (-len(stack), min(map(_geometry_key, stack))))
 
+    def key(stack: Sequence[Slice]) -> tuple[Any, ...]:
+        geometry = ((s.position or (), s.orientation or (), (s.rows, s.columns)) for s in stack)
+        return -len(stack), min(geometry)
 
-def _geometry_key(slice_: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, int]]:
-    return slice_.position or (), slice_.orientation or (), (slice_.rows, slice_.columns)
+    return sorted(stacks, key=key)
 
 
 def _has_same_geometry(slice_: Slice, first: Slice) -> bool:
