@@ -443,6 +443,14 @@ def _slice_padding(slice_: Slice) -> tuple[float | None, float | None]:
     return value, None if limit is None else limit * slice_.slope + slice_.intercept
 
 
+# --- a frame of reference for each slice ----------------------------------------------------------
+# Series in which each slice has a different frame of reference, as some anonymisers leave them.
+#
+# They replace every UID by a new one, and overlook that slices share this one. Positions are not
+# comparable across frames of reference; but slices do not form one complete regular stack by
+# chance.
+
+
 def have_distinct_frames_of_reference(slices: Sequence[Slice]) -> bool:
     """Return whether all slices have a frame of reference, and no two have the same."""
     if len(slices) < MIN_SLICES or len(unique_by_shared(slices)) < len(slices):

@@ -292,6 +292,10 @@ def _split_by_attributes(
     return [group], ()
 
 
+# --- groups of slices -----------------------------------------------------------------------------
+# `SliceGroup`: parallel slices of one size, of one volume or several, and how to split them.
+
+
 @dataclass(frozen=True, eq=False)
 class SliceGroup:
     """Parallel slices of one size, with their positions along the normal.
@@ -421,6 +425,11 @@ def have_nearly_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup])
         return False
     return whole.repeats and 2 * fewest > len(whole.ids)
 
+
+# --- fallback rules -------------------------------------------------------------------------------
+# Fallback rules for splitting a series into volumes.
+#
+# They apply if the attributes whose purpose it is do not distinguish the volumes.
 
 _TRIGGER = "TriggerTime"
 _TIMES = tuple(attribute.name for attribute in attributes_that_separate("as a time"))

@@ -288,7 +288,7 @@ def _inspect(
 
     Parameters
     ----------
-    entries : sequence of Entry
+    entries : sequence of FileEntry
     stored_rows : sequence of int
         Row of each file in the stored index; -1 if it is new or changed.
     stored : StoredIndex or None
@@ -299,7 +299,7 @@ def _inspect(
     -------
     list of FileInfo
         One for each entry.
-    dict of tuple of int to Description
+    dict of tuple of int to SeriesInfo
         Series whose files were all inspected in one chunk, by the indices of the files.
     int
         Number of files that were opened.
@@ -434,6 +434,9 @@ def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:
     except OSError:
         logger.debug("the index can't be stored", exc_info=True)
 
+
+# --- rows of the crosswalk ------------------------------------------------------------------------
+# Rows of the crosswalk for the series of an index.
 
 BATCH_ROWS = 50_000
 """Rows that are collected before they are written: an archive may have a million series."""

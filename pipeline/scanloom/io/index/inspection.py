@@ -339,6 +339,9 @@ def series_description(header: Header) -> str:
         return ""
 
 
+# --- body parts -----------------------------------------------------------------------------------
+# Closed list of body parts: the defined terms of BodyPartExamined (DICOM PS3.16 Annex L).
+
 OTHER_BODY_PART = "OTHER"
 """Stands for a body part outside the list, since free text may contain anything."""
 

@@ -221,6 +221,9 @@ def _missing_folders(folder: Path) -> list[Path]:
     return [p for p in (*reversed(folder.parents), folder) if not p.exists()]
 
 
+# --- writers --------------------------------------------------------------------------------------
+# `Writer` of one kind of file of a case, and `CaseContent`, which it writes.
+
 Counts = dict[tuple[str, str], int]
 """Voxels of each (model, label)."""
 

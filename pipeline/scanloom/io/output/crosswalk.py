@@ -289,6 +289,9 @@ def _text(text: str) -> str:
     return text.replace("\0", "").strip().encode("utf-8", "backslashreplace").decode()
 
 
+# --- names of case folders from sources -----------------------------------------------------------
+# Names of case folders that are derived from their sources; used only on request.
+
 MAX_NAME_BYTES = 80
 """Maximum length of a name in bytes of UTF-8: file systems allow 255, and other programs append to
 names."""
@@ -309,7 +312,7 @@ def folder_name(source: SourceRecord, taken: Iterable[str]) -> str:
 
     Parameters
     ----------
-    source : Source
+    source : SourceRecord
         The name is made of PatientID and series number of a DICOM series; of the file or folder
         name for other formats, or if PatientID is empty.
     taken : iterable of str

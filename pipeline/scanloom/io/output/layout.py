@@ -198,6 +198,12 @@ def is_case_name(name: str) -> bool:
     return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None
 
 
+# --- data of patients in an output folder ---------------------------------------------------------
+# Data of patients that each file of an output folder may hold: the one list of them.
+#
+# Exports, `docs/identity.md` and the test that searches an output folder for a patient's name
+# follow this list. A file that no entry describes may not be written.
+
 Identity = Literal["ids", "shapes", "pixels", "dicom", "private"]
 """Keyed ids, numbers and codes; label maps, whose outline of a head is a face; pixels of the scan;
 patient, UIDs and dates, as DICOM requires them; everything, for the holder of the key."""

@@ -109,6 +109,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
+# --- cells of CSV files ---------------------------------------------------------------------------
+# Cells of CSV files that a spreadsheet must not execute.
+
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
 _FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 """Characters that begin a formula in a spreadsheet, the full-width forms of = + - @ included."""

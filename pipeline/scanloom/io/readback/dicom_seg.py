@@ -360,6 +360,11 @@ def _check_reference(place: _Place, image: SourceSlice | None) -> None:
         raise mismatch_error("a frame of the DICOM SEG refers to a different source image")
 
 
+# --- pixels ---------------------------------------------------------------------------------------
+# Reads the pixels of a DICOM SEG back, a frame at a time.
+#
+# The frames of a BINARY may take more memory than the scan: they are read from the file one by one.
+
 _PIXELS_HEADER = struct.Struct("<HH2s2xI")
 """Tag, VR and length of PixelData, explicit little endian (PS3.5 7.1.2)."""
 
@@ -443,6 +448,13 @@ def _start_of_pixels(file: BinaryIO, bits: int) -> int:
         raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
     return start
 
+
+# --- elements -------------------------------------------------------------------------------------
+# Parses DICOM elements from bytes, to read back the files that scanloom wrote.
+#
+# The frames of a DICOM SEG have some twenty elements each; as objects of a library they cost more
+# than all voxels. Only explicit little endian with explicit lengths is parsed (PS3.5 7.1.2, 7.5.1):
+# scanloom's own files use no other encoding.
 
 _ITEM_TAG = b"\xfe\xff\x00\xe0"
 _LONG_VRS = frozenset((b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR"))

@@ -1,4 +1,4 @@
-"""Siemens mosaics: single-frame files whose one plane holds a whole volume as tiles."""
+"""Siemens mosaics and UIH grids: files whose one plane holds a whole volume as tiles."""
 
 from __future__ import annotations
 
@@ -170,6 +170,9 @@ def _slice_spacing(header: Header) -> float:
     return distance
 
 
+# --- Siemens' protocol ----------------------------------------------------------------------------
+# Planned slice positions from Siemens' protocol, a text in the series header (CSA).
+
 _PROTOCOL = re.compile(r"### ASCCONV BEGIN.*?###(.*?)### ASCCONV END ###", re.DOTALL)
 _SLICE_COUNT = re.compile(r"^\s*sSliceArray\.lSize\s*=\s*(0x[0-9a-fA-F]+|\d+)\s*$", re.MULTILINE)
 _SLICE_CENTRE = re.compile(
@@ -261,6 +264,12 @@ _UIH_GROUP, _UIH_COUNT, _UIH_FRAMES = 0x0065, 0x50, 0x51
 _UIH_CREATOR = "Image Private Header"
 _UIH_DEFAULT_BLOCK = 0x10
 _POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
+# --- grids of United Imaging ----------------------------------------------------------------------
+# UIH's VFRAME grids: single-frame files whose one plane holds a whole volume as tiles.
+#
+# A private attribute holds the number of tiles, and a private sequence next to it has one item per
+# tile with its position (rordenlab/dcm2niix issue 225).
+
 _COSINE_TOLERANCE = 1e-4
 
 

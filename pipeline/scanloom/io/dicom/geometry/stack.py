@@ -429,6 +429,9 @@ def duplicate_position_error(stack: Stack) -> ScanError:
     )
 
 
+# --- tilt and spacing of the header ---------------------------------------------------------------
+# Compare tilt and spacing in a header with the positions of slices.
+
 MAX_TILT_DIFFERENCE_DEG = 1.0
 """Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
 MAX_SPACING_DIFFERENCE = 0.02
@@ -470,6 +473,10 @@ def _finite_number(header: Header, tag: int) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) else None
+
+
+# --- missing slices -------------------------------------------------------------------------------
+# Interpolate missing slices of a stack from their neighbours.
 
 
 def fill_gaps(
