@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -470,9 +471,7 @@ def stack_across_frames_of_reference(
         FRAME_OF_REFERENCE if they form several stacks, or slices share a position: nothing shows
         which of them belong together. Errors of the stack as in `stack_slices`.
     """
-    volumes = split_volumes(
-        [replace(s, header=replace(s.header, frame_of_reference="")) for s in slices]
-    )
+    volumes = split_volumes([_without_frame_of_reference(slice_) for slice_ in slices])
     stack = None
     if len(volumes.groups) == 1 and not volumes.crossing:
         stack = stack_slices(volumes.choose(phase)[0], gaps)
@@ -481,3 +480,9 @@ def stack_across_frames_of_reference(
         detail = f"{count} slices have {count} frames of reference, and do not form a single stack"
         raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
     return stack.with_flag(Flag.FRAMES_OF_REFERENCE)
+
+
+def _without_frame_of_reference(slice_: Slice) -> Slice:
+    header = copy(slice_.header)
+    header.frame_of_reference = ""
+    return replace(slice_, header=header)

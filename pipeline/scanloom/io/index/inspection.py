@@ -21,7 +21,6 @@ from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.dicom.header.header import (
     Header,
-    header_from_elements,
     pydicom_muted,
     read_elements,
     read_headers,
@@ -177,7 +176,7 @@ def _inspect(path: str) -> tuple[FileInfo, Header | None]:
         return FileInfo(DICOM, reason=error.code, detail=error.detail), None
     if elements is None:
         return _NO_IMAGE, None
-    header = header_from_elements(path, elements)
+    header = Header(path, elements)
     if is_truncated_header(header):
         return _TRUNCATED, None
     reason = rejection_reason(header)
@@ -210,9 +209,7 @@ def describe_files(
         with pydicom_muted():
             if kind == DICOM:
                 pairs = zip(paths, packed, strict=True)
-                return _describe_headers(
-                    [header_from_elements(f, decode_elements(p)) for f, p in pairs]
-                )
+                return _describe_headers([Header(f, decode_elements(p)) for f, p in pairs])
             return _with_grid(SeriesInfo(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
     except ScanError as error:
         return SeriesInfo(reason=error.code, detail=error.detail)

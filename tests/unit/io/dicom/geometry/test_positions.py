@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -83,7 +84,8 @@ def of_dicom(grid: Grid, slice_: Slice) -> tuple[Grid, np.ndarray]:
         as_written((grid.spacing[1], grid.spacing[0])),
     )
     places = [as_written(grid.affine[:3, 3] * case_folders.LPS + k * step) for k in range(count)]
-    header = replace(slice_.header, rows=rows, columns=columns)
+    header = copy(slice_.header)
+    header.rows, header.columns = rows, columns
     slice_ = replace(slice_, header=header, orientation=orientation, spacing=spacing)
     stack = stack_slices([replace(slice_, position=position) for position in places])
     scan = np.eye(4)
