@@ -32,7 +32,7 @@ MULTI_ENERGY = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What a difference in an attribute means.
+    """Meaning of a difference in an attribute.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ TRUTHS: dict[str, Truth] = {
         "ImageType",
         "CS",
         tuple(
-            _image(*words)
-            for words in (("M", "ND"), ("P", "ND"), ("ADC",), ("WATER",), ("FAT",), ("MPR",))
+            _image(*values)
+            for values in (("M", "ND"), ("P", "ND"), ("ADC",), ("WATER",), ("FAT",), ("MPR",))
         ),
         (_image("AXIAL", "M", "NORM"), _image("AXIAL", "NORM", "M"), _image("NORM", "M")),
     ),
@@ -302,8 +302,8 @@ IN_FRAMES: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "MRImageFrameTypeSequence",
         "FrameType",
         (
-            *(_image("VOLUME", word) for word in ("ADC", "NONE", "T2_STAR")),
-            *(["DERIVED", "PRIMARY", "VOLUME", word] for word in MULTI_ENERGY),
+            *(_image("VOLUME", value) for value in ("ADC", "NONE", "T2_STAR")),
+            *(["DERIVED", "PRIMARY", "VOLUME", value] for value in MULTI_ENERGY),
         ),
         MEANING,
     ),

@@ -208,8 +208,8 @@ CHOSEN: dict[str, Kind] = {
         )
     },
     **{
-        f"by the b-value of {name}": Kind(private(*words), PHASES, _TWO)
-        for name, words in {
+        f"by the b-value of {name}": Kind(private(*element), PHASES, _TWO)
+        for name, element in {
             "Siemens": (0x19, "SIEMENS MR HEADER", 0x0C, "IS", "50", "1000"),
             "GE": (0x43, "GEMS_PARM_01", 0x39, "IS", ["50", "8"], ["1000", "8"]),
             "Philips": (0x2001, "Philips Imaging DD 001", 0x03, "FL", 0.0, 800.0),

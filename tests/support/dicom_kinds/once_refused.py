@@ -270,8 +270,10 @@ PATIENTS: dict[str, Kind] = {
     "a name that some slices lack": Kind(changed(names("Doe^John", ""))),
     "a name of only delimiters, and none": Kind(changed(names("", "^^^^"))),
     **{
-        f"two patients, {one} and {other}": Kind(changed(names(one, other)), "SEVERAL_PATIENTS")
-        for one, other in (
+        f"two patients, {first} and {second}": Kind(
+            changed(names(first, second)), "SEVERAL_PATIENTS"
+        )
+        for first, second in (
             ("Doe^John", "Doe^^John"),
             ("^Doe", "Doe"),
             ("Doe^John", "Doe^Joh"),
