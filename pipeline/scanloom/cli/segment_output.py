@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from scanloom.core import Reason, SeriesChoice
     from scanloom.core.timing import WindowCount
-    from scanloom.engine.dry_run import PlannedScan
+    from scanloom.engine.prepare import Prepared
+    from scanloom.engine.segment import PlannedScan
     from scanloom.options import SegmentOptions
 
 
@@ -62,8 +63,8 @@ def show_failure(
 
 def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
     """Print what would be done with each scan, and return the exit code."""
-    from scanloom.engine.dry_run import plan_scans
     from scanloom.engine.machine.lean_imports import without_optional_imports
+    from scanloom.engine.segment import plan_scans
 
     with without_optional_imports():
         planned = list(plan_scans(paths, options))
@@ -98,7 +99,9 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
             screen.print(line, soft_wrap=True)
         screen.print(table)
     fitting = [scan for scan in planned if scan.error is None]
-    done = sum(scan.state is ResultState.CURRENT for scan in fitting)
+    done = sum(
+        scan.prepared is not None and scan.prepared.state is ResultState.CURRENT for scan in fitting
+    )
     before = f", {done} from before" if done else ""
     scans = counted(len(planned), "scan")
     screen.print(f"{scans}: {len(fitting) - done} would be segmented{before}. Nothing was written.")
@@ -107,30 +110,31 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
 def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
     from scanloom.core import format_bytes
 
-    grid = scan.grid
-    if grid is None:
+    prepared = scan.prepared
+    if prepared is None:
         return
-    yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
+    if prepared.outline is not None:
+        grid = prepared.outline[0]
+        yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
     if scan.changes:
         yield "changed", scan.changes
-    if scan.memory is not None:
-        yield "memory", f"{format_bytes(scan.memory)}, estimated for a CPU"
-    yield "result", _result(scan, options)
+    if prepared.estimate is not None:
+        yield "memory", f"{format_bytes(prepared.estimate.peak)}, estimated for a CPU"
+    yield "result", _result(prepared, options)
 
 
-def _result(scan: PlannedScan, options: SegmentOptions) -> str:
+def _result(prepared: Prepared, options: SegmentOptions) -> str:
     from scanloom.io.output.published import ResultState
 
-    if not scan.folder:
+    if prepared.folder is None or prepared.state is None:
         return str(options.out / "cases")
     existing = {
         ResultState.CURRENT: " (exists already: nothing would be done)",
         ResultState.CHANGED: " (would be replaced: the scan has changed)",
         ResultState.REPLACEABLE: " (would be replaced)",
     }
-    folder = options.out / "cases" / scan.folder
-    return f"{folder}{existing.get(scan.state, '') if scan.state else ''}"
+    return f"{prepared.folder}{existing.get(prepared.state, '')}"
 
 
 def _times(numbers: Any) -> str:
@@ -139,19 +143,22 @@ def _times(numbers: Any) -> str:
 
 def _plain_scan(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
     """Return the JSON object of a planned scan."""
+    prepared, error = scan.prepared, scan.error
+    grid = prepared.outline[0] if prepared and prepared.outline and not error else None
+    estimate = prepared.estimate if prepared and not error else None
     return {
         "path": str(scan.path),
-        "case": scan.case or None,
+        "case": prepared.case.id or None if prepared and not error else None,
         "series": choice_document(scan.choice),
-        "modality": scan.series.modality if scan.series else None,
-        "files": len(scan.series.files) if scan.series else None,
-        "shape": list(scan.grid.shape) if scan.grid else None,
-        "spacing": [round(float(mm), 6) for mm in scan.grid.spacing] if scan.grid else None,
+        "modality": prepared.case.series.modality if prepared else None,
+        "files": len(prepared.case.series.files) if prepared else None,
+        "shape": list(grid.shape) if grid else None,
+        "spacing": [round(float(mm), 6) for mm in grid.spacing] if grid else None,
         "models": list(options.models),
-        "changes": scan.changes or None,
-        "memory": scan.memory,
-        "result": None if scan.error else _result(scan, options),
-        "reason": error_document(scan.error.reason, scan.error.detail) if scan.error else None,
+        "changes": scan.changes or None if not error else None,
+        "memory": estimate.peak if estimate else None,
+        "result": _result(prepared, options) if prepared and not error else None,
+        "reason": error_document(error.reason, error.detail) if error else None,
     }
 
 

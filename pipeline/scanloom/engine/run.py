@@ -15,17 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
-from scanloom.engine.case.differences import describe_differences
-from scanloom.engine.case.models import check_structures, load_models, unique_cards
-from scanloom.engine.case.recipe import card_digest
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
+from scanloom.engine.prepare import OutputTarget, Request, id_conflicts, make_cases, unique_cases
 from scanloom.engine.results.run_cases import (
     EarlierOutcomes,
     OutdatedMarker,
@@ -178,19 +173,18 @@ def run(
         full disk.
     """
     stop = stop or threading.Event()
-    cards = _check(workflow, paths, options)
+    request = _checked_request(workflow, paths, options)
     key = load_key_of(options.out, options.key)
-    fingerprint = key_fingerprint(key)
-    open_output(options.out, fingerprint)
+    open_output(options.out, key_fingerprint(key))
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
     with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
-            name = create_run_folder(options.out, workflow, cards)
+            name = create_run_folder(options.out, workflow, request.cards)
         board = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
         display = on_board(board) if on_board else nullcontext()
         with final_status(board), display, disk_errors_as_scan_errors():
-            current = _Run(workflow, options, cards, key, name, board)
+            current = _Run(request, options, key, name, board)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
@@ -200,18 +194,25 @@ def run(
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged)
             board.state(state)
-        damaged = tuple(sorted(current.damaged))
         return RunResult(
-            *(name, status, files, complete, totals, current.compared, damaged),
-            *(current.selected, current.refused, current.unstated, board.metrics_error),
+            run=name,
+            status=status,
+            files=files,
+            complete=complete,
+            totals=totals,
+            compared=current.compared,
+            damaged=tuple(sorted(current.damaged)),
+            selected=current.selected,
+            refused=current.refused,
+            unstated=current.unstated,
+            metrics_error=board.metrics_error,
         )
 
 
-def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
-    """Return the cards of a run's models; refuse impossible options before anything is written."""
-    cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.output_options, workflow.relations)
-    check_channels(workflow, cards)
+def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> Request:
+    """Return the request of a run; refuse impossible options before anything is written."""
+    request = Request.of(workflow)
+    check_channels(workflow, request.cards)
     check_paths(paths, options.out)
     if options.bids:
         check_bids(options.out)
@@ -221,7 +222,7 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
         from scanloom.engine.clusters.connect import check_cluster
 
         check_cluster(options.cluster, workflow.execution)
-    return cards
+    return request
 
 
 class _Run:
@@ -229,8 +230,10 @@ class _Run:
 
     Parameters
     ----------
-    workflow, options, cards, key
-        As for `run`; `cards` are those of the workflow's models.
+    request : Request
+        The workflow with its models.
+    options, key
+        As for `run`.
     name : str
         The run's id.
     board : StatusWriter
@@ -239,35 +242,28 @@ class _Run:
 
     def __init__(
         self,
-        workflow: Workflow,
+        request: Request,
         options: RunOptions,
-        cards: Sequence[ModelCard],
         key: bytes,
         name: str,
         board: StatusWriter,
     ) -> None:
-        self.workflow, self.options, self.cards = workflow, options, cards
-        self.key, self.board = key, board
+        self.request, self.options, self.key, self.board = request, options, key, board
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
-        self.recipe = workflow_recipe(workflow, cards)
         self.name, self.folder = name, self.out / RUNS / name
-        self.cases, self.log = self._cases(), RunLog(self.folder)
-        self.course = RunTimeline(time.monotonic())
+        self.cases = RunCases(self.out, options.scope, request.cards)
+        self.log, self.timeline = RunLog(self.folder), RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
         self.selected = self.refused = self.unstated = 0
-
-    def _cases(self) -> RunCases:
-        explain = partial(describe_differences, workflow=self.workflow, cards=self.cards)
-        return RunCases(self.out, self.options.scope, explain)
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Run all stages; return whether the run was completed, and the counts of files."""
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        chosen, left_out = select(index.series, self.workflow, self.cards)
-        all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
+        chosen, left_out = select(index.series, self.request.workflow, self.request.cards)
+        all_cases = make_cases(index, chosen, self.request, self.key, left_out)
         cases = self.cases.of_this_shard(all_cases)
         unique, ambiguous = unique_cases(cases, self.key)
         self.selected = len(unique) + len(ambiguous)
@@ -282,15 +278,17 @@ class _Run:
         left_out += id_conflicts(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)
         pending = earlier.pending
-        book = self._save_inputs(cases, earlier)
+        case_file = self._save_inputs(cases, earlier)
         self._announce(earlier, left_out)
-        complete = self._process(pending, book, stop) if pending and not stop.is_set() else True
+        complete = (
+            self._process(pending, case_file, stop) if pending and not stop.is_set() else True
+        )
         self.board.state("collecting")
         if self.options.cluster in _THIS_MACHINE and pending:
             self._compare_with_plan()
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.recipe)
+        marker = OutdatedMarker(self.out, self.key, self.request.recipe)
         marker.mark(index, held, left_out, {case.id for case in unique})
         self.cases.note_other_shards()
         shard = self.folder if scope.shard else None
@@ -304,7 +302,7 @@ class _Run:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases, earlier.pending)
-        save_workflow(self._private(), self.workflow)
+        save_workflow(self._private(), self.request.workflow)
         return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
 
     def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
@@ -320,12 +318,12 @@ class _Run:
             self.board.finish(record)
         for record in failed:
             if record.id:
-                write_failure(self.out, record, self.recipe)
+                write_failure(self.out, record, self.request.recipe)
 
-    def _process(self, cases: Sequence[Case], book: CaseFile, stop: threading.Event) -> bool:
+    def _process(self, cases: Sequence[Case], case_file: CaseFile, stop: threading.Event) -> bool:
         """Hand the cases to a pool; return whether all of them were worked on."""
-        self.course.began = time.monotonic()
-        with self._pool(book) as pool:
+        self.timeline.began = time.monotonic()
+        with self._pool(case_file) as pool:
             return dispatch_cases(
                 cases,
                 pool,
@@ -335,16 +333,20 @@ class _Run:
             )
 
     @contextmanager
-    def _pool(self, book: CaseFile) -> Iterator[Pool]:
+    def _pool(self, case_file: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
-        execution, cluster = self.workflow.execution, self.options.cluster
-        digests = tuple(card_digest(card) for card in self.cards)
-        structures = self.workflow.computed_labels
+        workflow, cluster = self.request.workflow, self.options.cluster
+        execution = workflow.execution
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(
                 load_models,
-                *(self.workflow.models, digests, execution, structures, len(book), self.out),
+                workflow.models,
+                self.request.digests,
+                execution,
+                workflow.computed_labels,
+                len(case_file),
+                self.out,
             ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
@@ -361,8 +363,8 @@ class _Run:
             return
         from scanloom.engine.clusters.connect import RunWork, open_pool
 
-        job = RunWork(self.out, logs, book, setup, digests, self.board.send_away)
-        with open_pool(cluster, self.workflow, job) as cluster_pool:
+        work = RunWork(self.out, logs, case_file, setup, self.request.digests, self.board.send_away)
+        with open_pool(cluster, workflow, work) as cluster_pool:
             yield cluster_pool
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
@@ -370,7 +372,7 @@ class _Run:
         record = outcome.record
         if record is None:
             return
-        self.course.note(outcome)
+        self.timeline.note(outcome)
         self.log.write(case, outcome)
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
@@ -383,9 +385,7 @@ class _Run:
 
     def _compare_with_plan(self) -> None:
         """Update the cost model of this machine; save the comparison of the run with its plan."""
-        self.compared = compare_with_plan(
-            self.out, self.course, self.workflow, self.cards, self.recipe
-        )
+        self.compared = compare_with_plan(self.out, self.timeline, self.request)
         if self.compared is not None:
             write_document(self.folder / PLAN_FILE, self.compared)
 

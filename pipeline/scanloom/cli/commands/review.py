@@ -202,7 +202,7 @@ def _remove(out: Path, reviewer: str) -> None:
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
     from scanloom.engine.revisions.take import changed_structures, take_file
-    from scanloom.review.corrections.revisions import latest_result
+    from scanloom.review.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
     if given.take is None or given.case is None:

@@ -90,7 +90,7 @@ def _reviewed(out: Path) -> dict[str, int]:
 
 def _totals(reviewed: dict[str, int]) -> str:
     """Return the numbers of reviewed cases as a sentence."""
-    from scanloom.review.verdicts.results import STATES
+    from scanloom.review.verdicts.verdict import STATES
 
     return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 

@@ -394,7 +394,7 @@ DASHBOARD_ADDRESS = "127.0.0.1:8787"
 
 
 def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
-    """Return the specification of a scheduler for `SpecCluster`.
+    """Return the specification of a scheduler for `distributed.SpecCluster`.
 
     Parameters
     ----------

@@ -21,12 +21,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from scanloom.cards.card import ModelCard
 from scanloom.core import ScanError, user_cache_folder
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.machine.devices import local_devices
+from scanloom.engine.prepare import Request
 from scanloom.engine.worker.supervisor import CaseOutcome
-from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import CASES
@@ -269,19 +267,19 @@ def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) ->
     return ranges
 
 
-def costs_key(cards: Sequence[ModelCard], device: str, precision: str, workflow: Workflow) -> str:
-    """Return the key under which the costs of a workflow on a kind of device are cached.
+def costs_key(request: Request, device: str, precision: str) -> str:
+    """Return the key under which the costs of a request on a kind of device are cached.
 
     Overlap and mirrored passes are left out: they change the number of windows, which is known,
     not the time of one.
     """
-    execution, compute = workflow.execution, asdict(workflow.compute_options)
+    workflow, compute = request.workflow, asdict(request.workflow.compute_options)
     document = {
-        "models": [card_digest(card) for card in cards],
+        "models": list(request.digests),
         "device": device.partition(":")[0],
         "precision": precision,
         "outputs": workflow.outputs.model_dump(mode="json"),
-        "threads": execution.threads,
+        "threads": workflow.execution.threads,
         "compute": {name: compute[name] for name in compute if name not in ("overlap", "mirror")},
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
@@ -324,19 +322,17 @@ class RunTimeline:
             self.published[record.id] = record.folder.name if record.folder else record.id
 
 
-def compare_with_plan(
-    out: Path, course: RunTimeline, workflow: Workflow, cards: Sequence[ModelCard], recipe: str
-) -> dict[str, Any] | None:
+def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
     """Add a run to the costs of this machine, and compare the run with its plan.
 
     Parameters
     ----------
     out : Path
         The output folder.
-    course : RunTimeline
+    timeline : RunTimeline
         The timeline of the run.
-    workflow, cards, recipe
-        The workflow of the run, the cards of its models, and the hash of both.
+    request : Request
+        The workflow of the run with its models.
 
     Returns
     -------
@@ -344,27 +340,27 @@ def compare_with_plan(
         "planned" ranges, "happened", and for each the "ratio": 1 within the range, else of the
         nearer end to what happened. None if the output folder has no plan of this recipe.
     """
-    step = max(1, math.ceil(len(course.published) / _MAX_CASES))
-    folders = itertools.islice(course.published.values(), 0, None, step)
+    step = max(1, math.ceil(len(timeline.published) / _MAX_CASES))
+    folders = itertools.islice(timeline.published.values(), 0, None, step)
     measured = [case for name in folders if (case := _read_case(out / CASES / name)) is not None]
-    if not measured or course.last_end is None:
+    if not measured or timeline.last_end is None:
         return None
-    if course.first_on_device is not None and measured[0].key is not None:
+    if timeline.first_on_device is not None and measured[0].key is not None:
         device, precision = measured[0].key
-        workers = 1 if device == "cpu" else max(1, len(local_devices(workflow.execution)))
-        name = costs_key(cards, device, precision, workflow)
-        costs, start = Costs.load(name), max(0.0, course.first_on_device - course.began)
-        passed = (course.last_end - course.first_on_device) * workers
-        costs.learn(_shared_out(measured, passed * len(measured) / len(course.published)), start)
+        workers = 1 if device == "cpu" else max(1, len(local_devices(request.workflow.execution)))
+        name = costs_key(request, device, precision)
+        costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
+        passed = (timeline.last_end - timeline.first_on_device) * workers
+        costs.learn(_shared_out(measured, passed * len(measured) / len(timeline.published)), start)
         costs.save(name)
     happened = {
-        "seconds": course.last_end - course.began,
+        "seconds": timeline.last_end - timeline.began,
         "written": sum(case.cost.written for case in measured)
-        * (len(course.published) / len(measured)),
+        * (len(timeline.published) / len(measured)),
         "host": max(case.peak for case in measured),
     }
     try:
-        planned = _planned(read_json(out / "runs" / PLAN_FILE), recipe, course.published)
+        planned = _planned(read_json(out / "runs" / PLAN_FILE), request.recipe, timeline.published)
         ratio = {
             name: min(max(happened[name], expected[0]), expected[1]) / happened[name]
             for name, expected in planned.items()
@@ -372,7 +368,7 @@ def compare_with_plan(
         }
     except (OSError, LookupError, TypeError, ValueError, AttributeError, ScanError):
         return None  # no plan, or not one that scanloom wrote
-    count = len(course.published)
+    count = len(timeline.published)
     return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
 
 

@@ -8,18 +8,17 @@ segmented first (`scanloom.engine.planning.trial`).
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.requested import describe_changes, needed_parts, networks, requested_card
-from scanloom.cards.store import find_model
+from scanloom.cards.requested import describe_changes, networks
 from scanloom.core import (
     DICOM,
     Case,
@@ -30,10 +29,7 @@ from scanloom.core import (
     format_bytes,
     format_duration,
 )
-from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
-from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
-from scanloom.engine.case.models import check_networks, check_structures, unique_cards
-from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.models import check_networks
 from scanloom.engine.planning.costs import (
     PLAN_FILE,
     Costs,
@@ -41,21 +37,31 @@ from scanloom.engine.planning.costs import (
     costs_key,
     states_something,
 )
-from scanloom.engine.planning.trial import Candidate, try_cases
+from scanloom.engine.planning.trial import try_cases
+from scanloom.engine.prepare import (
+    Outline,
+    Prepared,
+    Request,
+    id_conflicts,
+    make_cases,
+    prepare,
+    unique_cases,
+)
 from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import LeftOut, Scope, select
-from scanloom.io.index.build import Index, build_index
+from scanloom.engine.workflow.selection import Scope, select
+from scanloom.io.index.build import build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.private import load_key_of
-from scanloom.io.probe import probe
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory import Placement
 
 _LEAST_KNOWN_SHARE = 0.5
 """If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
@@ -202,28 +208,6 @@ class ExecutionSite:
     device: int | None
 
 
-@dataclass(frozen=True)
-class _Selection:
-    """Cases of an index within the scope of a run, and the series without a case.
-
-    Parameters
-    ----------
-    cases : EarlierOutcomes
-        Pending cases, and the outcomes of all other ones.
-    series : mapping
-        The series of the first input channel, by case id.
-    left_out : sequence of LeftOut
-        Series without a case.
-    total : int
-        Number of cases in the whole index, also of other shards.
-    """
-
-    cases: EarlierOutcomes
-    series: Mapping[str, IndexedSeries]
-    left_out: Sequence[LeftOut]
-    total: int
-
-
 @read_session()
 def make_plan(
     workflow: Workflow,
@@ -256,91 +240,15 @@ def make_plan(
     ScanError
         If no case can run: because of the models, paths, key or output folder.
     """
-    cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.output_options, workflow.relations)
-    requested = [requested_card(card, workflow.compute_options) for card in cards]
-    check_networks(requested)
+    request, scope = Request.of(workflow), scope or Scope()
+    check_networks(request.requested)
     check_paths(paths, out)
     key = load_key_of(out, key_file)
     index = build_index(paths, key, out, archives=archives)
-    site = find_site(workflow, requested)
-    selection = _select_cases(index, workflow, cards, key, out, scope or Scope())
-    pending = selection.cases.pending
-    planned = [
-        _estimated(selection.series[case.id], case, workflow, requested, site) for case in pending
-    ]
-    costs, why = _costs(workflow, cards, site, pending, planned, out, key)
-    planned = _with_costs(planned, costs)
-    runnable, excluded = [case for case in planned if not case.reason], selection.left_out
-    totals = summarize(runnable, costs, site, selection.total, why)
-    planned += [
-        PlannedCase(record.id, reason=record.reason.code, detail=record.detail)
-        for record in selection.cases.records
-        if record.reason
-    ]
-    return Plan(
-        workflow=workflow.name,
-        recipe=pending[0].recipe if pending else "",
-        device=site.placement.device,
-        precision=site.placement.precision,
-        workers=site.workers,
-        in_flight=site.in_flight,
-        files=index.counts(),
-        before=sum(record.reason is None for record in selection.cases.records),
-        selected=selection.total,
-        left_out=dict(sorted(Counter(entry.reason.code for entry in excluded).items())),
-        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in excluded),
-        cases=tuple(planned),
-        totals=totals,
-        notes=(
-            *_limit_notes(runnable, totals, site, out),
-            *_replacement_notes(pending, out),
-            *_engine_notes(requested),
-            *_change_notes(cards, requested),
-            gpu_advice(runnable, workflow, site, costs, requested, cards),
-        ),
-    )
-
-
-def _costs(
-    workflow: Workflow,
-    cards: Sequence[ModelCard],
-    site: ExecutionSite,
-    pending: Sequence[Case],
-    planned: Sequence[PlannedCase],
-    out: Path,
-    key: bytes,
-) -> tuple[Costs, str]:
-    """Return the costs of a workflow here, and why they are unknown; try cases if they are."""
-    name = costs_key(cards, site.placement.device, site.placement.precision, workflow)
-    costs, runnable = Costs.load(name), [case for case in planned if not case.reason]
-    before = summarize(runnable, costs, site, len(runnable))
-    if not runnable or (before.seconds is not None and before.known_share >= _LEAST_KNOWN_SHARE):
-        return costs, ""
-    candidates = [
-        Candidate(case, planned_case.voxels, planned_case.values)
-        for case, planned_case in zip(pending, planned, strict=True)
-        if not planned_case.reason
-    ]
-    tried, why = try_cases(candidates, workflow, [card_digest(card) for card in cards], out, key)
-    if tried.cases:
-        costs.learn(tried.cases, tried.starts[0])
-        costs.save(name)
-    return costs, why
-
-
-def _select_cases(
-    index: Index,
-    workflow: Workflow,
-    cards: Sequence[ModelCard],
-    key: bytes,
-    out: Path,
-    scope: Scope,
-) -> _Selection:
-    """Return the cases of an index within a run's scope, and why series have no case."""
-    chosen, left_out = select(index.series, workflow, cards)
-    folders = case_folders(out)
-    in_index = list(make_cases(index, chosen, workflow, cards, key, left_out))
+    site = find_site(request)
+    chosen, left_out = select(index.series, workflow, request.cards)
+    in_index = list(make_cases(index, chosen, request, key, left_out))
+    selected, folders = len({case.id for _, case in in_index}), case_folders(out)
     pairs = [
         (inputs[0], replace(case, folder=folders.get(case.id, "")))
         for inputs, case in in_index
@@ -348,12 +256,66 @@ def _select_cases(
     ]
     unique, ambiguous = unique_cases((case for _, case in pairs), key)
     left_out += id_conflicts(ambiguous, index.series)
-    return _Selection(
-        EarlierOutcomes.read(out, unique, scope),
-        series={case.id: series for series, case in pairs},
-        left_out=left_out,
-        total=len({case.id for _, case in in_index}),
+    earlier = EarlierOutcomes.read(out, unique, scope, request.cards)
+    series = {case.id: entry for entry, case in pairs}
+    prepared = [
+        prepare(
+            case,
+            request.cards,
+            None,  # earlier results were compared for all cases of the index
+            memory_limit=workflow.execution.memory_limit,
+            placement=site.placement,
+            outline=_indexed_outline(series[case.id], case),
+        )
+        for case in earlier.pending
+    ]
+    costs, why = _costs(request, site, prepared, out, key)
+    planned = _with_costs([_planned_case(each) for each in prepared], costs)
+    runnable = [case for case in planned if not case.reason]
+    totals = summarize(runnable, costs, site, selected, why)
+    planned += [
+        PlannedCase(record.id, reason=record.reason.code, detail=record.detail)
+        for record in earlier.records
+        if record.reason
+    ]
+    return Plan(
+        workflow=workflow.name,
+        recipe=request.recipe if earlier.pending else "",
+        device=site.placement.device,
+        precision=site.placement.precision,
+        workers=site.workers,
+        in_flight=site.in_flight,
+        files=index.counts(),
+        before=sum(record.reason is None for record in earlier.records),
+        selected=selected,
+        left_out=dict(sorted(Counter(entry.reason.code for entry in left_out).items())),
+        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in left_out),
+        cases=tuple(planned),
+        totals=totals,
+        notes=(
+            *_notes(runnable, totals, site, out),
+            *_request_notes(request, earlier.pending, out),
+            gpu_advice(runnable, request, site, costs),
+        ),
     )
+
+
+def _costs(
+    request: Request, site: ExecutionSite, prepared: Sequence[Prepared], out: Path, key: bytes
+) -> tuple[Costs, str]:
+    """Return the costs of a request here, and why they are unknown; try cases if they are."""
+    name = costs_key(request, site.placement.device, site.placement.precision)
+    costs = Costs.load(name)
+    candidates = [each for each in prepared if each.refusal is None]
+    before = summarize([_planned_case(each) for each in candidates], costs, site, len(candidates))
+    known = before.seconds is not None and before.known_share >= _LEAST_KNOWN_SHARE
+    if known or not candidates:
+        return costs, ""
+    tried, why = try_cases(candidates, request, out, key)
+    if tried.cases:
+        costs.learn(tried.cases, tried.starts[0])
+        costs.save(name)
+    return costs, why
 
 
 def save_plan(plan: Plan, out: Path) -> None:
@@ -373,8 +335,15 @@ def save_plan(plan: Plan, out: Path) -> None:
         raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc
 
 
-def find_site(workflow: Workflow, cards: Sequence[ModelCard]) -> ExecutionSite:
-    """Return the device, workers and memory that a workflow's networks have on this machine.
+def find_site(request: Request, device: str | None = None) -> ExecutionSite:
+    """Return the device, workers and memory that the networks of a request have on this machine.
+
+    Parameters
+    ----------
+    request : Request
+        The workflow with its models.
+    device : str or None
+        Another device than the workflow's.
 
     Raises
     ------
@@ -383,61 +352,50 @@ def find_site(workflow: Workflow, cards: Sequence[ModelCard]) -> ExecutionSite:
     """
     from scanloom.engine.machine.devices import local_devices
     from scanloom.inference.device import choose_device, choose_precision
-    from scanloom.inference.memory import machine_memory, room
+    from scanloom.inference.memory import Placement, machine_memory, room
 
-    execution = workflow.execution
-    device = choose_device(execution.device).device
-    validated = set.intersection(*(set(card.precisions) for card in cards))
-    precision = choose_precision(execution.precision, device, validated).name
+    execution = request.workflow.execution
+    if device is not None:
+        execution = execution.model_copy(update={"device": device})
+    chosen = choose_device(execution.device).device
+    validated = set.intersection(*(set(card.precisions) for card in request.requested))
+    precision = choose_precision(execution.precision, chosen, validated).name
     total = machine_memory()
     return ExecutionSite(
-        Placement(str(device), precision),
+        Placement(str(chosen), precision),
         workers=max(1, len(local_devices(execution))),
         in_flight=execution.in_flight,
         host=execution.memory_limit or (int(MEMORY_SHARE * total) if total else None),
-        device=room(device).device,
+        device=room(chosen).device,
     )
 
 
-def _estimated(
-    series: IndexedSeries,
-    case: Case,
-    workflow: Workflow,
-    cards: Sequence[ModelCard],
-    site: ExecutionSite,
-) -> PlannedCase:
+def _planned_case(prepared: Prepared) -> PlannedCase:
     """Return a case with its sizes and memory, or with the reason why it would be refused."""
-    from scanloom.inference.memory import window_values
-
-    try:
-        grid, dtype = _grid_and_dtype(series, case)
-        voxels = int(np.prod(grid.shape))
-        _check_size(voxels * dtype.itemsize, case.read.max_size)
-        smallest = estimate_case(grid, dtype, cards, case.outputs, None, case.relations)
-        check_memory(smallest, workflow.execution.memory_limit)
-        estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement, case.relations)
-        labels = case.relations.labels_to_compute(case.outputs.structures)
-        values = sum(window_values(needed_parts(card, labels), grid) for card in cards)
-    except ScanError as error:
-        return PlannedCase(case.id, reason=error.code, detail=error.detail)
-    off_device = estimate.largest_stage_without("resample", "network", "restore", "clean")
-    device = max(estimate.device.values(), default=0)
-    return PlannedCase(case.id, voxels, values, estimate.peak, device, off_device)
+    case, outline, estimate = prepared.case.id, prepared.outline, prepared.estimate
+    if prepared.refusal is not None:
+        return PlannedCase(case, reason=prepared.refusal.code, detail=prepared.refusal.detail)
+    if outline is None or estimate is None:
+        raise ValueError("a prepared case has an outline and an estimate")
+    on_device = ("resample", "network", "restore", "clean")
+    return PlannedCase(
+        case,
+        voxels=math.prod(outline[0].shape),
+        values=estimate.values,
+        host=estimate.peak,
+        device=max(estimate.device.values(), default=0),
+        most=max(count for step, count in estimate.host.items() if step not in on_device),
+    )
 
 
-def _check_size(count: int, limit: int | None) -> None:
-    if count > (VOXEL_LIMIT_BYTES if limit is None else limit):
-        raise ScanError(Reason.TOO_LARGE, f"{count >> 20} MiB of voxels")
-
-
-def _grid_and_dtype(series: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid and voxel type of a scan, for a DICOM series from the index if possible.
+def _indexed_outline(series: IndexedSeries, case: Case) -> Outline | None:
+    """Return the grid and voxel type of a DICOM series by its index; None if it lacks them.
 
     An affine of the slices' plane and spacing is enough: cost does not depend on exact angles.
     """
     info = series.info
     if series.kind != DICOM or not info.shape or case.phase is not None:
-        return probe(case.series, case.phase, case.read.orientation, case.read.gaps)
+        return None
     affine = np.eye(4)
     affine[:3, :3] = 0.0
     axes = _AXES.get(info.plane, _AXES["axial"])
@@ -515,7 +473,7 @@ def concurrent_workers(site: ExecutionSite) -> int:
     return 1 if site.placement.device == "cpu" else site.workers
 
 
-def _limit_notes(
+def _notes(
     cases: Sequence[PlannedCase], totals: Totals, site: ExecutionSite, out: Path
 ) -> Iterator[str]:
     """Yield a sentence for each limit that cases of a run exceed."""
@@ -537,40 +495,27 @@ def _limit_notes(
         )
 
 
-def _replacement_notes(pending: Sequence[Case], out: Path) -> Iterator[str]:
-    """Yield a sentence about cases of a run that have a result."""
+def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iterator[str]:
+    """Yield lines on results that may be replaced, measured engines, and changed models."""
+    from scanloom.inference.engines.cache import all_trials
+
     count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
     if count:
         yield (
             f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
             "changed, or with --replace"
         )
-
-
-def _engine_notes(cards: Sequence[ModelCard]) -> Iterator[str]:
-    """Yield a line for each engine that was measured with a network of the models."""
-    from scanloom.inference.engines.cache import all_verdicts
-
-    names = {network.name for card in cards for network in networks(card)}
-    for verdict in all_verdicts():
-        if verdict.model in names:
-            yield f"{verdict.model} with {verdict}"
-
-
-def _change_notes(cards: Sequence[ModelCard], requested: Sequence[ModelCard]) -> Iterator[str]:
-    """Yield a line for each model that options ask to run otherwise than its card says."""
-    for card, changed in zip(cards, requested, strict=True):
-        if changes := describe_changes(card, changed):
+    names = {network.name for card in request.requested for network in networks(card)}
+    for trial in all_trials():
+        if trial.model in names:
+            yield f"{trial.model} with {trial}"
+    for card, requested in zip(request.cards, request.requested, strict=True):
+        if changes := describe_changes(card, requested):
             yield f"{card.name}: {changes}"
 
 
 def gpu_advice(
-    cases: Sequence[PlannedCase],
-    workflow: Workflow,
-    site: ExecutionSite,
-    costs: Costs,
-    requested: Sequence[ModelCard],
-    cards: Sequence[ModelCard],
+    cases: Sequence[PlannedCase], request: Request, site: ExecutionSite, costs: Costs
 ) -> str:
     """Return whether a GPU pays for some cases, if they have run on it and on the CPU."""
     from scanloom.inference.device import choose_device
@@ -579,19 +524,15 @@ def gpu_advice(
         choose_device("cuda")
     except ScanError:
         return "this machine has no GPU"
-    other = "cuda" if site.placement.device == "cpu" else "cpu"
-    execution = workflow.execution.model_copy(update={"device": other})
+    is_cpu = site.placement.device == "cpu"
     try:
-        other_site = find_site(workflow.model_copy(update={"execution": execution}), requested)
+        other_site = find_site(request, "cuda" if is_cpu else "cpu")
     except ScanError as error:  # such as half precision on a CPU that does not support it
         return f"whether a GPU pays is not known: {error.detail}"
     placement = other_site.placement
-    other_costs = Costs.load(costs_key(cards, placement.device, placement.precision, workflow))
-    by_device = {
-        where.placement.device.partition(":")[0]: (known, where)
-        for known, where in ((costs, site), (other_costs, other_site))
-    }
-    return compare_devices(cases, by_device["cuda"], by_device["cpu"])
+    here = costs, site
+    other = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
+    return compare_devices(cases, other, here) if is_cpu else compare_devices(cases, here, other)
 
 
 def compare_devices(

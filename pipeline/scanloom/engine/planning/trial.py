@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Timer
 
 from scanloom.core import Case, format_duration
 from scanloom.engine.case.models import load_models
-from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.planning.costs import Costs, MeasuredCase, measured_case
+from scanloom.engine.prepare import OutputTarget, Prepared, Request
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
-from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.private import private_folder
@@ -36,19 +35,9 @@ _SHARES = (0.5, 0.9, 0.25, 0.75)
 tried: half the cost of an archive is in scans larger than the first of them."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A case that may be tried, with the voxels of its scan and of its windows."""
-
-    case: Case
-    voxels: int
-    values: int
-
-
 def try_cases(
-    candidates: Sequence[Candidate],
-    workflow: Workflow,
-    digests: Sequence[str],
+    candidates: Sequence[Prepared],
+    request: Request,
     out: Path,
     key: bytes,
 ) -> tuple[Costs, str]:
@@ -56,12 +45,10 @@ def try_cases(
 
     Parameters
     ----------
-    candidates : sequence of Candidate
-        The cases to choose from.
-    workflow : Workflow
-        The workflow to measure.
-    digests : sequence of str
-        The `card_digest` of each of its models.
+    candidates : sequence of Prepared
+        The cases to choose from, with their estimates.
+    request : Request
+        The workflow to measure, with its models.
     out : Path
         The output folder: results go to a folder in its `private/`, which is removed.
     key : bytes
@@ -72,11 +59,8 @@ def try_cases(
     ScanError
         If no case can be processed, because of the models or the machine.
     """
-    chosen, fingerprint, execution = (
-        choose_cases(candidates),
-        key_fingerprint(key),
-        workflow.execution,
-    )
+    chosen, fingerprint = choose_cases(candidates), key_fingerprint(key)
+    workflow, execution = request.workflow, request.workflow.execution
     measured: list[MeasuredCase] = []
     start, end, why = 0.0, 0.0, "no case could be tried"
     with _scratch_folder(out, fingerprint) as scratch:
@@ -87,7 +71,7 @@ def try_cases(
             partial(
                 load_models,
                 workflow.models,
-                digests,
+                request.digests,
                 execution,
                 workflow.computed_labels,
                 len(candidates),
@@ -121,10 +105,10 @@ def try_cases(
     return costs, "" if measured else why
 
 
-def choose_cases(candidates: Sequence[Candidate]) -> list[Candidate]:
+def choose_cases(candidates: Sequence[Prepared]) -> list[Prepared]:
     """Return cases of an archive to be tried, in their order: see `_SHARES`."""
-    by_size = sorted(candidates, key=lambda each: (each.values + each.voxels, each.case.id))
-    reached = list(itertools.accumulate(each.voxels for each in by_size))
+    by_size = sorted(candidates, key=lambda each: (sum(_work(each)), each.case.id))
+    reached = list(itertools.accumulate(_work(each)[0] for each in by_size))
     chosen = by_size[:1]
     for share in _SHARES if reached else ():
         limit = share * reached[-1]
@@ -132,11 +116,19 @@ def choose_cases(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list({each.case.id: each for each in chosen}.values())
 
 
-def _expected(measured: Sequence[MeasuredCase], candidate: Candidate) -> float:
+def _work(prepared: Prepared) -> tuple[int, int]:
+    """Return the voxels of a case's scan, and of all its windows."""
+    if prepared.outline is None or prepared.estimate is None:
+        raise ValueError("a case to be tried has an outline and an estimate")
+    return math.prod(prepared.outline[0].shape), prepared.estimate.values
+
+
+def _expected(measured: Sequence[MeasuredCase], candidate: Prepared) -> float:
     """Return the seconds of a case by the window of the largest case that was tried."""
+    voxels, values = _work(candidate)
     largest = max(measured, key=lambda case: case.values)
-    network = largest.network * candidate.values / max(largest.values, 1.0)
-    return network + max(largest.rest, _REST_S_PER_VOXEL * candidate.voxels)
+    network = largest.network * values / max(largest.values, 1.0)
+    return network + max(largest.rest, _REST_S_PER_VOXEL * voxels)
 
 
 def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:

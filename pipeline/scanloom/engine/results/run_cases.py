@@ -8,12 +8,15 @@ the result as OUTDATED.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Reason, Series
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, CaseRecord, Reason, ScanError, Series
+from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.results.tables import CaseEnding
+from scanloom.engine.retries import policy_of
 from scanloom.engine.workflow.selection import Inputs, LeftOut, Scope
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
@@ -25,11 +28,38 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     source_from_series,
 )
-from scanloom.io.output.failures import failed_cases, remove_failure, write_failure
+from scanloom.io.output.failures import (
+    failed_cases,
+    previous_failure,
+    remove_failure,
+    write_failure,
+)
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import private_folder
-from scanloom.io.output.published import OTHER_RECIPE, read_provenance
+from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
+
+
+def earlier_outcome(
+    out: Path, case: Case, scope: Scope, cards: Sequence[ModelCard]
+) -> CaseRecord | None:
+    """Return how a case ended before, None if it is to be worked on.
+
+    A reason of None stands for a result; a reason with the subject "result" for one that is of
+    another recipe or damaged, and may not be replaced. A case whose files may have changed is to be
+    worked on: its worker compares their content.
+    """
+    folder = out / CASES / case.folder_name
+    try:
+        state = explained_result_state(out, case, cards, replace=scope.replace)
+    except ScanError as error:
+        return CaseRecord(case.id, error.reason, error.detail, (), folder)
+    if state is ResultState.CURRENT:
+        return CaseRecord(case.id, None, "", (), folder)
+    old = previous_failure(out, case.id, case.recipe, case.stamp)
+    if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
+        return None
+    return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
 @dataclass(frozen=True)
@@ -48,11 +78,13 @@ class EarlierOutcomes:
     records: Sequence[CaseRecord]
 
     @classmethod
-    def read(cls, out: Path, cases: Iterable[Case], scope: Scope) -> EarlierOutcomes:
-        """Return the division of some cases by the contents of an output folder."""
+    def read(
+        cls, out: Path, cases: Iterable[Case], scope: Scope, cards: Sequence[ModelCard]
+    ) -> EarlierOutcomes:
+        """Return the division of some cases of some models by the contents of an output folder."""
         pending, records = [], []
         for case in cases:
-            record = scope.before(out, case)
+            record = earlier_outcome(out, case, scope, cards)
             if record is None:
                 pending.append(case)
             else:
@@ -83,14 +115,12 @@ class RunCases:
         The output folder.
     scope : Scope
         The cases that the run takes.
-    explain : callable or None
-        Returns the differences between a published case, by its folder, and the request.
+    cards : sequence of ModelCard
+        The models, to say in what results of another recipe differ.
     """
 
-    def __init__(
-        self, out: Path, scope: Scope, explain: Callable[[Path], str] | None = None
-    ) -> None:
-        self._out, self._scope, self._explain = out, scope, explain
+    def __init__(self, out: Path, scope: Scope, cards: Sequence[ModelCard] = ()) -> None:
+        self._out, self._scope, self._cards = out, scope, cards
         self._series: dict[str, tuple[str, ...]] = {}
         self._other_shards: list[tuple[tuple[str, ...], Case]] = []
         self._endings: dict[str, list[CaseEnding]] = {}
@@ -117,18 +147,10 @@ class RunCases:
 
     def earlier_outcomes(self, cases: Iterable[Case]) -> EarlierOutcomes:
         """Return which cases are pending; note the outcomes of all others."""
-        earlier = EarlierOutcomes.read(self._out, cases, self._scope)
-        explained = [self._explained(record) for record in earlier.records]
-        earlier = EarlierOutcomes(earlier.pending, explained)
+        earlier = EarlierOutcomes.read(self._out, cases, self._scope, self._cards)
         for record in earlier.records:
             self.note(record)
         return earlier
-
-    def _explained(self, record: CaseRecord) -> CaseRecord:
-        """Add the differences to the record of a case with a result of another recipe."""
-        if self._explain is None or record.detail != OTHER_RECIPE or record.folder is None:
-            return record
-        return replace(record, detail=f"{record.detail}: {self._explain(record.folder)}")
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
@@ -139,7 +161,7 @@ class RunCases:
     def note_other_shards(self) -> None:
         """Note the outcomes that cases of other shards have by now."""
         for series, case in self._other_shards:
-            record = self._scope.before(self._out, case)
+            record = earlier_outcome(self._out, case, self._scope, self._cards)
             if record is not None:
                 self._series[case.id] = series
                 self.note(record)

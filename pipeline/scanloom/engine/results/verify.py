@@ -32,7 +32,7 @@ from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
-from scanloom.review.corrections.revisions import REVISIONS, revision_folders
+from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
 
 _Row = dict[str, str]
@@ -190,7 +190,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
 
     Yields
     ------
-    Finding
+    Discrepancy
         First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
         and only has to exist. Cases published after the tables were written are not a finding.
 

@@ -17,11 +17,10 @@ from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.write.nifti import write_image
-from scanloom.review.corrections.revisions import latest_result, revision_number
+from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 
 DATASET = "dataset.json"
 

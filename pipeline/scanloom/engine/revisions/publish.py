@@ -40,7 +40,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor
 from scanloom.ops.measure import measure
-from scanloom.review.corrections.revisions import (
+from scanloom.review.revisions import (
     REVISIONS,
     latest_result,
     read_label_maps,

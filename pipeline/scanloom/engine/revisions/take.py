@@ -17,8 +17,8 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import check_links
-from scanloom.review.corrections.label_files import LabelFile, read_label_file
-from scanloom.review.corrections.revisions import (
+from scanloom.review.label_files import LabelFile, read_label_file
+from scanloom.review.revisions import (
     latest_result,
     read_label_maps,
     revision_number,

@@ -21,8 +21,8 @@ from typing import Any, Self
 
 from scanloom.core import Case, CaseRecord, ComputeOptions, Outputs, ReadOptions, ScanError, Series
 from scanloom.core.relations import relations_from_json
-from scanloom.engine.case.run_case import OutputTarget
 from scanloom.engine.case.types import Predictor
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.workflow.schema import Execution
 from scanloom.io.system.messages import register
 from scanloom.own_python import safe_path

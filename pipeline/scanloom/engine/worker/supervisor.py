@@ -173,11 +173,11 @@ class WorkerProcess:
 
         Raises
         ------
-        NoEngineError
+        WorkerUnusableError
             If the child could not load the models.
         ChildDiedError
             If the child died meanwhile, for whatever cause.
-        CaseLateError
+        CaseTimeoutError
             If the case exceeded the limit. The child was killed, and its other cases get
             ChildDiedError.
         """
@@ -381,7 +381,7 @@ class WorkerSupervisor:
 
         Returns
         -------
-        Outcome
+        CaseOutcome
             Never raises.
         """
         tries: list[Attempt] = []
@@ -459,7 +459,7 @@ class WorkerSupervisor:
 
         Raises
         ------
-        NoEngineError
+        WorkerUnusableError
             If no child can process any case.
         """
         with self._starting:

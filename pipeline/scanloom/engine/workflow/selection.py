@@ -11,17 +11,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, CaseRecord, Reason, ScanError
-from scanloom.engine.retries import policy_of
+from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Policy, Selection, Workflow
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.ranking import SPACING_TOLERANCE, Preference, best_first, preference_of
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.output.failures import previous_failure
-from scanloom.io.output.published import ResultState, result_state
 
 
 @dataclass(frozen=True)
@@ -47,27 +43,6 @@ class Scope:
         index, count = self.shard
         digest = hashlib.blake2b(case_id.encode(), digest_size=8).digest()  # ids are not even
         return int.from_bytes(digest, "big") % count == index - 1
-
-    def before(self, out: Path, case: Case) -> CaseRecord | None:
-        """Return how a case ended before, None if it is to be worked on.
-
-        A reason of None stands for a result; a reason with the subject "result" for one that is
-        of another recipe or damaged, and may not be replaced. A case whose files may have changed
-        is to be worked on: its worker compares their content.
-        """
-        folder = out / "cases" / case.folder_name
-        try:
-            if (
-                result_state(out, case.folder_name, case, replace=self.replace)
-                is ResultState.CURRENT
-            ):
-                return CaseRecord(case.id, None, "", (), folder)
-        except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), folder)
-        old = previous_failure(out, case.id, case.recipe, case.stamp)
-        if old is None or policy_of(old.reason).in_later_run or self.retry_failed:
-            return None
-        return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
 Inputs = tuple[IndexedSeries, ...]

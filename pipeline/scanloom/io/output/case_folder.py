@@ -113,7 +113,7 @@ class CaseFolder:
         replace : bool
             Replace an existing result of another recipe. A result of the same recipe is always
             replaced if the content of its source was different.
-        source : Source or None
+        source : SourceRecord or None
             The source of the case, for the crosswalk.
 
         Returns

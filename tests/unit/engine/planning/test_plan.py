@@ -1,4 +1,4 @@
-"""What a run would take: costs that are measured, cases that are tried, a plan that is kept."""
+"""A plan of a run: measured costs, cases that are tried, the plan that is kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from rich.console import Console
 
 from scanloom.cards.store import find_model
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
-from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.core import Case, CaseRecord, Grid, Outputs, Reason, Series
 from scanloom.core.paths import shipped
-from scanloom.engine.case.memory_estimate import Placement
 from scanloom.engine.planning.costs import (
     Costs,
     MeasuredCase,
@@ -37,10 +36,12 @@ from scanloom.engine.planning.plan import (
     save_plan,
     summarize,
 )
-from scanloom.engine.planning.trial import Candidate, choose_cases
+from scanloom.engine.planning.trial import choose_cases
+from scanloom.engine.prepare import Prepared, Request
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.selection import Scope
+from scanloom.inference.memory import CaseEstimate, Placement
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.failures import write_failure
@@ -54,7 +55,7 @@ CPU = ExecutionSite(Placement("cpu", "float32"), workers=1, in_flight=1, host=No
 
 
 class Machine:
-    """A machine whose cases cost what a constant and two slopes say, with some noise.
+    """A machine whose cases cost a constant and two slopes, with some noise.
 
     Parameters
     ----------
@@ -146,7 +147,7 @@ def test_the_network_is_planned_by_its_windows() -> None:
     assert low <= 100.0 <= 200.0 <= high <= 300.0
 
 
-def test_nothing_measured_is_said(tmp_path: Path) -> None:
+def test_a_plan_without_measurements_states_why(tmp_path: Path) -> None:
     totals = summarize([planned(1e6)], Costs(), CPU, 1)
     tried = summarize([planned(1e6)], Costs(), CPU, 1, "cases were tried without a result: X")
 
@@ -159,7 +160,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 def test_a_run_is_shared_out_among_its_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:
-    """Steps that overlapped count once: the network's and others' sum to what the run took."""
+    """Steps that overlapped count once: network and other steps add up to the time of the run."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     course = RunTimeline(100.0)
     for n in range(4):
@@ -167,9 +168,9 @@ def test_a_run_is_shared_out_among_its_cases(
         course.published[f"case{n}"] = folder.name
     course.first_on_device, course.last_end = 103.0, 203.0
 
-    assert compare_with_plan(tmp_path, course, workflow, [], "r") is None
+    assert compare_with_plan(tmp_path, course, Request(workflow, ())) is None
 
-    costs = Costs.load(costs_key([], "cpu", "float32", workflow))
+    costs = Costs.load(costs_key(Request(workflow, ()), "cpu", "float32"))
     assert sum(case.network + case.rest for case in costs.cases) == pytest.approx(100 - 4 * 5)
     assert costs.cases[0].network == pytest.approx(3 * costs.cases[0].rest)
     assert costs.starts == [3.0]
@@ -203,13 +204,12 @@ def test_cases_of_runs_take_the_place_of_cases_tried_alone() -> None:
 def test_costs_depend_on_device_and_engine_but_not_on_the_number_of_windows(
     workflow: Workflow,
 ) -> None:
-    cards = [find_model("ct_tissue")]
+    cards = (find_model("ct_tissue"),)
 
     def key(device: str = "cpu", **execution: object) -> str:
         changed = workflow.execution.model_copy(update=execution)
-        return costs_key(
-            cards, device, "float32", workflow.model_copy(update={"execution": changed})
-        )
+        other = workflow.model_copy(update={"execution": changed})
+        return costs_key(Request(other, cards), device, "float32")
 
     assert key() == key(overlap=0.75) == key(mirror="no")
     assert key("cuda:0") == key("cuda:1")
@@ -245,9 +245,10 @@ def test_costs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert not Costs.load("one").cases
 
 
-def candidate(size: int) -> Candidate:
+def candidate(size: int) -> Prepared:
     case = Case(str(size), Series("nifti", (Path("a"),)), Outputs(), "", "")
-    return Candidate(case, size, size)
+    outline = Grid((size, 1, 1), np.eye(4)), np.dtype(np.int16)
+    return Prepared(case, outline=outline, estimate=CaseEstimate({}, {}, 0, size))
 
 
 def test_the_smallest_case_is_tried_and_cases_in_which_the_cost_lies() -> None:
@@ -255,7 +256,7 @@ def test_the_smallest_case_is_tried_and_cases_in_which_the_cost_lies() -> None:
     archive = [candidate(n) for n in range(1000, 1300)]
     archive += [candidate(n * 1_000_000) for n in range(1, 11)]
 
-    sizes = [each.voxels for each in choose_cases(archive)]
+    sizes = [each.outline[0].shape[0] for each in choose_cases(archive) if each.outline]
 
     assert sizes[0] == 1000
     assert sizes[1:3] == [7_000_000, 10_000_000]
@@ -271,7 +272,7 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     case, folder = "a" * 26, published(tmp_path, "A-1", network=3.0, write=1.0)
     (tmp_path / "runs").mkdir()
     plan = {
-        "recipe": "r",
+        "recipe": Request(workflow, ()).recipe,
         "cases": [
             {"case": case, "seconds": [5.0, 6.0], "written": [9.0, 10.0]},
             {"case": "b" * 26, "seconds": [5.0, 6.0], "written": [9.0, 10.0]},
@@ -283,7 +284,7 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     course.note(CaseOutcome(CaseRecord(case, None, "", (), folder), ()))
     course.began, course.last_end = 0.0, 24.0
 
-    compared = compare_with_plan(tmp_path, course, workflow, [], "r")
+    compared = compare_with_plan(tmp_path, course, Request(workflow, ()))
 
     assert compared is not None
     assert compared["cases"] == 1
@@ -292,7 +293,8 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     assert compared["ratio"]["seconds"] == 0.25
     assert compared["ratio"]["host"] == 0.5
     assert ("time", "24 s, 5.0 s to 6.0 s planned") in compared_rows(compared)
-    assert compare_with_plan(tmp_path, course, workflow, [], "other recipe") is None
+    cards = (find_model("ct_tissue"),)
+    assert compare_with_plan(tmp_path, course, Request(workflow, cards)) is None
 
 
 @pytest.fixture
@@ -310,28 +312,28 @@ def test_a_plan_names_each_case_and_why_others_are_none(
     write_series(tmp_path / "in" / "mr", noise(), words=Words(modality="MR"))
     out = tmp_path / "out"
 
-    made = make_plan(workflow, [shipped("data") / "torso_ct", tmp_path / "in"], out)
-    save_plan(made, out)
+    plan = make_plan(workflow, [shipped("data") / "torso_ct", tmp_path / "in"], out)
+    save_plan(plan, out)
 
-    assert made.left_out == {"NOT_SELECTED": 1}
-    assert made.files == {"found": 66, "used": 66, "skipped": 0, "ambiguous": 0, "failed": 0}
-    [one] = made.cases
-    assert one.voxels == 144 * 192 * 60 or one.voxels == 192 * 144 * 60
-    assert one.values > 0
-    assert one.seconds == pytest.approx((8.0, 12.5))
+    assert plan.left_out == {"NOT_SELECTED": 1}
+    assert plan.files == {"found": 66, "used": 66, "skipped": 0, "ambiguous": 0, "failed": 0}
+    [case] = plan.cases
+    assert case.voxels == 144 * 192 * 60 or case.voxels == 192 * 144 * 60
+    assert case.values > 0
+    assert case.seconds == pytest.approx((8.0, 12.5))
     assert (
-        made.totals.seconds
-        == made.totals.archive_seconds
+        plan.totals.seconds
+        == plan.totals.archive_seconds
         == pytest.approx((8 + 2 / 1.25, 12.5 + 2 * 1.25))
     )
-    assert excluded_lines(made)[1:] == [
+    assert excluded_lines(plan)[1:] == [
         "Not processed: 1 series",
         f"      1 NOT_SELECTED: {Reason.NOT_SELECTED.advice}.",
         "        1 by select.modality",
     ]
-    assert made.totals.host == one.host
+    assert plan.totals.host == case.host
     kept = json.loads((out / "runs" / "plan.json").read_text())
-    assert kept["cases"][0]["case"] == one.case
+    assert kept["cases"][0]["case"] == case.case
     assert str(tmp_path) not in json.dumps(kept)
 
 
@@ -340,28 +342,30 @@ def test_another_overlap_is_planned_as_it_would_be_run(
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     monkeypatch.setattr(Costs, "load", lambda _: known())
-    other = workflow.execution.model_copy(update={"overlap": 0.75})
+    overlapping = workflow.execution.model_copy(update={"overlap": 0.75})
     scans = [shipped("data") / "torso_ct"]
 
     [usual] = make_plan(workflow, scans, tmp_path / "out").cases
-    made = make_plan(workflow.model_copy(update={"execution": other}), scans, tmp_path / "out")
+    plan = make_plan(
+        workflow.model_copy(update={"execution": overlapping}), scans, tmp_path / "out"
+    )
 
-    assert made.cases[0].values > usual.values
-    assert "ct_tissue: overlap 0.75 instead of 0.25" in made.notes
+    assert plan.cases[0].values > usual.values
+    assert "ct_tissue: overlap 0.75 instead of 0.25" in plan.notes
 
 
-def test_what_does_not_fit_is_said_before(
+def test_cases_that_do_not_fit_are_named_in_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     small = workflow.execution.model_copy(update={"memory_limit": 200_000_000})
     tight = workflow.model_copy(update={"execution": small})
 
-    made = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
+    plan = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
 
-    assert [one.reason for one in made.cases] == ["OUT_OF_MEMORY"]
-    assert made.todo == []
-    assert excluded_lines(made)[1:] == [
+    assert [case.reason for case in plan.cases] == ["OUT_OF_MEMORY"]
+    assert plan.todo == []
+    assert excluded_lines(plan)[1:] == [
         "Not processed: 1 case",
         f"      1 OUT_OF_MEMORY: {Reason.OUT_OF_MEMORY.advice}.",
     ]
@@ -370,12 +374,23 @@ def test_what_does_not_fit_is_said_before(
 def shown(totals: object, selected: int = 10) -> str:
     """Return the table of a plan of two cases as text."""
     cases = tuple(PlannedCase(str(n)) for n in range(2))
-    made = Plan(
-        *("w", "r", "cpu", "float32", 1, 1, {"found": 10}),
-        *(0, selected, {}, (), cases, totals),  # type: ignore[arg-type]
+    plan = Plan(
+        workflow="w",
+        recipe="r",
+        device="cpu",
+        precision="float32",
+        workers=1,
+        in_flight=1,
+        files={"found": 10},
+        before=0,
+        selected=selected,
+        left_out={},
+        left=(),
+        cases=cases,
+        totals=totals,  # type: ignore[arg-type]
     )
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(made))
+    console.print(table(plan))
     return console.export_text()
 
 
@@ -420,12 +435,12 @@ def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
     on_gpu = (gpu, replace(CPU, placement=Placement("cuda:0", "half")))
     small, large = (PlannedCase("c", int(size), int(size)) for size in (1e5, 1e9))
 
-    def told(*cases: PlannedCase) -> str:
+    def comparison(*cases: PlannedCase) -> str:
         return compare_devices(cases, on_gpu, (cpu, CPU))
 
-    assert told(large).startswith("a GPU pays: ")
-    assert told(*[small] * 3).startswith("a GPU may pay: ")
-    assert told(small, large).endswith("; 1 small case sooner on the CPU")
+    assert comparison(large).startswith("a GPU pays: ")
+    assert comparison(*[small] * 3).startswith("a GPU may pay: ")
+    assert comparison(small, large).endswith("; 1 small case sooner on the CPU")
     assert "not known: such cases have not run on the GPU" in compare_devices(
         [large], (Costs(), CPU), (cpu, CPU)
     )
@@ -446,7 +461,7 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     workflow = make_workflow(
         name="w", models=[str(bundle)], select={"modality": "CT"}, execution=execution
     )
-    name = costs_key([find_model(str(bundle))], "cpu", "float32", workflow)
+    name = costs_key(Request.of(workflow), "cpu", "float32")
     costs = Costs()
     costs.learn([MeasuredCase(32 * 32 * 16.0, TINY, 0.1, 0.5, 1e4)], 2.0)
     costs.save(name)
@@ -487,8 +502,8 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     out, scans = tmp_path / "out", [shipped("data") / "torso_ct"]
 
     def planned(**how: object) -> tuple[int, int, list[str]]:
-        made = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
-        return len(made.todo), made.before, [one.reason for one in made.cases if one.reason]
+        plan = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
+        return len(plan.todo), plan.before, [case.reason for case in plan.cases if case.reason]
 
     assert planned() == (1, 0, [])
     assert sorted(planned(shard=(k, 2))[0] for k in (1, 2)) == [0, 1]

@@ -36,7 +36,7 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope())
+    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope(), ())
 
     assert [c.id for c in earlier.pending] == [n for n in NAMES if n not in ("case3", "case5")]
     assert [(r.id, r.reason) for r in earlier.finished] == [("case3", Reason.DAMAGED)]
@@ -59,12 +59,12 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
     cases = RunCases(tmp_path, Scope(shard=(1, 2)))
     own = cases.of_this_shard((inputs(name), case(name)) for name in NAMES)
-    others = sorted(set(NAMES) - {c.id for c in own})
+    foreign_ids = sorted(set(NAMES) - {c.id for c in own})
     assert own
-    assert others
-    fail(tmp_path, others[0])
+    assert foreign_ids
+    fail(tmp_path, foreign_ids[0])
 
     assert cases.endings == {}
     cases.note_other_shards()
 
-    assert set(cases.endings) == {others[0], "shared"}
+    assert set(cases.endings) == {foreign_ids[0], "shared"}

@@ -1,4 +1,4 @@
-"""What a worker and its engine child send each other arrives as it was sent."""
+"""Messages between a worker and its engine child arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.case.models import load_models
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.messages import (
     CaseReply,
     CaseRequest,

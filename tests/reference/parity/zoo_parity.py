@@ -27,7 +27,7 @@ from agreement import agreement
 from numpy.typing import NDArray
 from zoo_bundles import BUNDLES, CPU
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from meter import SAMPLE, parse, unavailable
 

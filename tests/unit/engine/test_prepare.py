@@ -10,11 +10,7 @@ import pytest
 
 from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import Outputs, Reason, ScanError, format_bytes
-from scanloom.engine.case.memory_estimate import (
-    MEASUREMENT_BYTES,
-    check_memory,
-    estimate_case,
-)
+from scanloom.engine.prepare import MEASUREMENT_BYTES, check_memory, estimate_case
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore.restorers import ScoreRestorer
 from support import model_cards
@@ -55,7 +51,6 @@ def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     need = estimate_case(model_cards.grid((512, 512, 1000)), np.int16, [card], Outputs())
     check_memory(need, need.peak)
-    check_memory(need, None)
     with pytest.raises(ScanError) as caught:
         check_memory(need, 10**9)
     assert caught.value.reason is Reason.OUT_OF_MEMORY
@@ -67,13 +62,13 @@ def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     grid = model_cards.grid((100, 80, 60))
     usual = estimate_case(grid, np.int16, [card])
-    asked = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
+    with_maps = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
     voxels = 100 * 80 * 60
-    assert asked.host["write"] >= usual.host["write"] + voxels
-    assert asked.host["restore"] >= usual.host["restore"] + voxels
+    assert with_maps.host["write"] >= usual.host["write"] + voxels
+    assert with_maps.host["restore"] >= usual.host["restore"] + voxels
     folds = replace(card, folds=(card.weights, card.weights))
     several = estimate_case(grid, np.int16, [folds], Outputs(also=("uncertainty",)))
-    assert several.host["restore"] >= asked.host["restore"] + voxels
+    assert several.host["restore"] >= with_maps.host["restore"] + voxels
     assert (
         estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
         < (several.host["restore"])

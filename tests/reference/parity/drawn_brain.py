@@ -1,6 +1,6 @@
 """Dice of a MeshNet of 18 classes on an image drawn from a label map of FreeSurfer's numbers.
 
-    python benchmarks/models/drawn_brain.py MODEL LABEL_MAP
+    python tests/reference/parity/drawn_brain.py MODEL LABEL_MAP
 
 LABEL_MAP such as SynthSeg's `data/training_label_maps/training_seg_08.nii.gz`. Each label gets the
 mean of a T1-weighted image, then blur, a smooth bias and noise. Prints the Dice of each class.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from meter import parse, unavailable
 

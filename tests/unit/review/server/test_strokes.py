@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from scanloom.review.corrections import draft as module
-from scanloom.review.corrections.draft import Draft, Stroke
+from scanloom.review.server import drafts as module
+from scanloom.review.server.drafts import Draft, Stroke
 
 SHAPE, SPACING = (17, 13, 9), (0.8, 1.5, 3.0)
 PLANES = {"axial": (2, 0, 1), "coronal": (1, 0, 2), "sagittal": (0, 1, 2)}

@@ -1,10 +1,21 @@
-"""A case that is open for review: its scan, its label maps, and what was decided on them."""
+"""Cases that are open for review, within a limit of memory: scan, label maps, and their slices.
+
+All indices are those of a `View`: they increase towards the patient's left, back and feet, so that
+axial and coronal slices show the patient's right on the left, and sagittal ones the front.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +31,20 @@ from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.corrections.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.preview.slicing import (
+    AXIAL,
+    CORONAL,
+    LETTERS,
     LUNG,
+    SAGITTAL,
     SOFT_TISSUE,
+    Direction,
     GrayWindow,
     View,
     choose_window,
     hounsfield_window,
 )
-from scanloom.review.server.pixels import PLANES, Image, as_image, describe_plane
+from scanloom.review.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
@@ -295,3 +310,221 @@ def centre_of(
             nearest = np.abs(inside + corner - middle).sum(axis=1).argmin()
             return [int(n) for n in inside[nearest] + corner]
     return [int(n) for n in middle]
+
+
+MAX_OPEN_BYTES = 704 << 20
+"""Arrays of open cases that are kept; the case that was used longest ago is closed first."""
+SHOWN_S = 1800.0
+"""Time for which the case that a reviewer looks at stays open, from the last request."""
+_BYTES_PER_VOXEL = 3
+"""Of a case that is not open yet: an image of int16 and labels of uint8."""
+
+
+class OpenCases:
+    """Cases that are open, or being opened.
+
+    The case that a reviewer looks at is not closed for another one, whatever the limit.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    key : Path or None
+        File with the key of the case ids.
+    limit : int
+        Bytes of their arrays.
+    """
+
+    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
+        self.out, self.key, self.limit = out, key, limit
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
+        self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
+        self._shown: dict[str, tuple[str, float]] = {}
+        for library in ("pyarrow.compute", "pyarrow.parquet"):  # while the list is looked at
+            self._pool.submit(import_module, library)
+
+    def show(self, name: str, reviewer: str) -> None:
+        """Note which case a reviewer looks at."""
+        with self._guard:
+            self._shown[reviewer] = name, time.monotonic()
+
+    def get(self, name: str) -> OpenedCase:
+        """Return an open case.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`.
+        """
+        with self._guard:
+            future = self._start(name)
+        return future.result()
+
+    def get_ahead(self, name: str) -> OpenedCase | None:
+        """Return a case that is opened ahead of time; None if it has no room beside shown ones.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`.
+        """
+        expected = expected_bytes(self.out, name)
+        with self._guard:
+            shown = sum(self._bytes(each) for each in self._kept() - {name})
+            if shown + expected > self.limit:
+                return None
+            future = self._start(name)
+        return future.result()
+
+    def forget(self, name: str) -> None:
+        """Close a case."""
+        with self._guard:
+            self._open.pop(name, None)
+
+    def _start(self, name: str) -> Future[OpenedCase]:
+        """Open a case in the background, unless it is open."""
+        future = self._open.get(name)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._pool.submit(self._opened, name)
+            self._open[name] = future
+        self._open.move_to_end(name)
+        return future
+
+    def _opened(self, name: str) -> OpenedCase:
+        expected = expected_bytes(self.out, name)
+        with self._guard:  # make room before it is read
+            self._close_old(name, expected)
+        case = open_case(self.out, name, self.key)
+        with self._guard:
+            self._close_old(name, case.nbytes)
+        return case
+
+    def _close_old(self, name: str, added: int) -> None:
+        """Close cases that were used longest ago, and that nobody looks at, to make room."""
+        held = added + sum(map(_arrays, self._open.values()))
+        kept = self._kept() | {name}
+        for oldest in list(self._open):
+            if held <= self.limit:
+                return
+            if oldest not in kept:
+                held -= _arrays(self._open.pop(oldest))
+
+    def _kept(self) -> set[str]:
+        """Return the cases that reviewers look at."""
+        oldest = time.monotonic() - SHOWN_S
+        return {name for name, at in self._shown.values() if at >= oldest}
+
+    def _bytes(self, name: str) -> int:
+        future = self._open.get(name)
+        return (_arrays(future) if future else 0) or expected_bytes(self.out, name)
+
+
+def expected_bytes(out: Path, name: str) -> int:
+    """Return the bytes that the arrays of a case will have, about; 0 if that can't be known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        shape = read_json(out / "cases" / name / CASE)["grid"]["shape"]
+        return _BYTES_PER_VOXEL * math.prod(map(int, shape))
+    return 0
+
+
+def _arrays(future: Future[OpenedCase]) -> int:
+    if not future.done() or future.exception() is not None:
+        return 0
+    return future.result().nbytes
+
+
+PLANES: dict[str, Direction] = {"axial": AXIAL, "coronal": CORONAL, "sagittal": SAGITTAL}
+MAX_CHUNK_BYTES = 16 << 20
+"""Largest answer with slices."""
+_LOWEST, _HIGHEST = -32768, 32767
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """A scan as int16, and the factors of its values: `slope` * pixel + `intercept`.
+
+    Parameters
+    ----------
+    array : (X, Y, Z) int16 array
+        Pixels, in a view.
+    slope, intercept : float
+    exact : bool
+        Whether the values are those of the scan, not rounded to `slope` / 2.
+    """
+
+    array: NDArray[np.int16]
+    slope: float
+    intercept: float
+    exact: bool
+
+
+def as_image(volume: Volume, view: View) -> Image:
+    """Return a scan as an image. Voxels that are not numbers get the lowest value."""
+    array = volume.array
+    if array.dtype.kind == "f":
+        array = np.where(np.isfinite(array), array, np.nanmin(array[np.isfinite(array)], initial=0))
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    whole = array.dtype.kind in "iu" or bool((array == np.rint(array)).all())
+    if whole and low >= _LOWEST and high <= _HIGHEST:
+        return Image(view.of(_as_int16(array)), 1.0, 0.0, exact=True)
+    if whole and high - low <= _HIGHEST - _LOWEST:
+        shifted = np.asarray(array.astype(np.float64) - low + _LOWEST)
+        return Image(view.of(_as_int16(shifted)), 1.0, low - _LOWEST, exact=True)
+    slope = (high - low) / (_HIGHEST - _LOWEST)
+    pixels = np.rint((array.astype(np.float64) - low) / slope + _LOWEST)
+    return Image(view.of(_as_int16(pixels)), slope, low - slope * _LOWEST, exact=False)
+
+
+def _as_int16(array: NDArray[Any]) -> NDArray[np.int16]:
+    return np.asfortranarray(array.astype(np.int16, copy=False))
+
+
+def plane_shape(shape: tuple[int, ...], plane: Direction) -> tuple[int, int, int]:
+    """Return the number of slices, rows and columns of a plane through a view."""
+    return shape[plane.normal], shape[plane.down], shape[plane.across]
+
+
+def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> bytes:
+    """Return slices as little-endian pixels, row by row.
+
+    Parameters
+    ----------
+    array : (X, Y, Z) array
+        In a view.
+    plane : Direction
+    first, last : int
+        Indices of the first and the last slice.
+
+    Raises
+    ------
+    IndexError
+        If there are no such slices, or they exceed `MAX_CHUNK_BYTES`.
+    """
+    count, rows, columns = plane_shape(array.shape, plane)
+    if not 0 <= first <= last < count:
+        raise IndexError(f"slices {first} to {last} of {count}")
+    if (last - first + 1) * rows * columns * array.itemsize > MAX_CHUNK_BYTES:
+        raise IndexError(f"slices {first} to {last} exceed {MAX_CHUNK_BYTES >> 20} MiB")
+    chosen = np.moveaxis(array, plane.normal, 0)[first : last + 1]
+    pixels = chosen.copy(order="K")  # in one pass: sagittal slices are interleaved in memory
+    if plane.across < plane.down:  # rows run along the second axis
+        pixels = pixels.transpose(0, 2, 1)
+    rows_in_order = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("<"))  # without the GIL
+    return rows_in_order.tobytes()
+
+
+def describe_plane(view: View, plane: Direction) -> dict[str, Any]:
+    """Return what a page needs to draw a plane: axes, sizes in mm, and side letters."""
+    spacing = [view.source.spacing[n] for n in view.order]
+    across, down = LETTERS[plane.across], LETTERS[plane.down]
+    return {
+        "normal": plane.normal,
+        "across": plane.across,
+        "down": plane.down,
+        "count": view.shape[plane.normal],
+        "width": view.shape[plane.across],
+        "height": view.shape[plane.down],
+        "pixel_mm": [spacing[plane.across], spacing[plane.down]],
+        "letters": {"left": across[0], "right": across[1], "top": down[0], "bottom": down[1]},
+    }

@@ -11,7 +11,7 @@ import pytest
 import SimpleITK as sitk
 
 from scanloom.core import Grid, Reason, ScanError
-from scanloom.review.corrections.label_files import on_grid, read_label_file
+from scanloom.review.label_files import on_grid, read_label_file
 from support.case_folders import ORDERS
 from support.review_cases import SHAPE, affine_of, scan_array
 
