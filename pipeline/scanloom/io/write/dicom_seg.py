@@ -195,7 +195,7 @@ def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
     planes = _planes(layer)
     slices = _stored_slices(series, np.asarray(counts_by_slice(planes.T)[:, 1:].any(axis=1)))
     structures = sorted(layer.structures, key=lambda s: s.number)
-    bits = 8 if structures[-1].number < 256 else 16
+    bits = 8 * planes.itemsize  # 16 also for a subset with small numbers, as the labels are
     dataset = _data_set(series, planes.shape, slices, structures, instance)
     dataset.BitsAllocated = dataset.BitsStored = bits
     dataset.HighBit = bits - 1

@@ -475,6 +475,18 @@ def test_numbers_above_255(tmp_path: Path) -> None:
     ]
 
 
+def test_labels_of_16_bits_with_small_numbers_are_readable(tmp_path: Path) -> None:
+    """A subset of many structures keeps the type of its label map."""
+    scan = case_folders.dicom_scan()
+    segmentation = case_folders.segmentation_of(scan)
+    [layer] = segmentation.layers
+    wide = case_folders.Layer(layer.labels.astype(np.uint16), layer.structures)
+    segmentation = replace(segmentation, layers=(wide,))
+    dataset = write(tmp_path, scan, segmentation, case_folders.case_with(seg="labelmap"))
+    assert dataset.BitsAllocated == 16
+    assert set(np.unique(dataset.pixel_array)) == {0, 1, 2, 3}
+
+
 def single_images(scan: Scan) -> list[Dataset]:
     """Return the header of each source image, with the distance of slices as their thickness."""
     source = scan.source
