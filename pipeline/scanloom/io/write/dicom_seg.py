@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -187,7 +187,7 @@ def _rectangular(segmentation: Segmentation) -> Segmentation:
         Layer(rectangular_labels(layer.labels, grid), layer.structures)
         for layer in segmentation.layers
     )
-    return Segmentation(segmentation.model, layers, rectangular_grid(grid), segmentation.version)
+    return replace(segmentation, layers=layers, grid=rectangular_grid(grid), uncertainty=None)
 
 
 def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:

@@ -475,6 +475,17 @@ def test_numbers_above_255(tmp_path: Path) -> None:
     ]
 
 
+def test_both_grids_state_how_a_segmentation_was_made(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan(tilt=12.0)
+    segmentation = case_folders.segmentation_of(scan)
+    write(tmp_path, scan, replace(segmentation, corrected=True, changes="not mirrored"))
+    for path in (tmp_path / "dicom").iterdir():
+        for segment in pydicom.dcmread(path).SegmentSequence:
+            [algorithm] = segment.SegmentationAlgorithmIdentificationSequence
+            assert segment.SegmentAlgorithmType == "SEMIAUTOMATIC"
+            assert algorithm.AlgorithmParameters == "changes=not mirrored"
+
+
 def test_labels_of_16_bits_with_small_numbers_are_readable(tmp_path: Path) -> None:
     """A subset of many structures keeps the type of its label map."""
     scan = case_folders.dicom_scan()
