@@ -17,7 +17,7 @@ import numpy as np
 
 from scanloom.cards.card import ReferenceRange
 from scanloom.core import Flag, Measurement
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 
 MIN_COHORT = 8
 """Minimum number of cases for a comparison; with fewer, the usual values are unknown."""

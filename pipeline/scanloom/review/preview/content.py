@@ -14,7 +14,7 @@ from PIL import Image
 
 from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.slicing import (
     AXIAL,

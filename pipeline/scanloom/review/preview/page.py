@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from scanloom.cards.codes import system_of, systems
 from scanloom.core import Flag, Measurement, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
 from scanloom.review.preview.slicing import LETTERS
