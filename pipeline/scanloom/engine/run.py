@@ -19,7 +19,7 @@ from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
+from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request, id_conflicts, make_cases, unique_cases
 from scanloom.engine.results.run_cases import (
     EarlierOutcomes,
@@ -29,9 +29,14 @@ from scanloom.engine.results.run_cases import (
 )
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
-from scanloom.engine.run_lock import hold_run_lock
-from scanloom.engine.run_log import RunLog
+from scanloom.engine.run_files import (
+    RUNS,
+    RunLog,
+    create_run_folder,
+    hold_run_lock,
+    private_run_folder,
+    save_workflow,
+)
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -112,7 +117,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.costs.compare_with_plan` returns
+        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns
         it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
@@ -150,7 +155,7 @@ def run(
     options: RunOptions,
     *,
     stop: threading.Event | None = None,
-    on_board: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
+    display: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Run a workflow over an archive, or resume a run that was stopped.
 
@@ -164,8 +169,8 @@ def run(
         All other options.
     stop : threading.Event or None
         Set it to stop the run after the current writes.
-    on_board : callable or None
-        Receives the run's board, to display it; returns a context that spans the run.
+    display : callable or None
+        Receives the run's status writer, to display it; returns a context that spans the run.
 
     Raises
     ------
@@ -181,20 +186,20 @@ def run(
     with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
             name = create_run_folder(options.out, workflow, request.cards)
-        board = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+        status_writer = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
-        display = on_board(board) if on_board else nullcontext()
-        with final_status(board), display, disk_errors_as_scan_errors():
-            current = _Run(request, options, key, name, board)
+        shown = display(status_writer) if display else nullcontext()
+        with final_status(status_writer), shown, disk_errors_as_scan_errors():
+            current = _Run(request, options, key, name, status_writer)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
-            status = replace(board.now(), state=state)
+            status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
             if options.bids:
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged)
-            board.state(state)
+            status_writer.state(state)
         return RunResult(
             run=name,
             status=status,
@@ -206,7 +211,7 @@ def run(
             selected=current.selected,
             refused=current.refused,
             unstated=current.unstated,
-            metrics_error=board.metrics_error,
+            metrics_error=status_writer.metrics_error,
         )
 
 
@@ -237,7 +242,7 @@ class _Run:
         As for `run`.
     name : str
         The run's id.
-    board : StatusWriter
+    status_writer : StatusWriter
         Receives the progress of the run.
     """
 
@@ -247,9 +252,14 @@ class _Run:
         options: RunOptions,
         key: bytes,
         name: str,
-        board: StatusWriter,
+        status_writer: StatusWriter,
     ) -> None:
-        self.request, self.options, self.key, self.board = request, options, key, board
+        self.request, self.options, self.key, self.status_writer = (
+            request,
+            options,
+            key,
+            status_writer,
+        )
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.name, self.folder = name, self.out / RUNS / name
         self.cases = RunCases(self.out, options.scope, request.cards)
@@ -284,9 +294,11 @@ class _Run:
         complete = (
             self._process(pending, case_file, stop) if pending and not stop.is_set() else True
         )
-        self.board.state("collecting")
+        self.status_writer.state("collecting")
         if self.options.cluster in _THIS_MACHINE and pending:
-            self._compare_with_plan()
+            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+            if self.compared is not None:
+                write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
         marker = OutdatedMarker(self.out, self.key, self.request.recipe)
@@ -307,16 +319,16 @@ class _Run:
         return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
 
     def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
-        """Put the number of cases on the board; record series that failed by their headers."""
+        """Report the number of cases; record series that failed by their headers."""
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
             for entry in left_out
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
         cases = len(earlier.pending) + len(earlier.records)
-        self.board.plan(cases + len(failed), len(earlier.finished))
+        self.status_writer.plan(cases + len(failed), len(earlier.finished))
         for record in (*earlier.blocked, *failed):
-            self.board.finish(record)
+            self.status_writer.finish(record)
         for record in failed:
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
@@ -329,7 +341,7 @@ class _Run:
                 cases,
                 pool,
                 self._on_outcome,
-                on_start=lambda case: self.board.start(case.id),
+                on_start=lambda case: self.status_writer.start(case.id),
                 stop=stop,
             )
 
@@ -356,7 +368,7 @@ class _Run:
         logs = self._private()
         if cluster == NO_CLUSTER:
             engine = WorkerSupervisor(setup, execution.time_limit, log=logs / "engine.log")
-            local_pool = LocalPool([engine], execution.in_flight)
+            local_pool = LocalPool(engine, execution.in_flight)
             try:
                 yield local_pool
             finally:
@@ -364,7 +376,9 @@ class _Run:
             return
         from scanloom.engine.clusters.connect import RunWork, open_pool
 
-        work = RunWork(self.out, logs, case_file, setup, self.request.digests, self.board.send_away)
+        work = RunWork(
+            self.out, logs, case_file, setup, self.request.digests, self.status_writer.send_away
+        )
         with open_pool(cluster, workflow, work) as cluster_pool:
             yield cluster_pool
 
@@ -382,13 +396,7 @@ class _Run:
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
         self.cases.note(record)
-        self.board.finish(record)
-
-    def _compare_with_plan(self) -> None:
-        """Update the cost model of this machine; save the comparison of the run with its plan."""
-        self.compared = compare_with_plan(self.out, self.timeline, self.request)
-        if self.compared is not None:
-            write_document(self.folder / PLAN_FILE, self.compared)
+        self.status_writer.finish(record)
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

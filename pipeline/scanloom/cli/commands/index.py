@@ -20,8 +20,7 @@ from scanloom.cli.console import (
     report_new_key,
     unexamined,
 )
-from scanloom.cli.options.common import ArchiveOptions, KeyOption, Reporting, StrictOption
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOption, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index

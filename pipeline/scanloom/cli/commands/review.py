@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, error_boundary, say
-from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
-from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.values import percentage
+from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
+from scanloom.cli.values import percentage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -186,7 +185,7 @@ def _publish(
     reviewer: str,
 ) -> Path:
     """Publish label maps that were corrected in the browser."""
-    from scanloom.engine.revisions.publish import Correction, publish_revision
+    from scanloom.engine.revisions import Correction, publish_revision
 
     return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
 
@@ -201,7 +200,7 @@ def _remove(out: Path, reviewer: str) -> None:
 
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
-    from scanloom.engine.revisions.take import changed_structures, take_file
+    from scanloom.engine.revisions import changed_structures, take_file
     from scanloom.review.corrections.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
@@ -220,7 +219,7 @@ def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) 
 
 def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:
     """Write images and labels for training."""
-    from scanloom.engine.revisions.export import export
+    from scanloom.engine.revisions import export
 
     left_out = export(out, folder, key, model=model)
     say(f"Exported to {folder}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -44,51 +44,32 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Pool of engines of this process, without Dask.
+    """Pool of one engine of this process, without Dask.
 
     Parameters
     ----------
-    engines : sequence of WorkerSupervisor
-        One per device.
-    in_flight : int
-        Concurrent cases in each.
+    engine : WorkerSupervisor
+    window : int
+        Number of concurrent cases.
     """
 
-    def __init__(self, engines: Sequence[WorkerSupervisor], in_flight: int) -> None:
-        self._engines, self._in_flight = tuple(engines), in_flight
-        self._threads = ThreadPoolExecutor(self.window, "case")
-        self._busy: Counter[int] = Counter()
-        self._lock = threading.Lock()
-
-    @property
-    def window(self) -> int:
-        """Number of cases that the engines take."""
-        return len(self._engines) * self._in_flight
+    def __init__(self, engine: WorkerSupervisor, window: int) -> None:
+        self.window, self._engine = window, engine
+        self._threads = ThreadPoolExecutor(window, "case")
 
     def submit(self, case: Case) -> Future[CaseOutcome]:
-        """Submit a case to the least busy engine."""
+        """Submit a case."""
         return self._threads.submit(self._run, case)
 
     def stop(self, patience: float) -> None:
-        """End the engines."""
-        threads = [threading.Thread(target=e.stop, args=(patience,)) for e in self._engines]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        """End the engine."""
+        self._engine.stop(patience)
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, case: Case) -> CaseOutcome:
-        with self._lock:
-            chosen = min(range(len(self._engines)), key=lambda n: self._busy[n])
-            self._busy[chosen] += 1
-        try:
-            outcome = self._engines[chosen].run(case)
-        finally:
-            with self._lock:
-                self._busy[chosen] -= 1
+        outcome = self._engine.run(case)
         if outcome.fault is not None:
-            raise outcome.fault  # all engines share this machine and these models
+            raise outcome.fault  # no case can be processed on this machine
         return outcome
 
 
