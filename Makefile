@@ -2,6 +2,8 @@
 #   make demo     environment, install, the sample study segmented; says where to look
 #   make test     the whole suite, lint, types, floors
 #   make test-thorough   further cases of the same checks; CI runs both
+#   make test-lowest   the unit tests with the lowest versions that pyproject.toml allows
+#   make test-python   the unit tests with another Python (OTHER_PYTHON=3.12) and torch 2.11
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make bench-smoke   every script of benchmarks/ in its smallest form
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
@@ -50,6 +52,8 @@ demo: $(VENV)/.installed
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/oxlint --deny-warnings pipeline/scanloom/review
+	$(BIN)/oxfmt --check pipeline/scanloom/review
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -65,6 +69,35 @@ test: lint types floors unit
 .PHONY: test-thorough
 test-thorough: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m 'thorough and not gpu and not reference'
+
+# uv solves for the lowest versions, which pip can't, and finds or downloads the other Python. torch
+# stays at the CPU build of constraints.txt: its lowest version brings gigabytes of CUDA libraries.
+.PHONY: test-lowest test-python
+UV := build/uv/bin/uv
+OTHER_PYTHON ?= 3.12
+
+$(UV):
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --upgrade pip uv
+
+build/lowest/.installed: $(UV) pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/python -m pip install --quiet $$(grep ^torch== constraints.txt)
+	$(UV) pip install --quiet --python build/lowest/bin/python --resolution lowest-direct \
+	    $$(grep ^torch== constraints.txt) --editable '.[test]'
+	@touch $@
+
+test-lowest: build/lowest/.installed
+	build/lowest/bin/python -m pytest $(PARALLEL) tests/unit
+
+build/python-$(OTHER_PYTHON)/.installed: $(UV) pyproject.toml
+	$(UV) venv --quiet --clear --python $(OTHER_PYTHON) build/python-$(OTHER_PYTHON)
+	$(UV) pip install --quiet --python build/python-$(OTHER_PYTHON)/bin/python \
+	    'torch==2.11.*' --editable '.[test]'
+	@touch $@
+
+test-python: build/python-$(OTHER_PYTHON)/.installed
+	build/python-$(OTHER_PYTHON)/bin/python -m pytest $(PARALLEL) tests/unit
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not gpu and not reference'

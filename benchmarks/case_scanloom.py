@@ -1,9 +1,8 @@
 """Segment one study with scanloom, several times in one process; prints JSON.
 
-    python case_scanloom.py whole|labels|noise SCAN BUNDLE OUT RUNS
+    python case_scanloom.py whole|labels SCAN BUNDLE OUT RUNS
 
-"whole" is what the command line does; "labels" reads a scan and writes its label map, no more;
-"noise" is "whole" with noise in place of the network's scores (noise.py).
+"whole" is what the command line does; "labels" reads a scan and writes its label map, no more.
 The first run warms up: imports, the network, compiled code. It is reported apart. `peaks` are the
 most resident bytes of each stage; between stages they count for the one before.
 """
@@ -50,15 +49,6 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def with_noise(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
-    """Do as `once`, with noise in place of the network's scores."""
-    from noise import instead_of_network
-    from study import STRUCTURES
-
-    with instead_of_network(STRUCTURES + 1):
-        return once(scan, bundle, out)
-
-
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Read the scan, label it, write the label map; nothing else that a case folder has."""
     from scanloom.cards.store import find_model
@@ -91,7 +81,7 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 def main() -> None:
     """Warm up once, then run and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    ways = {"whole": once, "labels": labels_only, "noise": with_noise}
+    ways = {"whole": once, "labels": labels_only}
     parser.add_argument("way", choices=ways)
     for name in ("scan", "bundle", "out"):
         parser.add_argument(name, type=Path)

@@ -7,9 +7,6 @@ makes in the cache (or one that is given). Each way of labelling has a process o
 up in it, and then measured `--runs` times (peers: `--peer-runs`); medians count. Prints Markdown
 tables: wall and processor seconds a stage, peak memory of the process tree, ratios without the
 network, agreement of labels. A peer that can't be had, fails or hangs is named, the others go on.
-
-`--labels noise` runs scanloom alone, with noise in place of the network's scores, and beside it one
-class of scikit-image's resize, as a measure of the machine.
 """
 
 from __future__ import annotations
@@ -45,14 +42,13 @@ STAGES = (
     "the rest",
 )
 DICOM, NIFTI = "scanloom, DICOM to all results", "scanloom, NIfTI to NIfTI"
-NOISE = "scanloom, DICOM to all results, labels of noise"
 NNUNET, ARGMAX = "nnU-Net", "MONAI, argmax first"
 SCORES = f"MONAI bundle runner, scores back, {FEW + 1} channels"
 LIKE_ARGMAX = "scanloom, NIfTI, argmax first"
 LIKE_SCORES = f"scanloom, NIfTI, {FEW + 1} channels"
 TWIN = {NNUNET: NIFTI, ARGMAX: LIKE_ARGMAX, SCORES: LIKE_SCORES}
 """What of scanloom does most nearly what a peer does: with MONAI, the same step for step."""
-AIMS = {DICOM: (7.0, 2.5), NIFTI: (4.0, 2.5), NOISE: (6.5, 2.3)}
+AIMS = {DICOM: (7.0, 2.5), NIFTI: (4.0, 2.5)}
 """Processor seconds around the network and GiB, at full size, that are the aim."""
 
 
@@ -122,8 +118,6 @@ def ways(options: argparse.Namespace, out: Path) -> list[Way]:
     def by_monai(bundle: Path, folder: str) -> list[Any]:
         return theirs("monai", options.monai_env, case.nifti, bundle, out / folder)
 
-    if options.labels == "noise":
-        return [Way(NOISE, 16, runs, lambda: ours("noise", case.dicom, bundle, "noise", runs))]
     labels = case.bundle("labels")
     found = [
         Way(DICOM, 45, runs, lambda: ours("whole", case.dicom, bundle, "dicom", runs)),
@@ -255,16 +249,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _print_yardstick(runs: int, slices: int) -> None:
-    try:
-        sizes = ["--runs", str(runs), "--slices", str(slices)]
-        seconds = run([sys.executable, HERE / "noise.py", *sizes]).answer
-    except Failed as exc:
-        print(f"One class of skimage.resize: no result: {exc}\n")
-    else:
-        print(f"One class of skimage.resize: {median(seconds):.2f} cpu s ({_range(seconds)})\n")
-
-
 def arguments() -> argparse.Namespace:
     """Return what was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -274,7 +258,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--nnunet-env", type=Path, help="an environment that has nnU-Net")
     parser.add_argument("--monai-env", type=Path, help="an environment that has MONAI")
     parser.add_argument("--slices", type=int, default=SHAPE[2], help="fewer for a trial")
-    parser.add_argument("--labels", choices=("drawn", "noise"), default="drawn")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for each process")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     return parse(parser, runs=1, slices=20, peers=[])
@@ -292,8 +275,6 @@ def main() -> None:
         found = agreements(results)
     known = {r.name: r.versions for r in results if r.versions}
     print(f"{where}, {options.slices} slices\n")
-    if options.labels == "noise":
-        _print_yardstick(options.runs, options.slices)
     print("\n".join(f"{name}: {versions}" for name, versions in known.items()), "\n")
     tables = [stage_table(results), ratio_table(results), agreement_table(found)]
     print("\n\n".join([*tables, peak_table(results), aims(results)]))

@@ -74,13 +74,13 @@ def ours(path: Path, slices: int, way: str, rounds: int, out: Path) -> dict[str,
             wall, cpu = time.perf_counter(), time.process_time()
             restorer = ScoreRestorer(plan(slices), Argmax(), held.shape[1])
             if way == "torch":
-                restorer.way = RestoreBackend(restore_torch, "asked for")
+                restorer.backend = RestoreBackend(restore_torch, "asked for")
             for first in range(0, len(held), AT_ONCE):
                 restorer.add(ScorePlanes(first, held[first : first + AT_ONCE]))
             walls.append(time.perf_counter() - wall)
             cpus.append(time.process_time() - cpu)
         added.append(watch.peak - watch.start)
-        why = restorer.way.why if restorer.way else ""
+        why = restorer.backend.why if restorer.backend else ""
         if n == 0 and rounds > 0:
             walls, cpus = [], []
     np.save(out, restorer.labels[0].transpose(2, 0, 1))

@@ -40,12 +40,11 @@ from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.case.writers import WRITERS, write_files
 from scanloom.io.identity import case_id, key_fingerprint, source_hash, source_stamp
 from scanloom.io.index.series import find_series
-from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import source_from_series
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.published import SOURCE_STAMP
-from scanloom.io.output.writer import CaseContent
 from scanloom.io.read import read_scan
 from scanloom.ops.measure import measure
 

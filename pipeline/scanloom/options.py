@@ -23,8 +23,9 @@ Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
-Engine = Literal["auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile", "cudagraphs"]
-"""Library that runs networks."""
+Engine = Literal["auto", "torch", "openvino", "tensorrt", "onnxruntime", "cudagraphs", "compile"]
+"""Library that runs networks. "auto" measures them in this order, so that TensorRT comes before
+ONNX Runtime's own kernels. Each is `ENGINE` of the module NAME_engine in `inference.engines`."""
 Mirror = Literal["auto", "no"]
 """Whether networks also run on mirrored scans: as the model card says, or not."""
 SegKind = Literal["binary", "labelmap"]

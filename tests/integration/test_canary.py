@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.io.output.contents import CONTENTS, copy_excludes, identity_of
-from scanloom.review.corrections.revisions import read_label_maps
+from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
+from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import share_cases
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 from support.canaries import CANARY, REFUSED, USED, birds, contents
 from support.commands import Ended, scanloom_forked, write_tiny_bundle
 

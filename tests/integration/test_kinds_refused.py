@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 
 import scanloom
 from scanloom.core import Grid, ScanError, Volume
-from scanloom.io.dicom.geometry.rounded_positions import is_rounded_stack
+from scanloom.io.dicom.geometry.positions import is_rounded_stack
 from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.geometry.stack import stack_slices
 from scanloom.io.dicom.header.elements import decode_elements

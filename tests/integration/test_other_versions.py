@@ -71,7 +71,7 @@ def test_another_schema_is_named(result: Path, case: Path, schema: int, code: st
 
 def test_the_review_names_another_schema(result: Path, case: Path) -> None:
     pytest.importorskip("starlette", reason="the extra review is not installed")
-    from scanloom.review.server.opened_case import open_case
+    from scanloom.review.server.cases import open_case
 
     current = json.loads((case / "case.json").read_text())["schema"]
     rewrite(case, schema=1)

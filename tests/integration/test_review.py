@@ -32,14 +32,14 @@ from scanloom.engine.revisions import (
     publish_revision,
     take_file,
 )
-from scanloom.review.corrections.label_files import read_label_file
-from scanloom.review.corrections.revisions import (
+from scanloom.review.label_files import read_label_file
+from scanloom.review.revisions import (
     latest_result,
     read_label_maps,
     revision_folders,
     revision_number,
 )
-from scanloom.review.server.opened_case import open_case
+from scanloom.review.server.cases import open_case
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
@@ -260,7 +260,7 @@ PUBLISHER = """
 import sys
 from pathlib import Path
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.review.corrections.revisions import *
+from scanloom.review.revisions import *
 out, name, key = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 while True:
     latest = latest_result(out, name)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from scanloom.io.output.work_folder import HOLDER
-from scanloom.io.system.liveness import pid_namespace, process_start_ticks
+from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, scanloom_process
 from support.formula_run import processes

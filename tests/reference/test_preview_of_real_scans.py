@@ -7,7 +7,7 @@ from PIL import Image
 import scanloom
 from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.ops.measure import measure
-from scanloom.review.preview.preview import RULE_Y, draw_preview
+from scanloom.review.preview.page import RULE_Y, draw_preview
 from support.empty_share import empty_share
 from support.real_scans import scans
 

@@ -30,9 +30,9 @@ from scanloom.core import (
 )
 from scanloom.engine.case.writers import WRITERS, write_files
 from scanloom.engine.case.writers import read_back as read_content
-from scanloom.io.dicom.decimal_strings import decimal_strings
+from scanloom.io.dataset_text import decimal_strings
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
-from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.scan import DicomSource, GridOnlySource, NiftiSource, Scan, SourceSlice
 from scanloom.options import EXTRAS
 

@@ -31,7 +31,7 @@ from scanloom.core import (
 )
 from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.output.case_folder import CaseFolder
-from scanloom.io.system.liveness import process_start_ticks
+from scanloom.io.system.scratch_folders import process_start_ticks
 from support.model_cards import card, structures
 
 FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from scanloom.io.system.liveness import process_start_ticks
+from scanloom.io.system.scratch_folders import process_start_ticks
 
 PROGRAM = Path(__file__)
 

@@ -16,8 +16,7 @@ from scanloom.engine.steps import run_case
 from scanloom.io.identity import case_id, key_fingerprint
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import source_from_series
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Seen
+from scanloom.review.verdicts.verdict import Seen, seen_of
 from support.case_folders import directions, turned
 from support.engine_models import Threshold
 from support.model_cards import structures

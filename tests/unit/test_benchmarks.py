@@ -1,4 +1,4 @@
-"""What the benchmarks are made of: a peer that fails or hangs must not take the others with it."""
+"""Helpers of the benchmarks: a peer that fails or hangs must not stop the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_last_line_is_the_answer(meter):
     assert spent.peak > 1 << 20
 
 
-def test_what_a_failed_command_said_is_told(meter):
+def test_the_output_of_a_failed_command_is_in_the_error(meter):
     with pytest.raises(meter.Failed, match=r"(?s)ended with 3.*out of luck"):
         meter.run(
             [sys.executable, "-c", "import sys; sys.stderr.write('out of luck'); sys.exit(3)"]
@@ -74,15 +74,15 @@ def test_others_go_on_after_one_has_failed(meter, monkeypatch):
 
 def test_agreement_of_labels_counts_voxels_and_dice(meter):
     agree = importlib.import_module("agree")
-    one = np.zeros((10, 10, 10), np.uint8)
-    one[:5], one[9, 9, 9] = 1, 2  # 2 is too small to count
-    other = one.copy()
-    other[4] = 0
+    first = np.zeros((10, 10, 10), np.uint8)
+    first[:5], first[9, 9, 9] = 1, 2  # 2 is too small to count
+    second = first.copy()
+    second[4] = 0
 
-    found = agree.agreement(one, other, voxel_ml=0.01)
+    agreement = agree.agreement(first, second, voxel_ml=0.01)
 
-    assert found.voxels == pytest.approx(0.9)
-    assert found.dice_mean == found.dice_least == pytest.approx(2 * 400 / 900)
+    assert agreement.voxels == pytest.approx(0.9)
+    assert agreement.dice_mean == agreement.dice_least == pytest.approx(2 * 400 / 900)
 
 
 def _runs(process: int) -> bool:

@@ -30,9 +30,11 @@ def test_an_unknown_optional_writer_is_refused_at_construction() -> None:
 
 
 def test_flat_values_find_their_objects() -> None:
-    made = segment_options(models=("m",), out="out", gaps="interpolate", precision="half", phase=2)
+    options = segment_options(
+        models=("m",), out="out", gaps="interpolate", precision="half", phase=2
+    )
     read, compute = ReadOptions(gaps="interpolate"), ComputeOptions("half")
-    assert made == SegmentOptions(("m",), "out", phase=2, read=read, compute=compute)  # type: ignore[arg-type]
+    assert options == SegmentOptions(("m",), "out", phase=2, read=read, compute=compute)  # type: ignore[arg-type]
     outputs = Outputs(also=("masks",))
     assert segment_options(models=(), out="out", outputs=outputs).outputs == outputs
     with pytest.raises(TypeError, match="gap"):

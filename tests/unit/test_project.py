@@ -91,9 +91,9 @@ def test_every_dependency_has_a_tested_version_within_its_bounds() -> None:
 
     extras = PROJECT["optional-dependencies"]
     listed = [*PROJECT["dependencies"], *extras["test"], *extras["docs"]]
-    for wanted in map(Requirement, listed):
-        version = tested[canonicalize_name(wanted.name)]
-        assert wanted.specifier.contains(version), wanted
+    for requirement in map(Requirement, listed):
+        version = tested[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), requirement
 
 
 def test_changelog_has_this_version() -> None:
@@ -141,7 +141,7 @@ def test_package_is_the_checkouts() -> None:
 def words_of(folders: list[Path], pattern: str) -> set[str]:
     """Return the matches of a pattern in the Python files of folders."""
     files = [file for folder in folders for file in folder.rglob("*.py")]
-    return {word for file in files for word in re.findall(pattern, file.read_text("utf-8"))}
+    return {match for file in files for match in re.findall(pattern, file.read_text("utf-8"))}
 
 
 def options_of(command: Any) -> Iterator[str]:
@@ -185,7 +185,9 @@ def test_codes_in_tables_of_the_papers_exist() -> None:
 def test_options_in_the_papers_exist() -> None:
     pattern = r"(?<![\w-])--[a-z][\w-]*"
     known = set(options_of(get_command(app))).union(*OPTIONS_OF_OTHERS.values(), {"--help"})
-    scripts = [ROOT / name for name in ("benchmarks", "docs", "tests/stress")]
+    scripts = [
+        ROOT / name for name in ("benchmarks", "docs", "tests/stress", "tests/reference/parity")
+    ]
     known |= words_of(scripts, pattern)
     for page in PAGES_OF_TODAY:
         for option in re.findall(pattern, page.read_text("utf-8")):

@@ -1,4 +1,4 @@
-"""What `import scanloom` offers, and what it costs."""
+"""The public names of `import scanloom`, and the cost of the import."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_version_is_that_of_the_package() -> None:
     assert "__version__" in dir(scanloom)
 
 
-def test_what_is_not_public_is_not_there() -> None:
+def test_private_names_are_not_attributes() -> None:
     with pytest.raises(AttributeError, match="no attribute 'load_volumes'"):
         _ = scanloom.load_volumes  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The sample study: what it says of itself is so, in both formats, and it can be drawn again."""
+"""The sample study: its headers are true, in both formats, and it can be drawn again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DATA = ROOT / "data"
 @pytest.fixture(scope="module")
 def slices() -> list[pydicom.Dataset]:
     """Return all slices, from the feet to the head."""
-    found = [pydicom.dcmread(path) for path in sorted((DATA / "torso_ct").iterdir())]
-    return sorted(found, key=lambda ds: ds.ImagePositionPatient[2])
+    datasets = [pydicom.dcmread(path) for path in sorted((DATA / "torso_ct").iterdir())]
+    return sorted(datasets, key=lambda ds: ds.ImagePositionPatient[2])
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_both_formats_hold_the_same_voxels_at_the_same_places(slices, scan):
     np.testing.assert_allclose(np.abs(np.diag(affine)[:2]), slices[0].PixelSpacing[::-1])
 
 
-def test_it_is_of_nobody_and_small(slices):
+def test_the_study_is_synthetic_and_small(slices):
     assert {str(ds.PatientName) for ds in slices} == {"Phantom^Torso"}
     assert len({ds.SOPInstanceUID for ds in slices}) == len(slices) == 60
     assert all(ds.SOPInstanceUID.startswith("2.25.") for ds in slices)
@@ -70,7 +70,7 @@ def test_anatomy_lies_on_the_right_sides(scan):
 
 
 def test_volumes_are_those_of_the_voxels(scan):
-    """Plain thresholds, blind to what lies where, come near the volumes that were drawn."""
+    """Plain thresholds, blind to position, come near the volumes that were drawn."""
     truth = json.loads((DATA / "torso_truth.json").read_text())["tissues_ml"]
     ml = 2.2 * 2.2 * 5 / 1000
     fat = ((scan > -150) & (scan < -60)).sum() * ml
@@ -81,7 +81,7 @@ def test_volumes_are_those_of_the_voxels(scan):
 
 
 @pytest.mark.slow
-def test_it_is_drawn_again_byte_for_byte(tmp_path: Path):
+def test_the_study_is_drawn_again_byte_for_byte(tmp_path: Path):
     subprocess.run([sys.executable, DATA / "draw_torso.py", tmp_path], check=True)
     for path in sorted(tmp_path.rglob("*")):
         if path.is_dir():

@@ -157,14 +157,14 @@ def check_devices() -> Iterator[CheckResult]:
 def _engines() -> CheckResult:
     """Return a finding on the engines that are installed, and those that "auto" uses here."""
     from scanloom.core import counted
-    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.cache import all_trials
     from scanloom.inference.engines.selection import ENGINES
 
     versions = {name: engine.version() for name, engine in ENGINES.items()}
     present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    verdicts = all_verdicts()
-    used = sum(verdict.used for verdict in verdicts)
-    measured = f"measured {counted(len(verdicts), 'time')} here, faster and alike in {used}"
+    trials = all_trials()
+    used = sum(trial.used for trial in trials)
+    measured = f"measured {counted(len(trials), 'time')} here, faster and alike in {used}"
     return CheckResult(DEVICES, "engines", "ok", f"{present}; {measured}")
 
 

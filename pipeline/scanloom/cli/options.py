@@ -31,7 +31,7 @@ from typer.models import OptionInfo
 from scanloom.cli import values
 from scanloom.cli.command import read_defaults
 from scanloom.cli.console import OutputMode
-from scanloom.options import DEFAULT_OUT, PANELS
+from scanloom.options import DEFAULT_OUT, PANELS, walk_options
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,34 @@ class Reporting(General):
         return OutputMode(self.json, self.debug, self.quiet, self.verbose, self.log)
 
 
-KeyOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File with the key of the case ids.")
-]
+def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
+    """Return the type and the option that typer needs for a field of `scanloom.options`."""
+    command, schema = field.metadata["command"], field.metadata["schema"]
+    parser = command["parser"] and getattr(values, command["parser"])
+    info = typer.Option(
+        *command["flags"],
+        help=command["help"],
+        metavar=command["metavar"],
+        parser=parser,
+        autocompletion=command["completion"] and getattr(values, command["completion"]),
+        rich_help_panel=command["panel"],
+        min=None if parser else schema.get("ge"),
+        max=None if parser else schema.get("le"),
+        case_sensitive=False,
+    )
+    if get_origin(hint) is not tuple:
+        return hint, info
+    return list[str] | None, info  # repeated; a parser may give several items of one text
+
+
+def _shared(name: str) -> OptionInfo:
+    """Return an option of `scanloom.options` that other commands have too."""
+    return next(
+        _command_option(each, hint)[1] for _, each, hint in walk_options() if each.name == name
+    )
+
+
+KeyOption = Annotated[Path | None, _shared("key")]
 
 
 @dataclass(frozen=True)
@@ -139,17 +164,13 @@ InputOption = Annotated[
     list[Path] | None,
     typer.Option("--input", "-i", metavar="PATH", help="The same as PATH; may be repeated."),
 ]
-ArchivesOption = Annotated[
-    bool, typer.Option("--archives", help="Also read zip and tar archives inside folders.")
-]
-OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")]
+ArchivesOption = Annotated[bool, _shared("archives")]
+OutOption = Annotated[Path, _shared("out")]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if any series failed or was skipped."),
 ]
-ReplaceOption = Annotated[
-    bool, typer.Option("--replace", help="Replace results of other models or options.")
-]
+ReplaceOption = Annotated[bool, _shared("replace")]
 
 
 def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]:
@@ -179,7 +200,7 @@ class PathOptions:
     input: InputOption = None
 
     @property
-    def given(self) -> list[Path]:
+    def all_paths(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
         return given_paths(self.paths, self.input)
 
@@ -216,7 +237,7 @@ class WorkflowOptions:
     ] = None
 
     @property
-    def given(self) -> list[Path]:
+    def all_paths(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
         if not self.paths and not self.input and Path(self.workflow).is_dir():
             raise typer.BadParameter(
@@ -255,10 +276,10 @@ def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
     flat.sort(key=_panel_number)
 
     @functools.wraps(command)
-    def flattened(**given: Any) -> None:
+    def flattened(**values_by_name: Any) -> None:
         command(
             **{
-                name: _filled(hint, given) if is_dataclass(hint) else given[name]
+                name: _filled(hint, values_by_name) if is_dataclass(hint) else values_by_name[name]
                 for name, hint in hints.items()
                 if name != "return"
             }
@@ -305,35 +326,15 @@ def _parameters(panel: Any) -> list[inspect.Parameter]:
     return parameters
 
 
-def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
-    """Return the type and the option that typer needs for a field of `scanloom.options`."""
-    command, schema = field.metadata["command"], field.metadata["schema"]
-    parser = command["parser"] and getattr(values, command["parser"])
-    info = typer.Option(
-        *command["flags"],
-        help=command["help"],
-        metavar=command["metavar"],
-        parser=parser,
-        autocompletion=command["completion"] and getattr(values, command["completion"]),
-        rich_help_panel=command["panel"],
-        min=None if parser else schema.get("ge"),
-        max=None if parser else schema.get("le"),
-        case_sensitive=False,
-    )
-    if get_origin(hint) is not tuple:
-        return hint, info
-    return list[str] | None, info  # repeated; a parser may give several items of one text
-
-
-def _filled(panel: Any, given: Values) -> Any:
+def _filled(panel: Any, values_by_name: Values) -> Any:
     """Return a panel with its values, and with the dataclasses in it."""
     hints = get_type_hints(panel)
     arguments = {}
     for field in fields(panel):
         if is_dataclass(hints[field.name]):
-            arguments[field.name] = _filled(hints[field.name], given)
+            arguments[field.name] = _filled(hints[field.name], values_by_name)
             continue
-        value = given[field.name]
+        value = values_by_name[field.name]
         if "command" in field.metadata and get_origin(hints[field.name]) is tuple:
             items = [each if isinstance(each, tuple) else (each,) for each in value or ()]
             value = tuple(chain.from_iterable(items))

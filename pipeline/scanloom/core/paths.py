@@ -61,7 +61,6 @@ _USER_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """Variables with the user's name, which Python reads before the system's (`getpass.getuser`)."""
 _CACHE_VARIABLES = {
     "XDG_CACHE_HOME": "cache",
-    "MPLCONFIGDIR": "matplotlib",
     "NUMBA_CACHE_DIR": "numba",
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",

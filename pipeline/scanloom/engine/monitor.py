@@ -21,7 +21,7 @@ from scanloom.engine.machine.devices import nvml_handles
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.liveness import DIED, host_id, observed_state, process_start_ticks
+from scanloom.io.system.scratch_folders import DIED, host_id, observed_state, process_start_ticks
 
 STATUS_FILE = "status.json"
 

@@ -50,22 +50,18 @@ from scanloom.engine.prepare import (
     OutputTarget,
     Prepared,
     Request,
-    id_conflicts,
-    make_cases,
     prepare,
-    unique_cases,
 )
-from scanloom.engine.results.run_cases import EarlierOutcomes
+from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import Scope, select
+from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
-from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.engines import ENGINES
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
@@ -287,7 +283,7 @@ def _bands(measured: Sequence[tuple[float, float]]) -> list[_Band]:
     for _, pairs in sorted(by_octave.items()):
         sizes, amounts = np.array(pairs).T
         low, high = amounts.min() / _SPREAD_OF_FEW, amounts.max() * _SPREAD_OF_FEW
-        if len(pairs) >= _FEW:
+        if len(pairs) >= _FEW:  # without outliers: a machine that was busy for one case
             low, high = np.quantile(amounts, (0.1, 0.9))
             low = min(low, amounts.mean() / _LEAST_SPREAD)
             high = max(high, amounts.mean() * _LEAST_SPREAD)
@@ -349,14 +345,14 @@ class _PublishedCase:
         Seconds in which an engine was prepared, which no other case repeats.
     peak : int
         Its process's peak memory until then, in bytes.
-    place : (str, str) or None
+    site : (str, str) or None
         Device and precision; None if it does not state them.
     """
 
     cost: MeasuredCase
     engine: float
     peak: int
-    place: tuple[str, str] | None
+    site: tuple[str, str] | None
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -375,8 +371,8 @@ class _PublishedCase:
                 written=float(sum(file.stat().st_size for file in files)),
             )
             places = timing.get("device"), timing.get("precision")
-            place = (str(places[0][0]), str(places[1][0])) if all(places) else None
-            return cls(cost, engine, int(timing["peak_memory_bytes"]), place)
+            site = (str(places[0][0]), str(places[1][0])) if all(places) else None
+            return cls(cost, engine, int(timing["peak_memory_bytes"]), site)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -437,8 +433,8 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     measured = [case for name in folders if (case := _PublishedCase.read(out / CASES / name))]
     if not measured or timeline.last_end is None:
         return None
-    if timeline.first_on_device is not None and measured[0].place is not None:
-        device, precision = measured[0].place
+    if timeline.first_on_device is not None and measured[0].site is not None:
+        device, precision = measured[0].site
         execution = request.workflow.execution
         workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
         name = costs_key(request, device, precision)
@@ -492,11 +488,13 @@ def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[s
     for name in ("seconds", "written"):
         planned[name] = None
         if totals[name] is not None:
-            part, every = (
+            published_sum, planned_sum = (
                 np.sum([case[name] for case in cases if case[name]] or [[0.0, 0.0]], axis=0)
                 for cases in (matched, plan["cases"])
             )
-            low, high = np.array(totals[name]) * part / np.where(every, every, 1.0)
+            low, high = (
+                np.array(totals[name]) * published_sum / np.where(planned_sum, planned_sum, 1.0)
+            )
             planned[name] = (float(low), float(high))
     return planned
 
@@ -677,24 +675,13 @@ def make_plan(
     ScanError
         If no case can run: because of the models, paths, key or output folder.
     """
-    request, scope = Request.of(workflow), scope or Scope()
+    request = Request.of(workflow)
     check_networks(request.requested)
     check_paths(paths, out)
     key = load_key_of(out, key_file)
     index = build_index(paths, key, out, archives=archives)
     site = find_site(request)
-    chosen, left_out = select(index.series, workflow, request.cards)
-    in_index = list(make_cases(index, chosen, request, key, left_out))
-    selected, folders = len({case.id for _, case in in_index}), case_folders(out)
-    pairs = [
-        (inputs[0], replace(case, folder=folders.get(case.id, "")))
-        for inputs, case in in_index
-        if scope.holds(case.id)
-    ]
-    unique, ambiguous = unique_cases((case for _, case in pairs), key)
-    left_out += id_conflicts(ambiguous, index.series)
-    earlier = EarlierOutcomes.read(out, unique, scope, request.cards)
-    series = {case.id: entry for entry, case in pairs}
+    cases = RunCases.of_index(index, request, key, out, scope or Scope())
     prepared = [
         prepare(
             case,
@@ -702,9 +689,9 @@ def make_plan(
             None,  # earlier results were compared for all cases of the index
             memory_limit=workflow.execution.memory_limit,
             placement=site.placement,
-            outline=_indexed_outline(series[case.id], case),
+            outline=_indexed_outline(cases.entries[case.id], case),
         )
-        for case in earlier.pending
+        for case in cases.pending
     ]
     planned = [_planned_case(each) for each in prepared]
     runnable = [case for case in planned if not case.reason]
@@ -713,35 +700,35 @@ def make_plan(
     before, why = summarize(runnable, costs, site, len(runnable)), ""
     known = before.seconds is not None and before.known_share >= _LEAST_KNOWN_SHARE
     if runnable and not known:
-        cases = {each.case.id: each.case for each in prepared}
-        why = _try_cases(costs, choose_cases(runnable), cases, request, out, key)
+        by_id = {each.case.id: each.case for each in prepared}
+        why = _try_cases(costs, choose_cases(runnable), by_id, request, out, key)
         if not why:
             costs.save(name)
     planned = _with_costs(planned, costs)
     runnable = [case for case in planned if not case.reason]
-    totals = summarize(runnable, costs, site, selected, why)
+    totals = summarize(runnable, costs, site, cases.total, why)
     planned += [
         PlannedCase(record.id, reason=record.reason.code, detail=record.detail)
-        for record in earlier.records
+        for record in cases.records
         if record.reason
     ]
     return RunPlan(
         workflow=workflow.name,
-        recipe=request.recipe if earlier.pending else "",
+        recipe=request.recipe if cases.pending else "",
         device=site.placement.device,
         precision=site.placement.precision,
         workers=site.workers,
         in_flight=site.in_flight,
         files=index.counts(),
-        before=sum(record.reason is None for record in earlier.records),
-        selected=selected,
-        left_out=dict(sorted(Counter(entry.reason.code for entry in left_out).items())),
-        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in left_out),
+        before=sum(record.reason is None for record in cases.records),
+        selected=cases.total,
+        left_out=dict(sorted(Counter(entry.reason.code for entry in cases.left_out).items())),
+        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in cases.left_out),
         cases=tuple(planned),
         totals=totals,
         notes=(
             *_notes(runnable, totals, site, out),
-            *_request_notes(request, earlier.pending, out),
+            *_request_notes(request, cases.pending, out),
             gpu_advice(runnable, request, site, costs),
         ),
     )
@@ -914,7 +901,7 @@ def _notes(
 
 def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iterator[str]:
     """Yield lines on results that may be replaced, measured engines, and changed models."""
-    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.cache import all_trials
 
     count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
     if count:
@@ -923,9 +910,9 @@ def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iter
             "changed, or with --replace"
         )
     names = {network.name for card in request.requested for network in networks(card)}
-    for verdict in all_verdicts():
-        if verdict.model in names:
-            yield f"{verdict.model} with {verdict}"
+    for trial in all_trials():
+        if trial.model in names:
+            yield f"{trial.model} with {trial}"
     for card, requested in zip(request.cards, request.requested, strict=True):
         if changes := describe_changes(card, requested):
             yield f"{card.name}: {changes}"
@@ -948,8 +935,12 @@ def gpu_advice(
         return f"whether a GPU pays is not known: {error.detail}"
     placement = other_site.placement
     here = costs, site
-    other = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
-    return compare_devices(cases, other, here) if is_cpu else compare_devices(cases, here, other)
+    elsewhere = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
+    return (
+        compare_devices(cases, elsewhere, here)
+        if is_cpu
+        else compare_devices(cases, here, elsewhere)
+    )
 
 
 def compare_devices(

@@ -45,10 +45,10 @@ from scanloom.engine.workflow.selection import Inputs, LeftOut
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.probe import count_volumes
 from scanloom.io.read import read_outline
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 if TYPE_CHECKING:
     from scanloom.engine.case.types import Predictor
@@ -425,7 +425,7 @@ def estimate_case(
     held = 0  # label maps of the previous models
     for n, prediction in enumerate(ordered):
         before, after = (
-            {groups[p.name] for p in part} for part in (ordered[: n + 1], ordered[n + 1 :])
+            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
         )
         need = memory.estimate_prediction(
             [reduced[member] for member in prediction.members],

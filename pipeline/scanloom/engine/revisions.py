@@ -35,25 +35,23 @@ from scanloom.core import (
 )
 from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.io.output.case_folder import CaseFolder
-from scanloom.io.output.contents import identity_of
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
-from scanloom.io.output.layout import is_case_name, published_cases
+from scanloom.io.output.layout import identity_of, is_case_name, published_cases
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import check_links
 from scanloom.io.output.published import check_files
 from scanloom.io.output.work_folder import clean_up
-from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor, open_regular_file
 from scanloom.io.write.nifti import write_image
 from scanloom.ops.measure import measure
-from scanloom.review.corrections.label_files import LabelFile, read_label_file
-from scanloom.review.corrections.revisions import (
+from scanloom.review.label_files import LabelFile, read_label_file
+from scanloom.review.revisions import (
     REVISIONS,
     latest_result,
     read_label_maps,
@@ -62,8 +60,7 @@ from scanloom.review.corrections.revisions import (
 )
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 
 Origin = Literal["brush", "file"]
 STALE_AFTER_S = 86_400.0
@@ -337,10 +334,10 @@ def _by_name(
     label_file: LabelFile, entries: Sequence[Mapping[str, Any]], before: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     places = {
-        _plain(word): (entry["file"], structure["number"])
+        _plain(text): (entry["file"], structure["number"])
         for entry in entries
         for structure in entry["structures"]
-        for word in (structure["name"], structure["label"])
+        for text in (structure["name"], structure["label"])
     }
     after = {entry["file"]: before[entry["file"]].copy() for entry in entries}
     names = label_file.names or {}

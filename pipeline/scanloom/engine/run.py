@@ -20,9 +20,8 @@ from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
-from scanloom.engine.prepare import OutputTarget, Request, id_conflicts, make_cases, unique_cases
+from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import (
-    EarlierOutcomes,
     OutdatedMarker,
     RunCases,
     record_sources,
@@ -41,10 +40,9 @@ from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, Scope, check_channels, select
+from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index
-from scanloom.io.index.sources import record_series
+from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document
@@ -208,9 +206,9 @@ def run(
             totals=totals,
             compared=current.compared,
             damaged=tuple(sorted(current.damaged)),
-            selected=current.selected,
-            refused=current.refused,
-            unstated=current.unstated,
+            selected=current.cases.selected,
+            refused=current.cases.refused,
+            unstated=current.cases.unstated,
             metrics_error=status_writer.metrics_error,
         )
 
@@ -254,80 +252,61 @@ class _Run:
         name: str,
         status_writer: StatusWriter,
     ) -> None:
-        self.request, self.options, self.key, self.status_writer = (
-            request,
-            options,
-            key,
-            status_writer,
-        )
+        self.request, self.options, self.key = request, options, key
+        self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.name, self.folder = name, self.out / RUNS / name
-        self.cases = RunCases(self.out, options.scope, request.cards)
         self.log, self.timeline = RunLog(self.folder), RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        self.selected = self.refused = self.unstated = 0
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Run all stages; return whether the run was completed, and the counts of files."""
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        chosen, left_out = select(index.series, self.request.workflow, self.request.cards)
-        all_cases = make_cases(index, chosen, self.request, self.key, left_out)
-        cases = self.cases.of_this_shard(all_cases)
-        unique, ambiguous = unique_cases(cases, self.key)
-        self.selected = len(unique) + len(ambiguous)
-        # What may be readable later was not refused for what its headers say: the run is incomplete
-        self.refused = sum(
-            entry.reason.outcome == "failed"
-            and not entry.reason.retry
-            and scope.holds(entry.series.id)
-            for entry in left_out
-        )
-        self.unstated = sum(entry.detail == NO_MODALITY for entry in left_out)
-        left_out += id_conflicts(ambiguous, index.series)
-        earlier = self.cases.earlier_outcomes(unique)
-        pending = earlier.pending
-        case_file = self._save_inputs(cases, earlier)
-        self._announce(earlier, left_out)
-        complete = (
-            self._process(pending, case_file, stop) if pending and not stop.is_set() else True
-        )
+        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
+        self.cases, complete = cases, True
+        case_file = self._save_inputs(cases)
+        self._announce(cases)
+        if cases.pending and not stop.is_set():
+            complete = self._process(cases.pending, case_file, stop)
         self.status_writer.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and pending:
+        if self.options.cluster in _THIS_MACHINE and cases.pending:
             self.compared = compare_with_plan(self.out, self.timeline, self.request)
             if self.compared is not None:
                 write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
         marker = OutdatedMarker(self.out, self.key, self.request.recipe)
-        marker.mark(index, held, left_out, {case.id for case in unique})
-        self.cases.note_other_shards()
+        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
+        marker.mark(index, held, cases.left_out, ids)
+        cases.note_other_shards()
         shard = self.folder if scope.shard else None
-        endings = self.cases.endings
-        files = write_tables(self.out, index, left_out, endings, self.key, shard, self.damaged)
+        files = write_tables(
+            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+        )
         return complete and not stop.is_set(), files
 
-    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseFile:
+    def _save_inputs(self, cases: RunCases) -> CaseFile:
         """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
-        for record in earlier.finished:
+        for record in cases.records:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases, earlier.pending)
+        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
         save_workflow(self._private(), self.request.workflow)
-        return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
+        return CaseFile.write(self._private() / "cases.jsonl", cases.pending)
 
-    def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
+    def _announce(self, cases: RunCases) -> None:
         """Report the number of cases; record series that failed by their headers."""
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
-            for entry in left_out
+            for entry in cases.left_out
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
-        cases = len(earlier.pending) + len(earlier.records)
-        self.status_writer.plan(cases + len(failed), len(earlier.finished))
-        for record in (*earlier.blocked, *failed):
+        ended, blocked = len(cases.records), cases.blocked
+        self.status_writer.plan(len(cases.pending) + ended + len(failed), ended - len(blocked))
+        for record in (*blocked, *failed):
             self.status_writer.finish(record)
         for record in failed:
             if record.id:

@@ -40,8 +40,8 @@ from scanloom.io.output.work_folder import (
 )
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.liveness import pid_namespace, process_start_ticks
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"

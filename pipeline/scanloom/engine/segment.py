@@ -45,6 +45,7 @@ from scanloom.io.output.crosswalk import (
     add_sources,
     case_folders,
     common_parent,
+    folder_name,
     source_from_series,
 )
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
@@ -53,7 +54,6 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
 from scanloom.io.output.published import ResultState
-from scanloom.io.output.source_names import folder_name
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.probe import is_single_volume, unused_options
 from scanloom.io.read import read_outline
@@ -238,19 +238,19 @@ class _Scans:
         options, read = self._options, self._options.read
         ranking = RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
-            found = find_series(path, options.out, archives=options.archives)
+            candidates = find_series(path, options.out, archives=options.archives)
             preference = preference_of(self._request.cards)
             selected = []
-            for series in select_series(found, options.series, preference, ranking):
-                number = next(n for n, candidate in enumerate(found, 1) if candidate is series)
-                notes = describe_selection(found, options.series, series)
+            for series in select_series(candidates, options.series, preference, ranking):
+                number = next(n for n, each in enumerate(candidates, 1) if each is series)
+                notes = describe_selection(candidates, options.series, series)
                 phase = options.phase
                 if phase == 0 and is_single_volume(series, read):
                     phase = None  # volume 0 of a single one has the case id of the scan
                     single = "`--phase 0` was not needed: the scan has a single volume"
                     notes = (*notes, single)
                 unused = unused_options(series, options.phase, read)
-                choice = SeriesChoice(number, len(found), "", tuple(notes), unused)
+                choice = SeriesChoice(number, len(candidates), "", tuple(notes), unused)
                 selected.append(_SelectedSeries(series, phase, choice))
             return selected
 
@@ -408,7 +408,7 @@ class _Segmenter:
                 self._check_unique(case)
                 self._check_writable()
                 source = source_from_series(case.series, case.id)
-                with self._networks(case.series.kind) as predictors:
+                with self._networks() as predictors:
                     return run_case(prepared, predictors, target, clock, source=source)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
@@ -441,7 +441,7 @@ class _Segmenter:
         self._writable = True
 
     @contextmanager
-    def _networks(self, kind: str) -> Iterator[Callable[[], Sequence[Predictor]]]:
+    def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
         """Yield a callable that returns the networks; at first they load while the scan is read."""
         if self._predictors is not None:
             known = self._predictors
@@ -451,7 +451,7 @@ class _Segmenter:
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._load_networks)
-            pool.submit(import_heavy, kind)  # while the network runs
+            pool.submit(import_heavy)  # while the network runs
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:

@@ -39,11 +39,10 @@ from scanloom.engine.prepare import (
     placement_of,
 )
 from scanloom.io.output import file_names
-from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import ResultState
-from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import add_shares, measure
@@ -171,7 +170,7 @@ def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> Cas
     """Write all results of a case into `folder`, then read them back and compare.
 
     Nothing is published here: the folder becomes a result when it is renamed into place. Its
-    `timing.json` compares the estimate of memory and work with what they were.
+    `timing.json` compares the estimate of memory with the peak.
 
     Raises
     ------

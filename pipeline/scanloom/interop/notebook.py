@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from scanloom.core import CaseRecord, Flag, Segmentation, Volume
 from scanloom.io.output.file_names import PREVIEW
-from scanloom.review.preview.drawing import draw_text
+from scanloom.review.preview.page import draw_text
 from scanloom.review.preview.slicing import (
     AXIAL,
     CORONAL,

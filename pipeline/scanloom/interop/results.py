@@ -16,7 +16,7 @@ def measure(segmentation: Segmentation, volume: Volume) -> tuple[Measurement, ..
 
 def preview(segmentation: Segmentation, volume: Volume, path: Path) -> None:
     """Draw the preview of a scan with its structures."""
-    from scanloom.review.preview.preview import draw_preview
+    from scanloom.review.preview.page import draw_preview
 
     flags = _flags(segmentation, volume)
     draw_preview(volume, [segmentation], measure(segmentation, volume), flags, path)

@@ -6,11 +6,12 @@ To convert a value that is not valid, pydicom would warn and show it: it may nam
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
 
 UID = re.compile(r"(?=.{1,64}$)(0|[1-9]\d*)(\.(0|[1-9]\d*))+")
 """A valid UID (PS3.5 9.1)."""
@@ -37,3 +38,17 @@ def matching_text(header: Dataset, keyword: str, pattern: re.Pattern[str]) -> st
 def valid_uid(header: Dataset, keyword: str) -> str:
     """Return a UID if it is valid, else an empty string."""
     return matching_text(header, keyword, UID)
+
+
+MAX_CHARACTERS = 16
+"""Characters of a decimal string (PS3.5 6.2, DS)."""
+
+
+def decimal_strings(values: Iterable[object] | None) -> list[str]:
+    """Return numbers as decimal strings of at most 16 characters."""
+    from pydicom.valuerep import format_number_as_ds
+
+    if values is None:
+        raise TypeError("decimal strings of no values")
+    texts = map(str, values)
+    return [t if len(t) <= MAX_CHARACTERS else format_number_as_ds(float(t)) for t in texts]

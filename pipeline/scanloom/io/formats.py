@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scanloom.core import DICOM, Gaps, Grid, Nan, Reason, ScanError
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import Scan
 from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
 from scanloom.io.volumes.mgh import MGH_SUFFIXES, parse_mgh
 from scanloom.io.volumes.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_companions, parse_nifti
-from scanloom.io.volumes.raw_volume import ParseHeader, read_raw_volume
+from scanloom.io.volumes.raw_voxels import ParseHeader, read_raw_volume
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 
 class ProbeFunction(Protocol):
@@ -126,8 +126,8 @@ def raw_format(
         *,
         phase: int | None = None,
         orientation: str | None = None,
+        gaps: Gaps = "refuse",  # not used
         limit: int | None = None,
-        **_: object,
     ) -> tuple[Grid, np.dtype[Any]]:
         largest = VOXEL_LIMIT_BYTES if limit is None else limit
         _check_not_empty(files[0])
@@ -139,9 +139,9 @@ def raw_format(
         phase: int | None = None,
         orientation: str | None = None,
         modality: str | None = None,
+        gaps: Gaps = "refuse",  # not used
         nan: Nan = "refuse",
         limit: int = VOXEL_LIMIT_BYTES,
-        **_: object,
     ) -> Scan:
         _check_not_empty(files[0])
         return read_raw_volume(parse, files, phase, orientation, modality, nan, limit)
@@ -166,9 +166,9 @@ def _probe_dicom(
     files: Sequence[Path],
     *,
     phase: int | None = None,
+    orientation: str | None = None,  # not used
     gaps: Gaps = "refuse",
     limit: int | None = None,
-    **_: object,
 ) -> tuple[Grid, np.dtype[Any]]:
     from scanloom.io.dicom.series import dicom_outline
 
@@ -179,10 +179,11 @@ def _read_dicom(
     files: Sequence[Path],
     *,
     phase: int | None = None,
+    orientation: str | None = None,  # not used
     modality: str | None = None,
     gaps: Gaps = "refuse",
+    nan: Nan = "refuse",  # not used: voxels are integers
     limit: int = VOXEL_LIMIT_BYTES,
-    **_: object,
 ) -> Scan:
     from scanloom.io.dicom.series import read_dicom
 

@@ -27,13 +27,12 @@ from scanloom.core.errors import in_python
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import common_parent
 from scanloom.io.probe import check_neighbours, probe, unused_options
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
-from scanloom.io.voxel_values import rounding_flags
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
 from scanloom.options import check_values
 
 

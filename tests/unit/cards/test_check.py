@@ -1,4 +1,4 @@
-"""A scan is judged against what its model was made for."""
+"""A scan is compared with the scans that its model was trained on."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_implausible_scan_is_flagged_or_refused(
 ) -> None:
     assert check_scan(scan(), replace(card, checks=checks)) == (flag,)
 
-    others = tuple(n for n in ("intensity", "spacing", "extent") if n != name)
-    assert check_scan(scan(), replace(card, checks=replace(checks, refuse=others))) == (flag,)
+    remaining = tuple(n for n in ("intensity", "spacing", "extent") if n != name)
+    assert check_scan(scan(), replace(card, checks=replace(checks, refuse=remaining))) == (flag,)
     with pytest.raises(ScanError) as caught:
         check_scan(scan(), replace(card, checks=replace(checks, refuse=(name,))))
     assert caught.value.code == "IMPLAUSIBLE"
@@ -101,7 +101,7 @@ def test_length_on_the_limit_is_inside_though_stored_with_rounding(card: ModelCa
     assert check_scan(scan(spacing=(0.69999999, 0.7, 5.0000001)), limit) == ()
 
 
-def test_padding_and_what_is_no_number_are_left_out() -> None:
+def test_padding_and_nan_are_left_out() -> None:
     array = np.linspace(0, 100, 1000, dtype=np.float32).reshape(10, 10, 10)
     padded = np.full((10, 10, 20), -2000, np.float32)
     padded[..., :10] = array

@@ -19,11 +19,11 @@ def standard() -> dict[str, Any]:
     """Return pydicom's dictionary of SNOMED CT: meanings and context groups by value."""
     from pydicom.sr._concepts_dict import concepts
 
-    found: dict[str, dict[str, set[int]]] = {}
+    meanings: dict[str, dict[str, set[int]]] = {}
     for entries in concepts["SCT"].values():
         for value, (meaning, groups) in entries.items():
-            found.setdefault(value, {}).setdefault(meaning, set()).update(groups)
-    return found
+            meanings.setdefault(value, {}).setdefault(meaning, set()).update(groups)
+    return meanings
 
 
 STANDARD = standard()
@@ -112,19 +112,19 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
     ],
 )
 def test_names_are_understood(name: str, meaning: str, side: Code | None, category: Code) -> None:
-    found = coding(name)
+    coded = coding(name)
 
-    assert found.known
-    assert (found.type.meaning, found.laterality, found.category) == (meaning, side, category)
+    assert coded.known
+    assert (coded.type.meaning, coded.laterality, coded.category) == (meaning, side, category)
 
 
 @pytest.mark.parametrize("name", ["central gland", "left-handed thing", "x", "left right kidney"])
 def test_unknown_names_claim_nothing(name: str) -> None:
-    found = coding(name)
+    coded = coding(name)
 
-    assert not found.known or name == "left right kidney"
-    assert found.type.meaning in ("Tissue", "Kidney")
-    assert found.laterality == (LEFT if name.startswith("left-") else None)
+    assert not coded.known or name == "left right kidney"
+    assert coded.type.meaning in ("Tissue", "Kidney")
+    assert coded.laterality == (LEFT if name.startswith("left-") else None)
 
 
 def test_colours_can_be_told_apart() -> None:

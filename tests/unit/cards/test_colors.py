@@ -70,7 +70,7 @@ def least_difference(a: str, b: str) -> float:
 
 def test_neighbours_are_told_apart_also_by_a_deutan_reader() -> None:
     code_of = {row[0]: code for code, row in TABLE.items()}
-    pairs = [(code_of[a], code_of[b]) for a, others in NEIGHBORS.items() for b in others]
+    pairs = [(code_of[a], code_of[b]) for a, neighbors in NEIGHBORS.items() for b in neighbors]
 
     least = min(least_difference(a, b) for a, b in pairs)
 
@@ -95,9 +95,11 @@ def test_no_colour_is_near_white_or_the_grey_of_bone(side: Code | None) -> None:
 
 
 def test_left_and_right_have_one_hue() -> None:
-    left, right = (structure("64033007", n, side) for n, side in enumerate((LEFT, RIGHT), start=1))
+    left_side, right = (
+        structure("64033007", n, side) for n, side in enumerate((LEFT, RIGHT), start=1)
+    )
 
-    shown = codes.display_colors((left, right))
+    shown = codes.display_colors((left_side, right))
 
     hues = [rgb2lab(np.array(shown[n])[None, None] / 255)[0, 0, 1:] for n in (1, 2)]
     angles = [np.degrees(np.arctan2(b, a)) for a, b in hues]
@@ -108,12 +110,12 @@ def test_left_and_right_have_one_hue() -> None:
 def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
     tasks = json.loads((FOLDER / "totalsegmentator" / "tasks.json").read_text())["classes"]
     codings = [coding(name) for name in tasks["total"].values()]
-    made = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codings, start=1)]
+    structures = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codings, start=1)]
 
-    shown = codes.display_colors(made)
+    shown = codes.display_colors(structures)
 
-    assert len(set(shown.values())) == len(made) >= 117
-    assert all(codes.system_of(s) != codes.OTHER for s in made)
+    assert len(set(shown.values())) == len(structures) >= 117
+    assert all(codes.system_of(s) != codes.OTHER for s in structures)
 
 
 def test_a_code_that_is_not_in_the_table_keeps_the_models_colour_unless_it_is_grey() -> None:

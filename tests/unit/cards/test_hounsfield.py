@@ -136,13 +136,13 @@ def test_ct_of_any_anatomy_and_padding_is_accepted(name: str, card: ModelCard) -
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_other_scales_are_refused_by_a_model_for_ct(name: str, card: ModelCard) -> None:
-    make, words = FOREIGN[name]
+    make, message = FOREIGN[name]
 
     for modality in ("CT", None):
         with pytest.raises(ScanError) as caught:
             check_scan(volume(make(), "unknown", modality), card)
         assert caught.value.code == "IMPLAUSIBLE"
-        assert words in caught.value.detail
+        assert message in caught.value.detail
 
 
 @pytest.mark.parametrize("name", ALTERED)
@@ -169,13 +169,13 @@ NOT_CT: dict[str, Callable[[], Array]] = {
 
 @pytest.mark.parametrize("modality", ["MR", "PT", "NM"])
 def test_ct_without_a_modality_is_refused_by_other_models(modality: str, card: ModelCard) -> None:
-    """Unless it is said to be of their modality; a scan without negative values is no CT."""
-    other = replace(card, channels=(Channel("image", modality),))
+    """Unless its modality is given as theirs; a scan without negative values is no CT."""
+    foreign_card = replace(card, channels=(Channel("image", modality),))
     with pytest.raises(ScanError) as caught:
-        check_scan(volume(torso(), "unknown", None), other)
+        check_scan(volume(torso(), "unknown", None), foreign_card)
     assert caught.value.code == "MODALITY"
     assert f"`segment --modality {modality}`" in caught.value.detail
-    assert check_scan(volume(torso(), "a.u.", modality), other) == ()
+    assert check_scan(volume(torso(), "a.u.", modality), foreign_card) == ()
     any_modality = replace(card, channels=(Channel("image", ANY_MODALITY),))
     assert check_scan(volume(torso(), "unknown", None), any_modality)[0] is Flag.MODALITY_UNKNOWN
 

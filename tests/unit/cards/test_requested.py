@@ -22,7 +22,7 @@ def card(tmp_path: Path) -> ModelCard:
     return replace(card, folds=(card.weights,) * 4)
 
 
-ASKED: dict[str, tuple[ComputeOptions, Window, int, str]] = {
+OPTIONS: dict[str, tuple[ComputeOptions, Window, int, str]] = {
     "nothing": (ComputeOptions(), WINDOW, 4, ""),
     "fast": (
         ComputeOptions(fast=True),
@@ -46,15 +46,15 @@ ASKED: dict[str, tuple[ComputeOptions, Window, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_what_options_change(card: ModelCard, name: str) -> None:
-    compute, window, folds, words = ASKED[name]
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_change_window_and_folds(card: ModelCard, name: str) -> None:
+    compute, window, folds, description = OPTIONS[name]
 
     requested = requested_card(card, compute)
 
     assert requested.window == window
     assert len(requested.folds) == folds
-    assert describe_changes(card, requested) == words
+    assert describe_changes(card, requested) == description
 
 
 def test_a_smaller_overlap_of_the_model_is_kept(card: ModelCard) -> None:
@@ -105,9 +105,9 @@ def test_a_coarser_model_runs_instead(card: ModelCard, tmp_path: Path) -> None:
 
 
 def test_a_coarser_model_has_the_same_structures(card: ModelCard) -> None:
-    other = replace(card, structures=card.structures[:1])
+    fewer = replace(card, structures=card.structures[:1])
     with pytest.raises(ValueError, match="same structures"):
-        replace(card, fast=FastPreset(card=other))
+        replace(card, fast=FastPreset(card=fewer))
 
 
 def test_parts_are_run_by_the_preset_of_the_whole(card: ModelCard) -> None:
@@ -115,5 +115,5 @@ def test_parts_are_run_by_the_preset_of_the_whole(card: ModelCard) -> None:
 
     requested = requested_card(whole, ComputeOptions(fast=True))
 
-    assert [part.window for part in requested.parts] == [replace(WINDOW, overlap=0.1)] * 2
+    assert [submodel.window for submodel in requested.parts] == [replace(WINDOW, overlap=0.1)] * 2
     assert describe_changes(whole, requested) == "overlap 0.1 instead of 0.5"

@@ -132,7 +132,9 @@ def test_user_folder_follows_the_xdg_rule(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert user_models() == Path("/data/scanloom/models")
 
 
-def test_what_ships_is_found_in_the_checkout_and_in_the_installed_package(tmp_path: Path) -> None:
+def test_shipped_files_are_found_in_the_checkout_and_in_the_installed_package(
+    tmp_path: Path,
+) -> None:
     checkout, installed = tmp_path / "checkout", tmp_path / "site-packages"
     (checkout / "models").mkdir(parents=True)
     (checkout / "pyproject.toml").touch()
@@ -182,9 +184,9 @@ def test_shared_models_go_before_own_ones_and_may_be_read_only(
 ) -> None:
     """A name means the same model for all users of a shared folder."""
     ours, theirs = places
-    group, other = tmp_path / "group", tmp_path / "other"
-    monkeypatch.setenv("SCANLOOM_MODELS", f"{group}:{tmp_path / 'none'}::{other}")
-    for root, names in ((ours, "a"), (group, "ab"), (other, "abc"), (theirs, "abcd")):
+    group, second = tmp_path / "group", tmp_path / "other"
+    monkeypatch.setenv("SCANLOOM_MODELS", f"{group}:{tmp_path / 'none'}::{second}")
+    for root, names in ((ours, "a"), (group, "ab"), (second, "abc"), (theirs, "abcd")):
         for name in names:
             write_bundle(root / name, weights=str(root).encode())
     for path in [group, *group.rglob("*")]:
@@ -195,7 +197,7 @@ def test_shared_models_go_before_own_ones_and_may_be_read_only(
 
     for path in [group, *group.rglob("*")]:
         path.chmod(0o755)
-    assert roots == {"a": str(ours), "b": str(group), "c": str(other), "d": str(theirs)}
+    assert roots == {"a": str(ours), "b": str(group), "c": str(second), "d": str(theirs)}
     assert entries == [("a", "ships"), ("b", "shared"), ("c", "shared"), ("d", "own")]
 
 

@@ -97,10 +97,10 @@ def messages(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     comments = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     inner = {
-        id(part)
+        id(piece)
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr)
-        for part in node.values
+        for piece in node.values
     }
     for node in ast.walk(tree):
         if id(node) in comments | inner:

@@ -54,11 +54,11 @@ def printed_script(shell: str, environment: dict[str, str]) -> str:
 
 
 def bash(line: str, environment: dict[str, str]) -> list[str]:
-    words = line.split(" ")
-    listed = " ".join(f"'{word}'" for word in words)
+    typed = line.split(" ")
+    listed = " ".join(f"'{text}'" for text in typed)
     program = (
         f"{script('bash', environment)}\n"
-        f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'\n"
+        f"COMP_WORDS=({listed}); COMP_CWORD={len(typed) - 1}; COMP_LINE='{line}'\n"
         "_scanloom_completion scanloom; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
     return run(["bash", "--norc", "-c", program], environment)
@@ -66,8 +66,8 @@ def bash(line: str, environment: dict[str, str]) -> list[str]:
 
 def fish(line: str, environment: dict[str, str]) -> list[str]:
     program = f"{script('fish', environment)}\ncomplete --do-complete '{line}'"
-    found = run(["fish", "--no-config", "-c", program], environment)
-    return [each.split("\t")[0] for each in found]
+    completed = run(["fish", "--no-config", "-c", program], environment)
+    return [each.split("\t")[0] for each in completed]
 
 
 ZSH = """
@@ -86,10 +86,10 @@ zpty -d shell
 """
 
 
-def zsh(line: str, environment: dict[str, str], wanted: str) -> str:
+def zsh(line: str, environment: dict[str, str], expected: str) -> str:
     folder = Path(environment["HOME"])
     (folder / "scanloom.zsh").write_text(script("zsh", environment))
-    program = ZSH.format(folder=folder, line=line, wanted=wanted)
+    program = ZSH.format(folder=folder, line=line, wanted=expected)
     return "\n".join(run(["zsh", "-f", "-c", program], environment))
 
 
@@ -114,13 +114,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "wanted"), CASES)
+@pytest.mark.parametrize(("line", "expected"), CASES)
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_completion(shell: str, line: str, wanted: str, environment: dict[str, str]) -> None:
+def test_completion(shell: str, line: str, expected: str, environment: dict[str, str]) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    found = {"bash": bash, "fish": fish}[shell](line, environment)
-    assert wanted in found
+    completed = {"bash": bash, "fish": fish}[shell](line, environment)
+    assert expected in completed
 
 
 def test_completion_in_zsh(environment: dict[str, str]) -> None:
@@ -136,6 +136,8 @@ def test_paths_are_left_to_the_shell(shell: str, environment: dict[str, str]) ->
     home = Path(environment["HOME"])
     (home / "study_of_today").mkdir(exist_ok=True)
     line = f"scanloom segment {home}/study_of"
-    found = {"bash": bash, "fish": fish}[shell](line, environment)
+    completed = {"bash": bash, "fish": fish}[shell](line, environment)
     # bash's `complete -o default` completes files itself when a function returns nothing
-    assert found == [] if shell == "bash" else any("study_of_today" in each for each in found)
+    assert (
+        completed == [] if shell == "bash" else any("study_of_today" in each for each in completed)
+    )

@@ -1,4 +1,4 @@
-"""Exit codes say what became of what was asked."""
+"""Exit codes tell the outcome of a command."""
 
 from __future__ import annotations
 

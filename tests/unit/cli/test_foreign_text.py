@@ -123,7 +123,7 @@ def test_models_show_tells_metadata_without_its_effect(tmp_path: Path) -> None:
     assert_tame(scanloom("models", "show", bundle, "--json"))
 
 
-def test_what_a_console_shows_is_clean_whatever_it_is_made_of(
+def test_a_console_shows_no_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = io.StringIO()

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, version, what it loads, how it refuses."""
+"""The command line as a whole: help, version, imported modules, refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_paragraphs_of_help_flow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Line breaks of the source, at 100 columns, are none of the help."""
+    """Line breaks of the source, at 100 columns, do not break lines of the help."""
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("plan", "report", "join"):
         text = scanloom(command, "--help").out.split("\u256d")[0]
@@ -148,7 +148,7 @@ def test_swapped_words_of_a_run_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "name"),
     [
         (["segment", "x", "--out="], "--out"),
         (["segment", "x", "-o", ""], "-o"),
@@ -166,13 +166,13 @@ def test_swapped_words_of_a_run_are_noticed(tmp_path: Path) -> None:
     ],
 )
 def test_an_empty_path_is_refused_by_name(
-    arguments: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ended = scanloom(*arguments)
 
     assert ended.code == 2
-    assert f"'{place}': the text is empty" in ended.err
+    assert f"'{name}': the text is empty" in ended.err
     assert not list(tmp_path.iterdir())
 
 

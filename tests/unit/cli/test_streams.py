@@ -1,4 +1,4 @@
-"""What stdout and stderr can't take: letters, bytes, anything at all."""
+"""Stdout and stderr that can't take letters, bytes or anything at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ FULL = Path("/dev/full")
 
 
 def ended(command: str, encoding: str = "utf-8", folder: Path | None = None) -> tuple[int, bytes]:
-    """Run a line of shell in which `scanloom` stands; return its code and what it said."""
-    words = command.replace("scanloom", f"{sys.executable} -m scanloom")
+    """Run a line of shell that calls `scanloom`; return its exit code and output."""
+    program = command.replace("scanloom", f"{sys.executable} -m scanloom")
     env = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(words, shell=True, env=env, cwd=folder, capture_output=True, check=False)
+    done = subprocess.run(
+        program, shell=True, env=env, cwd=folder, capture_output=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -25,33 +27,33 @@ def ended(command: str, encoding: str = "utf-8", folder: Path | None = None) -> 
 @pytest.mark.parametrize("command", ["--help", "models list", "models show nope --json"])
 @pytest.mark.parametrize("stdout", [f">{FULL}", ">&-"])
 def test_a_stdout_that_cannot_be_written_is_74_and_one_line(command: str, stdout: str) -> None:
-    code, said = ended(f"scanloom {command} {stdout}")
+    code, output = ended(f"scanloom {command} {stdout}")
 
     assert code == 74
-    assert said.count(b"\n") == 1
-    assert b"can't be written to stdout" in said
+    assert output.count(b"\n") == 1
+    assert b"can't be written to stdout" in output
 
 
-def test_a_reader_that_went_away_is_told_nothing() -> None:
-    _, said = ended("(sleep 1; scanloom models list --json) | true")
+def test_a_closed_pipe_is_no_error_message() -> None:
+    _, output = ended("(sleep 1; scanloom models list --json) | true")
 
-    assert said == b""
+    assert output == b""
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_help_is_there_in_any_encoding(encoding: str) -> None:
-    code, said = ended("scanloom segment --help", encoding)
+    code, output = ended("scanloom segment --help", encoding)
 
     assert code == 0
-    assert b"--model" in said
+    assert b"--model" in output
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_json_is_utf8_whatever_a_path_holds(encoding: str, tmp_path: Path) -> None:
     name = r"$(printf 'lat\351in-\303\244-\360\237\230\200')"
     command = f'scanloom segment "{name}" --model ct_tissue --json 2>/dev/null'
-    code, said = ended(command, encoding, tmp_path)
+    code, output = ended(command, encoding, tmp_path)
 
-    [case] = json.loads(said.decode("utf-8"))["cases"]
+    [case] = json.loads(output.decode("utf-8"))["cases"]
     assert code == 65
     assert os.fsencode(case["path"]) == b"lat\xe9in-\xc3\xa4-\xf0\x9f\x98\x80"

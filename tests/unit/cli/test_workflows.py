@@ -1,4 +1,4 @@
-"""What is said of series that a workflow's selection leaves out."""
+"""Messages about series that a workflow's selection excludes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WORKFLOW = parse_workflow("name: a\nmodels: [m]\nselect: {modality: CT}\n")
 def test_series_without_a_modality_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """Also when others were selected; the same words tell why nothing was."""
     explain_unstated(2, "own.yaml", WORKFLOW)
-    told = capsys.readouterr().err
-    assert "2 series state no modality" in told
-    assert "add `policy: {modality: CT}` to the workflow" in told
+    printed = capsys.readouterr().err
+    assert "2 series state no modality" in printed
+    assert "add `policy: {modality: CT}` to the workflow" in printed
 
     explain_nothing_selected({"NOT_SELECTED": 2}, 2, "own.yaml", WORKFLOW)
-    assert capsys.readouterr().err.endswith(told)
+    assert capsys.readouterr().err.endswith(printed)
 
     explain_unstated(1, "ct_tissue", WORKFLOW)
     assert "to a copy of " in capsys.readouterr().err
@@ -26,6 +26,6 @@ def test_series_without_a_modality_are_counted(capsys: pytest.CaptureFixture[str
 
 def test_other_selections_point_to_the_workflow(capsys: pytest.CaptureFixture[str]) -> None:
     explain_nothing_selected({"NOT_SELECTED": 2}, 0, "own.yaml", WORKFLOW)
-    told = capsys.readouterr().err
-    assert "Check `select` and `policy`" in told
-    assert "modality" not in told
+    printed = capsys.readouterr().err
+    assert "Check `select` and `policy`" in printed
+    assert "modality" not in printed

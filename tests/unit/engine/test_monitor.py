@@ -14,12 +14,12 @@ import pytest
 
 from scanloom.core import CaseRecord, Reason
 from scanloom.engine.monitor import Status, StatusWriter, final_status
-from scanloom.io.system.liveness import host_id, process_start_ticks
+from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
 from support.commands import scanloom, write_tiny_bundle
 
 
-def test_it_counts_what_happens(tmp_path: Path) -> None:
+def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=0.01)
     status_writer.plan(10, before=3)
     for name, reason in (("a", None), ("b", Reason.MODALITY), ("c", Reason.CRASHED)):
@@ -54,7 +54,7 @@ def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path)
     assert after.left_s == pytest.approx(8 * after.elapsed_s / 2, abs=0.2)
 
 
-def test_it_is_never_half_written(tmp_path: Path) -> None:
+def test_status_is_never_half_written(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=0.0005)
     status_writer.plan(1000, before=0)
     until = time.monotonic() + 0.5
@@ -96,29 +96,29 @@ def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
 @pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])
 def test_metrics_replace_no_device(tmp_path: Path, kind: str) -> None:
     """Refused before anything is made: a rename over a device would take it from all."""
-    place = tmp_path / "metrics.prom"
+    metrics = tmp_path / "metrics.prom"
     if kind == "device":
         if os.getuid() != 0:
             pytest.skip("only root can make a device")
-        os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(metrics, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     elif kind == "folder":
-        place.mkdir()
+        metrics.mkdir()
     elif kind == "link":
-        place.symlink_to("/dev/null")
+        metrics.symlink_to("/dev/null")
     else:
-        os.mkfifo(place)
+        os.mkfifo(metrics)
     scans = tmp_path / "scans"
     scans.mkdir()
     em.make_case(scans, "one")
     workflow, model = tmp_path / "workflow.yaml", write_tiny_bundle(tmp_path / "bundles")
     workflow.write_text(f"name: test\nmodels: [{model}]\n")
-    before = place.lstat()
+    before = metrics.lstat()
 
-    ended = scanloom("run", workflow, scans, "--out", tmp_path / "out", "--metrics", place)
+    ended = scanloom("run", workflow, scans, "--out", tmp_path / "out", "--metrics", metrics)
 
     assert (ended.code, "regular file" in ended.err) == (74, True)
     assert not (tmp_path / "out").exists()
-    assert place.lstat().st_ino == before.st_ino
+    assert metrics.lstat().st_ino == before.st_ino
 
 
 def test_metrics_follow_no_link_that_somebody_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run would take: costs that are measured, cases that are tried, a plan that is kept."""
+"""A plan of a run: measured costs, cases that are tried, the plan that is kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CPU = ExecutionSite(Placement("cpu", "float32"), workers=1, in_flight=1, host=No
 
 
 class Machine:
-    """A machine whose cases cost what a constant and two slopes say, with some noise.
+    """A machine whose cases cost a constant and two slopes, with some noise.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def test_the_network_is_planned_by_its_windows() -> None:
     assert low <= 100.0 <= 200.0 <= high <= 300.0
 
 
-def test_nothing_measured_is_said(tmp_path: Path) -> None:
+def test_a_plan_without_measurements_states_why(tmp_path: Path) -> None:
     totals = summarize([planned(1e6)], Costs(), CPU, 1)
     tried = summarize([planned(1e6)], Costs(), CPU, 1, "cases were tried without a result: X")
 
@@ -158,7 +158,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 def test_a_run_is_shared_out_among_its_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:
-    """Steps that overlapped count once: the network's and others' sum to what the run took."""
+    """Steps that overlapped count once: network and other steps add up to the time of the run."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     course = RunTimeline(100.0)
     for n in range(4):
@@ -308,28 +308,28 @@ def test_a_plan_names_each_case_and_why_others_are_none(
     write_series(tmp_path / "in" / "mr", noise(), words=Words(modality="MR"))
     out = tmp_path / "out"
 
-    made = make_plan(workflow, [shipped("data") / "torso_ct", tmp_path / "in"], out)
-    save_plan(made, out)
+    plan = make_plan(workflow, [shipped("data") / "torso_ct", tmp_path / "in"], out)
+    save_plan(plan, out)
 
-    assert made.left_out == {"NOT_SELECTED": 1}
-    assert made.files == {"found": 66, "used": 66, "skipped": 0, "ambiguous": 0, "failed": 0}
-    [one] = made.cases
-    assert one.voxels == 144 * 192 * 60 or one.voxels == 192 * 144 * 60
-    assert one.values > 0
-    assert one.seconds == pytest.approx((8.0, 12.5))
+    assert plan.left_out == {"NOT_SELECTED": 1}
+    assert plan.files == {"found": 66, "used": 66, "skipped": 0, "ambiguous": 0, "failed": 0}
+    [case] = plan.cases
+    assert case.voxels == 144 * 192 * 60 or case.voxels == 192 * 144 * 60
+    assert case.values > 0
+    assert case.seconds == pytest.approx((8.0, 12.5))
     assert (
-        made.totals.seconds
-        == made.totals.archive_seconds
+        plan.totals.seconds
+        == plan.totals.archive_seconds
         == pytest.approx((8 + 2 / 1.25, 12.5 + 2 * 1.25))
     )
-    assert excluded_lines(made)[1:] == [
+    assert excluded_lines(plan)[1:] == [
         "Not processed: 1 series",
         f"      1 NOT_SELECTED: {Reason.NOT_SELECTED.advice}.",
         "        1 by select.modality",
     ]
-    assert made.totals.host == one.host
+    assert plan.totals.host == case.host
     kept = json.loads((out / "runs" / "plan.json").read_text())
-    assert kept["cases"][0]["case"] == one.case
+    assert kept["cases"][0]["case"] == case.case
     assert str(tmp_path) not in json.dumps(kept)
 
 
@@ -338,28 +338,30 @@ def test_another_overlap_is_planned_as_it_would_be_run(
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     monkeypatch.setattr(Costs, "load", lambda _: known())
-    other = workflow.execution.model_copy(update={"overlap": 0.75})
+    overlapping = workflow.execution.model_copy(update={"overlap": 0.75})
     scans = [shipped("data") / "torso_ct"]
 
     [usual] = make_plan(workflow, scans, tmp_path / "out").cases
-    made = make_plan(workflow.model_copy(update={"execution": other}), scans, tmp_path / "out")
+    plan = make_plan(
+        workflow.model_copy(update={"execution": overlapping}), scans, tmp_path / "out"
+    )
 
-    assert made.cases[0].values > usual.values
-    assert "ct_tissue: overlap 0.75 instead of 0.25" in made.notes
+    assert plan.cases[0].values > usual.values
+    assert "ct_tissue: overlap 0.75 instead of 0.25" in plan.notes
 
 
-def test_what_does_not_fit_is_said_before(
+def test_cases_that_do_not_fit_are_named_in_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     small = workflow.execution.model_copy(update={"memory_limit": 200_000_000})
     tight = workflow.model_copy(update={"execution": small})
 
-    made = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
+    plan = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
 
-    assert [one.reason for one in made.cases] == ["OUT_OF_MEMORY"]
-    assert made.todo == []
-    assert excluded_lines(made)[1:] == [
+    assert [case.reason for case in plan.cases] == ["OUT_OF_MEMORY"]
+    assert plan.todo == []
+    assert excluded_lines(plan)[1:] == [
         "Not processed: 1 case",
         f"      1 OUT_OF_MEMORY: {Reason.OUT_OF_MEMORY.advice}.",
     ]
@@ -368,7 +370,7 @@ def test_what_does_not_fit_is_said_before(
 def shown(totals: object, selected: int = 10) -> str:
     """Return the table of a plan of two cases as text."""
     cases = tuple(PlannedCase(str(n)) for n in range(2))
-    made = RunPlan(
+    plan = RunPlan(
         workflow="w",
         recipe="r",
         device="cpu",
@@ -384,7 +386,7 @@ def shown(totals: object, selected: int = 10) -> str:
         totals=totals,  # type: ignore[arg-type]
     )
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(made))
+    console.print(table(plan))
     return console.export_text()
 
 
@@ -429,12 +431,12 @@ def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
     on_gpu = (gpu, replace(CPU, placement=Placement("cuda:0", "half")))
     small, large = (PlannedCase("c", int(size), int(size)) for size in (1e5, 1e9))
 
-    def told(*cases: PlannedCase) -> str:
+    def comparison(*cases: PlannedCase) -> str:
         return compare_devices(cases, on_gpu, (cpu, CPU))
 
-    assert told(large).startswith("a GPU pays: ")
-    assert told(*[small] * 3).startswith("a GPU may pay: ")
-    assert told(small, large).endswith("; 1 small case sooner on the CPU")
+    assert comparison(large).startswith("a GPU pays: ")
+    assert comparison(*[small] * 3).startswith("a GPU may pay: ")
+    assert comparison(small, large).endswith("; 1 small case sooner on the CPU")
     assert "not known: such cases have not run on the GPU" in compare_devices(
         [large], (Costs(), CPU), (cpu, CPU)
     )
@@ -496,8 +498,8 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     out, scans = tmp_path / "out", [shipped("data") / "torso_ct"]
 
     def planned(**how: object) -> tuple[int, int, list[str]]:
-        made = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
-        return len(made.todo), made.before, [one.reason for one in made.cases if one.reason]
+        plan = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
+        return len(plan.todo), plan.before, [case.reason for case in plan.cases if case.reason]
 
     assert planned() == (1, 0, [])
     assert sorted(planned(shard=(k, 2))[0] for k in (1, 2)) == [0, 1]

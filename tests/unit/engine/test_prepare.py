@@ -71,13 +71,13 @@ def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     grid = model_cards.grid((100, 80, 60))
     usual = estimate_case(grid, np.int16, [card])
-    asked = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
+    with_maps = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
     voxels = 100 * 80 * 60
-    assert asked.host["write"] >= usual.host["write"] + voxels
-    assert asked.host["restore"] >= usual.host["restore"] + voxels
+    assert with_maps.host["write"] >= usual.host["write"] + voxels
+    assert with_maps.host["restore"] >= usual.host["restore"] + voxels
     folds = replace(card, folds=(card.weights, card.weights))
     several = estimate_case(grid, np.int16, [folds], Outputs(also=("uncertainty",)))
-    assert several.host["restore"] >= asked.host["restore"] + voxels
+    assert several.host["restore"] >= with_maps.host["restore"] + voxels
     assert (
         estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
         < (several.host["restore"])

@@ -22,8 +22,8 @@ def table(heading: str) -> dict[str, list[str]]:
     for line in lines[start:]:
         if not line.startswith("|"):
             break
-        first, *others = (cell.strip() for cell in line.strip("|").split("|"))
-        rows.setdefault(first, []).extend(others)
+        first, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        rows.setdefault(first, []).extend(cells)
     return rows
 
 

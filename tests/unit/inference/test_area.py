@@ -30,8 +30,8 @@ def in_planes(scores: torch.Tensor, axis: int) -> torch.Tensor:
 def test_area_is_pytorchs(codes: str, shape: tuple[int, int, int]) -> None:
     """Enlarged and reduced axes, flipped and swapped; the way there and back."""
     grid = model_cards.grid(shape, (1.0, 1.2, 2.5), codes)
-    wanted = NetworkGrid("RAS", None, "area", alignment="edges", shape=(12, 16, 8))
-    plan = plan_grid(grid, wanted)
+    network_grid = NetworkGrid("RAS", None, "area", alignment="edges", shape=(12, 16, 8))
+    plan = plan_grid(grid, network_grid)
     array = np.asfortranarray(np.random.default_rng(3).normal(size=shape).astype(np.float32))
     turned = array[
         tuple(slice(None, None, -1 if plan.flipped[plan.network_axis(a)] else 1) for a in range(3))
@@ -75,19 +75,21 @@ def test_orientation_after_resampling_is_monais(
             transforms.Orientationd("image", axcodes="RAS", labels=None),
         ]
     )
-    made = chain({"image": data.MetaTensor(array[None], affine=torch.tensor(grid.affine))})
+    entries = chain({"image": data.MetaTensor(array[None], affine=torch.tensor(grid.affine))})
     plan = plan_grid(grid, NetworkGrid("RAS", (1.5, 1.5, 1.5), orient="after"))
 
     image = to_network(array, plan, CPU)
-    torch.testing.assert_close(image, made["image"].as_tensor()[0].float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(image, entries["image"].as_tensor()[0].float(), atol=1e-4, rtol=1e-4)
 
     scores = torch.randn(4, *image.shape, generator=torch.Generator().manual_seed(5))
-    made["pred"] = data.MetaTensor(
+    entries["pred"] = data.MetaTensor(
         scores.argmax(0, keepdim=True).float(),
-        affine=made["image"].affine,
-        applied_operations=made["image"].applied_operations,
+        affine=entries["image"].affine,
+        applied_operations=entries["image"].applied_operations,
     )
-    back = transforms.Invertd("pred", transform=chain, orig_keys="image", nearest_interp=True)(made)
+    back = transforms.Invertd("pred", transform=chain, orig_keys="image", nearest_interp=True)(
+        entries
+    )
     restorer = LabelRestorer(plan, Argmax(), 4)
     restorer.add(ScorePlanes(0, in_planes(scores, plan.network_axis(plan.lead))))
     (labels,) = restorer.finish(lambda decided: decided)

@@ -1,4 +1,4 @@
-"""What a first scan does not wait for."""
+"""A first scan does not wait for imports that it does not need."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_neither_loading_nor_the_estimate_imports_torchs_compiler(dtype: str) ->
     assert done.stdout.strip() == "[]"
 
 
-def test_a_scan_is_segmented_without_importing_what_only_other_programs_need(
+def test_segment_imports_no_optional_library(
     tmp_path: Path,
 ) -> None:
-    asked = ["segment", str(shipped("data") / "torso_ct"), "--model", "ct_tissue", "--quiet"]
-    program = [sys.executable, "-c", SEGMENT, *asked, "--out", str(tmp_path / "out")]
+    arguments = ["segment", str(shipped("data") / "torso_ct"), "--model", "ct_tissue", "--quiet"]
+    program = [sys.executable, "-c", SEGMENT, *arguments, "--out", str(tmp_path / "out")]
     done = subprocess.run(program, capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Choices of device and precision come with their why; what is not there is refused."""
+"""Choices of device and precision come with a reason; absent devices are refused."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def test_without_cuda_the_cpu_is_taken_and_the_reason_said() -> None:
     choice = choose_device()
     assert choice.device == CPU
     assert "CUDA" in choice.why
-    for wanted in ("cuda", "cuda:0"):
+    for name in ("cuda", "cuda:0"):
         with pytest.raises(ScanError) as error:
-            choose_device(wanted)
+            choose_device(name)
         assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 
-@pytest.mark.parametrize("wanted", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps", ""])
-def test_unknown_devices_are_refused(wanted: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps", ""])
+def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(ScanError) as error:
-        choose_device(wanted)
+        choose_device(name)
 
     assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
@@ -151,7 +151,7 @@ def test_settings_are_put_back() -> None:
 
 
 def test_a_cpu_without_memory_is_understood() -> None:
-    """What torch says when the allocator of the CPU gives up."""
+    """torch's error when the allocator of the CPU gives up."""
     with pytest.raises(RuntimeError) as error:
         torch.empty(2**60, dtype=torch.uint8)
 

@@ -28,7 +28,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
     return model_cards.card(model_cards.small_weights(tmp_path_factory.mktemp("model"), seed=1))
 
 
-def other(card: ModelCard, path: Path, **changes: Any) -> ModelCard:
+def with_weights(card: ModelCard, path: Path, **changes: Any) -> ModelCard:
     """Return the card with other weights."""
     return replace(card, weights=model_cards.card(path).weights, **changes)
 
@@ -39,7 +39,7 @@ def changed(card: ModelCard, folder: Path, **factors: float) -> ModelCard:
     for name, factor in factors.items():
         state[f"model.2.conv.{name}"] *= factor
     torch.save(state, folder / "changed.pt")
-    return other(card, folder / "changed.pt")
+    return with_weights(card, folder / "changed.pt")
 
 
 def scan(dtype: str = "int16", factor: float = 1.0) -> Volume:
@@ -57,13 +57,13 @@ def refused(card: ModelCard, volume: Volume) -> ScanError:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_one_value_that_is_not_finite_is_found(wrong: float, place: str) -> None:
+@pytest.mark.parametrize("position", ["first", "middle", "last"])
+def test_one_value_that_is_not_finite_is_found(wrong: float, position: str) -> None:
     """Anywhere, and among planes that are cut out of others."""
     values = torch.zeros((5, 7, 6, 4))
     cut = values.movedim(1, 0)[1:6][:, :, 1:5]
     assert all_finite(cut)
-    cut[{"first": (0, 0, 0, 0), "middle": (2, 3, 1, 2), "last": (-1, -1, -1, -1)}[place]] = wrong
+    cut[{"first": (0, 0, 0, 0), "middle": (2, 3, 1, 2), "last": (-1, -1, -1, -1)}[position]] = wrong
     assert not all_finite(cut)
 
 
@@ -132,7 +132,7 @@ def test_half_precision_that_overflows_gives_way_to_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
     """For this scan, and it is said: the labels are those of float32."""
-    loud = other(card, model_cards.loud_weights(tmp_path, card.weights.file, LOUD))
+    loud = with_weights(card, model_cards.loud_weights(tmp_path, card.weights.file, LOUD))
     exact = TorchPredictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
     predictor, clock = (
         TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")),
@@ -141,22 +141,22 @@ def test_half_precision_that_overflows_gives_way_to_float32(
     assert predictor.precision_name == "bfloat16"
 
     for _ in range(2):
-        made = predictor.predict(scan(), clock)
+        segmentation = predictor.predict(scan(), clock)
 
-        assert made.flags == (Flag.HALF_OVERFLOWED,)
-        assert (made.device, made.precision) == ("cpu", "float32")
-        np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
+        assert segmentation.flags == (Flag.HALF_OVERFLOWED,)
+        assert (segmentation.device, segmentation.precision) == ("cpu", "float32")
+        np.testing.assert_array_equal(segmentation.layers[0].labels, exact.layers[0].labels)
     assert clock.notes["ladder"] == ["float32, as bfloat16 overflowed"]
     assert (exact.flags, exact.precision) == ((), "float32")
 
 
 @needs_units
 def test_half_precision_that_does_not_overflow_says_so(card: ModelCard) -> None:
-    made = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="half")).predict(
-        scan()
-    )
+    segmentation = TorchPredictor(
+        card, device="cpu", compute=ComputeOptions(precision="half")
+    ).predict(scan())
 
-    assert (made.flags, made.precision) == ((), "bfloat16")
+    assert (segmentation.flags, segmentation.precision) == ((), "bfloat16")
 
 
 @needs_units
@@ -165,32 +165,32 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
 ) -> None:
     weights = model_cards.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
     predictor = TorchPredictor(
-        other(card, weights), device="cpu", compute=ComputeOptions(precision="half")
+        with_weights(card, weights), device="cpu", compute=ComputeOptions(precision="half")
     )
 
-    made = predictor.predict(scan())
+    segmentation = predictor.predict(scan())
 
-    assert predictor.precision_name == made.precision == "float32"
+    assert predictor.precision_name == segmentation.precision == "float32"
     assert "overflow bfloat16" in predictor.precision.why
-    assert made.flags == (Flag.HALF_OVERFLOWED,)
+    assert segmentation.flags == (Flag.HALF_OVERFLOWED,)
 
 
 @needs_units
-def test_what_float32_can_not_say_either_is_refused(card: ModelCard, tmp_path: Path) -> None:
-    loud = other(card, model_cards.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
+def test_overflow_in_float32_too_is_refused(card: ModelCard, tmp_path: Path) -> None:
+    loud = with_weights(
+        card, model_cards.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0))
+    )
     with pytest.raises(ScanError) as error:
         TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
     assert error.value.reason is Reason.NOT_FINITE
 
 
 @needs_units
-def test_weights_that_changed_meanwhile_are_not_fallen_back_to(
-    card: ModelCard, tmp_path: Path
-) -> None:
-    """What is loaded for float32 is what was loaded before."""
+def test_changed_weights_are_refused_by_the_fallback(card: ModelCard, tmp_path: Path) -> None:
+    """Float32 weights come from the file that was loaded before."""
     path = model_cards.loud_weights(tmp_path, card.weights.file, LOUD)
     predictor = TorchPredictor(
-        other(card, path), device="cpu", compute=ComputeOptions(precision="half")
+        with_weights(card, path), device="cpu", compute=ComputeOptions(precision="half")
     )
     path.write_bytes(Path(card.weights.file).read_bytes())
 

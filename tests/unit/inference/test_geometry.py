@@ -1,4 +1,4 @@
-"""The network's grid and what it sees are MONAI's."""
+"""The network's grid and input image are MONAI's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ CODES = [
 ]
 
 
-def monai_sees(array: Any, grid: Grid, wanted: NetworkGrid) -> Any:
+def monai_sees(array: Any, grid: Grid, network_grid: NetworkGrid) -> Any:
     """Return MONAI's MetaTensor after Orientation and Spacing."""
     from monai.data import MetaTensor
     from monai.transforms import Orientation, Spacing
 
     image = MetaTensor(torch.from_numpy(array.astype(np.float32))[None], torch.tensor(grid.affine))
-    image = Orientation(wanted.orientation, labels=(("L", "R"), ("P", "A"), ("I", "S")))(image)
-    return Spacing(wanted.spacing)(image) if wanted.spacing else image
+    image = Orientation(network_grid.orientation, labels=(("L", "R"), ("P", "A"), ("I", "S")))(
+        image
+    )
+    return Spacing(network_grid.spacing)(image) if network_grid.spacing else image
 
 
 @pytest.mark.parametrize("codes", CODES)
@@ -39,10 +41,10 @@ def test_network_sees_what_monai_shows_it(codes: str) -> None:
     """Shape, affine and values, for all 48 ways in which axes can lie."""
     grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
     array = model_cards.smooth_scan(grid.shape)
-    wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
+    network_grid = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
-    plan = plan_grid(grid, wanted)
-    theirs = monai_sees(array, grid, wanted)
+    plan = plan_grid(grid, network_grid)
+    theirs = monai_sees(array, grid, network_grid)
 
     assert plan.network.shape == theirs.shape[1:]
     np.testing.assert_allclose(plan.network.affine, theirs.affine.numpy(), atol=1e-9)
@@ -55,10 +57,10 @@ def test_network_sees_what_monai_shows_it(codes: str) -> None:
 def test_a_tilted_stack_of_axial_slices_is_seen_as_monai_sees_it(codes: str, tilt: float) -> None:
     grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=tilt)
     array = model_cards.smooth_scan(grid.shape)
-    wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
+    network_grid = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
-    plan = plan_grid(grid, wanted)
-    theirs = monai_sees(array, grid, wanted)
+    plan = plan_grid(grid, network_grid)
+    theirs = monai_sees(array, grid, network_grid)
 
     assert grid.shear_axis == 2
     assert not plan.network.sheared
@@ -74,11 +76,11 @@ def test_a_tilted_stack_may_be_stored_slice_axis_first(order: tuple[int, int, in
     i, j, k = (grid.shape[axis] for axis in order)
     stored = Grid((i, j, k), grid.affine @ turn)
     array = model_cards.smooth_scan(grid.shape).transpose(order)
-    wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
+    network_grid = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
-    ours = to_network(array, plan_grid(stored, wanted), CPU)
+    ours = to_network(array, plan_grid(stored, network_grid), CPU)
 
-    theirs = monai_sees(np.ascontiguousarray(array), stored, wanted)[0].numpy()
+    theirs = monai_sees(np.ascontiguousarray(array), stored, network_grid)[0].numpy()
     np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-3)
 
 
@@ -86,12 +88,12 @@ def test_a_tilted_stack_may_be_stored_slice_axis_first(order: tuple[int, int, in
 def test_without_spacing_a_tilted_stack_is_seen_as_it_is_stored(codes: str) -> None:
     grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=12.0)
     array = model_cards.smooth_scan(grid.shape)
-    wanted = NetworkGrid("RAS", None)
+    network_grid = NetworkGrid("RAS", None)
 
-    ours = to_network(array, plan_grid(grid, wanted), CPU)
+    ours = to_network(array, plan_grid(grid, network_grid), CPU)
 
     assert grid.sheared
-    np.testing.assert_array_equal(ours.numpy(), monai_sees(array, grid, wanted)[0].numpy())
+    np.testing.assert_array_equal(ours.numpy(), monai_sees(array, grid, network_grid)[0].numpy())
 
 
 @pytest.mark.parametrize(
@@ -126,10 +128,10 @@ def test_rounded_affines_and_spacings_are_judged_as_monai_judges_them(
     exact = model_cards.grid(shape, spacing, "LPS", turn=turn)
     grid = Grid(shape, exact.affine.astype(np.float32).astype(np.float64))
     array = model_cards.smooth_scan(shape)
-    wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
+    network_grid = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
-    plan = plan_grid(grid, wanted)
-    theirs = monai_sees(array, grid, wanted)
+    plan = plan_grid(grid, network_grid)
+    theirs = monai_sees(array, grid, network_grid)
 
     assert plan.network.shape == theirs.shape[1:]
     np.testing.assert_allclose(plan.network.affine, theirs.affine.numpy(), atol=1e-9)
@@ -156,8 +158,8 @@ def test_maps_of_all_alignments_agree_with_positions(
         x = plan.network_axis(axis)
         np.testing.assert_allclose(plan.to_network(axis)[corner[axis]], to_network[x], atol=1e-9)
         np.testing.assert_allclose(plan.to_source(axis)[corner[x]], to_source[axis], atol=1e-9)
-    found = [plan.scale[x] * corner[plan.follows[x]] + plan.shift[x] for x in range(3)]
-    np.testing.assert_allclose(found, to_network, atol=1e-9)
+    mapped = [plan.scale[x] * corner[plan.follows[x]] + plan.shift[x] for x in range(3)]
+    np.testing.assert_allclose(mapped, to_network, atol=1e-9)
     natural = plan_grid(source, NetworkGrid("RAS", (1.5, 1.4, 2.0), alignment=alignment))
     assert plan.network.shape == tuple(natural.network.shape[axis] for axis in order)
 
@@ -204,7 +206,7 @@ def test_centred_grid_has_the_requested_shape_and_is_empty_outside_the_scan() ->
 
 
 @pytest.mark.parametrize(
-    ("own", "wanted", "expected"),
+    ("own", "spacing", "expected"),
     [
         ((0.8, 0.8, 5.0), (1.0, 1.0, 1.0), (2, 2)),
         ((1.0, 1.0, 1.0), (4.0, 1.0, 1.0), (0, 0)),
@@ -214,10 +216,10 @@ def test_centred_grid_has_the_requested_shape_and_is_empty_outside_the_scan() ->
     ],
 )
 def test_coarse_axis_is_nnunets(
-    own: tuple[float, float, float], wanted: tuple[float, float, float], expected: Any
+    own: tuple[float, float, float], spacing: tuple[float, float, float], expected: Any
 ) -> None:
     """The grid that is resampled decides, else the other one; equal largest spacings exclude."""
     source = model_cards.grid((19, 23, 14), own)
-    requested = NetworkGrid(None, wanted, alignment="edges", separate_above=3.0)
+    requested = NetworkGrid(None, spacing, alignment="edges", separate_above=3.0)
 
     assert plan_grid(source, requested).nearest == expected

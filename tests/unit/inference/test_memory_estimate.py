@@ -1,4 +1,4 @@
-"""What the network's part takes: the estimate against what torch and the system really hold."""
+"""The estimated memory of the network step against the memory that torch and Linux report."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ print(status("VmHWM") - before)
         pytest.param("bfloat16", marks=pytest.mark.slow),
     ],
 )
-def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
-    """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
+def test_memory_of_a_network_is_known_without_running_it(precision: str) -> None:
+    """In bfloat16 the ends stay float32, and their output is kept until the last layer."""
     command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
     # A tensor's memory goes back to the system when it is freed: what malloc keeps isn't counted
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -99,10 +99,10 @@ def test_scores_on_the_host_leave_the_device(tmp_path: Path) -> None:
     weights, many = model_cards.small_weights(tmp_path), model_cards.structures(60)
     card = model_cards.card(weights, window=Window((96, 96, 96)), structures=many)
     plan = plan_grid(model_cards.grid((400, 400, 400)), card.grid)
-    there = estimate_network(card, plan, CUDA, budget=Budget(scores="device"))
+    on_device = estimate_network(card, plan, CUDA, budget=Budget(scores="device"))
     here = estimate_network(card, plan, CUDA, budget=Budget(scores="host"))
-    assert here.device["network"] < there.device["network"]
-    assert here.host["network"] > there.host["network"]
+    assert here.device["network"] < on_device.device["network"]
+    assert here.host["network"] > on_device.host["network"]
 
 
 def test_the_ladder_goes_down_to_less_and_less(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_ladder_goes_down_to_less_and_less(tmp_path: Path) -> None:
     assert on_device == sorted(on_device, reverse=True)
 
 
-def test_what_fits_is_decided_before_anything_is_allocated(tmp_path: Path) -> None:
+def test_a_fitting_plan_is_chosen_before_any_allocation(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     plan = plan_grid(model_cards.grid((200, 200, 200)), card.grid)
     ways = list(fallback_plans(CPU, torch.float32, Budget()))
@@ -161,9 +161,9 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     expected = free.predict(volume).layers[0].labels
 
     tight.memory_limit = resident() + need.host_peak + 2**20
-    found = tight.predict(volume, clock).layers[0].labels
+    labels = tight.predict(volume, clock).layers[0].labels
 
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(labels, expected)
     assert len(np.unique(expected)) == 3
     assert clock.notes["ladder"][0] == "slab 16 MiB"
     assert len(set(clock.notes["ladder"])) == len(clock.notes["ladder"])

@@ -86,9 +86,9 @@ def labels_of(weights: Weights, volume: Volume, crop: Crop | None) -> NDArray[np
         box = (ends[0], ends[1], ends[2])
     labels = np.zeros((SIZE,) * 3, np.int64)
     labels[box] = scores(weights, image[box]).argmax(axis=0)
-    parts, count = ndimage.label(labels > 0, np.ones((3, 3, 3)))
+    components, count = ndimage.label(labels > 0, np.ones((3, 3, 3)))
     if count:
-        labels[parts != 1 + np.bincount(parts.ravel())[1:].argmax()] = 0
+        labels[components != 1 + np.bincount(components.ravel())[1:].argmax()] = 0
     index = np.stack(np.indices(volume.grid.shape), axis=-1).reshape(-1, 3)
     to_network = np.linalg.inv(network_affine(volume.grid)) @ volume.grid.affine
     at = index @ to_network[:3, :3].T + to_network[:3, 3]

@@ -58,26 +58,28 @@ def test_equal_runs_give_equal_bytes(card: ModelCard) -> None:
     volume = scan(turn=6)
     predictor = TorchPredictor(card)
 
-    one, two, three = (
+    first, second, third = (
         p.predict(volume).layers[0].labels.tobytes()
         for p in (predictor, predictor, TorchPredictor(card))
     )
 
-    assert one == two == three
+    assert first == second == third
 
 
 def test_labels_do_not_depend_on_how_the_scan_is_stored(card: ModelCard) -> None:
     """The same patient, axes flipped and permuted: the same labels at the same places."""
-    one = scan((32, 28, 20), codes="RAS")
-    flipped = one.grid.affine @ np.array(
+    volume = scan((32, 28, 20), codes="RAS")
+    flipped = volume.grid.affine @ np.array(
         [[0, 0, -1, 31], [1, 0, 0, 0], [0, -1, 0, 19], [0, 0, 0, 1]]
     )
-    array = np.asfortranarray(one.array[::-1, :, ::-1].transpose(1, 2, 0))
-    other = Volume(array, replace(one.grid, shape=array.shape, affine=flipped), "HU", "CT")
+    array = np.asfortranarray(volume.array[::-1, :, ::-1].transpose(1, 2, 0))
+    turned_volume = Volume(
+        array, replace(volume.grid, shape=array.shape, affine=flipped), "HU", "CT"
+    )
     predictor = TorchPredictor(card)
 
-    labels = predictor.predict(one).layers[0].labels
-    turned = predictor.predict(other).layers[0].labels
+    labels = predictor.predict(volume).layers[0].labels
+    turned = predictor.predict(turned_volume).layers[0].labels
 
     same = labels[::-1, :, ::-1].transpose(1, 2, 0) == turned
     assert same.mean() > 0.9999
@@ -87,7 +89,7 @@ def test_labels_do_not_depend_on_how_the_scan_is_stored(card: ModelCard) -> None
     "dtype", ["int16", "uint16", "int32", "uint8", "float32", "float64", ">i2"]
 )
 def test_number_types_of_scans(card: ModelCard, dtype: str) -> None:
-    """What can be said in two types gives the same labels, and the scan stays as it was."""
+    """Values that two types can hold give the same labels, and the scan stays as it was."""
     volume = scan()
     values = np.clip(volume.array, 0, 250)
     array = np.asfortranarray(values.astype(dtype))
@@ -121,8 +123,8 @@ def test_channels_without_a_structure_leave_no_label(card: ModelCard) -> None:
     volume = scan()
     whole = TorchPredictor(card).predict(volume).layers[0].labels
     for kept in (0, 1):
-        some = replace(card, structures=(card.structures[kept],))
-        labels = TorchPredictor(some).predict(volume).layers[0].labels
+        reduced = replace(card, structures=(card.structures[kept],))
+        labels = TorchPredictor(reduced).predict(volume).layers[0].labels
         number = card.structures[kept].number
         if kept == 1:
             np.testing.assert_array_equal(labels, np.where(whole == number, number, 0))
@@ -158,7 +160,7 @@ def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
     assert labels.shape == (5, 3, 3)
 
 
-def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
+def test_unsupported_cards_are_refused(card: ModelCard) -> None:
     cases = [
         (replace(card, cleaning=(KeepLargest(when="before"),)), Reason.MODEL_UNSUPPORTED),
         (replace(card, network=NetworkSpec("Nothing", {})), Reason.MODEL_NETWORK),
@@ -223,7 +225,7 @@ def test_windows_of_air_are_passed_over_where_the_card_allows_it(
     without = TorchPredictor(card).predict(volume).layers[0].labels
 
     (note,) = clock.notes["skip air"]
-    skipped, windows = (int(word) for word in note.split() if word.isdecimal())
+    skipped, windows = (int(token) for token in note.split() if token.isdecimal())
     body = array > -500
     differ = int((fast != whole)[body].sum())
     print(f"{note}; {differ} of {body.sum()} voxels of the body differ")
@@ -241,14 +243,14 @@ def test_bfloat16_labels_nearly_as_float32_does(card: ModelCard) -> None:
     half = TorchPredictor(listed, device="cpu")
     assert half.precision_name == "bfloat16"
 
-    one = half.predict(volume).layers[0].labels
-    other = (
+    half_labels = half.predict(volume).layers[0].labels
+    full_labels = (
         TorchPredictor(listed, device="cpu", compute=ComputeOptions(precision="float32"))
         .predict(volume)
         .layers[0]
         .labels
     )
 
-    print(f"{100 * (one != other).mean():.3f} % of voxels differ")
-    assert (one == other).mean() > 0.98
-    assert (one != other).any()  # it did calculate in another precision
+    print(f"{100 * (half_labels != full_labels).mean():.3f} % of voxels differ")
+    assert (half_labels == full_labels).mean() > 0.98
+    assert (half_labels != full_labels).any()  # it did calculate in another precision

@@ -137,7 +137,7 @@ def test_whole_grid_at_once() -> None:
 
 @pytest.mark.parametrize("size", [None, (4, 4, 4), (20, 20, 20)])
 def test_a_network_that_works_in_place_changes_no_image(size: Shape | None) -> None:
-    """Windows are copies: neither the scan nor the next window sees what a network did."""
+    """Windows are copies: the network changes neither the scan nor the next window."""
 
     def spoils(windows: torch.Tensor) -> torch.Tensor:
         return windows.mul_(-3).add_(1)
@@ -210,20 +210,20 @@ def test_only_the_planes_of_a_window_hold_sums() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_windows_of_air_are_passed_over(axis: int) -> None:
-    """What windows with a voxel in or beside them say is as before; the rest is background."""
+    """Windows with a voxel in or beside them have the same scores; the rest is background."""
     torch.manual_seed(0)
     network, image = Blurred(), torch.zeros(24, 20, 28)
     image[9:12, 7:9, 10:15] = torch.rand(3, 2, 5) + 1
     slider = SlidingWindow(network, Window((6, 6, 6), 0.5))
     with torch.inference_mode():
         whole = sweep(SlidingWindow(network, Window((6, 6, 6), 0.5)), image, axis)
-        some = torch.cat([b.scores.clone() for b in slider.slide(image[None], axis, image > 0)])
-    some = some.movedim(0, axis + 1)
+        skipping = torch.cat([b.scores.clone() for b in slider.slide(image[None], axis, image > 0)])
+    skipping = skipping.movedim(0, axis + 1)
 
     assert 0 < slider.passed.skipped < slider.passed.windows
     near = (slice(None), slice(8, 13), slice(6, 10), slice(9, 16))
-    torch.testing.assert_close(some[near], whole[near])
-    assert (some[:, 20:, 16:, 24:].argmax(dim=0) == 0).all()
+    torch.testing.assert_close(skipping[near], whole[near])
+    assert (skipping[:, 20:, 16:, 24:].argmax(dim=0) == 0).all()
 
 
 def test_a_scan_of_nothing_but_air_is_background() -> None:
@@ -264,7 +264,7 @@ def test_windows_of_one_value_share_their_scores(axis: int, batch: int, sums: An
     image[0, :, :, 20:] = 0.25
     image[:, 9:12, 7:9, 10:15] = torch.rand(2, 3, 2, 5) + 1
     window = Window((6, 6, 6), 0.5, "gaussian", mirror=(1,), sums=sums)
-    found = []
+    results = []
     for share in (False, True):
         network, folds = Counted(), [Fold(Counted())]
         slider = SlidingWindow(
@@ -272,12 +272,12 @@ def test_windows_of_one_value_share_their_scores(axis: int, batch: int, sums: An
         )
         with torch.inference_mode():
             scores = torch.cat([b.scores.clone() for b in slider.slide(image, axis)])
-        found.append((scores, network.windows, folds[0].network.windows, slider.passed))
+        results.append((scores, network.windows, folds[0].network.windows, slider.passed))
 
-    (whole, all_windows, _, _), (some, run, of_fold, passed) = found
+    (whole, all_windows, _, _), (sharing, run, of_fold, passed) = results
     if batch == 1:
-        assert torch.equal(whole, some)
-    torch.testing.assert_close(whole, some, rtol=1e-3 if sums == "float16" else 1e-6, atol=1e-6)
+        assert torch.equal(whole, sharing)
+    torch.testing.assert_close(whole, sharing, rtol=1e-3 if sums == "float16" else 1e-6, atol=1e-6)
     assert all_windows == 2 * passed.windows
     assert run == of_fold == 2 * (passed.windows - passed.shared)
     assert passed.shared > passed.windows / 3

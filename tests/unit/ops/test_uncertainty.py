@@ -15,7 +15,7 @@ from scanloom.core import ScanError
 from scanloom.core.segmentation import Uncertainty
 from scanloom.engine.case.writers import read_back, write_files
 from scanloom.io.extras.uncertainty import UNCERTAINTY
-from scanloom.io.output.writer import CaseContent
+from scanloom.io.output.case_folder import CaseContent
 from scanloom.ops.measure import measure
 from scanloom.ops.uncertainty import add_uncertainty, largest_uncertainty
 from support import case_folders

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import median_abs_deviation
 
 from scanloom.cards.card import Range, ReferenceRange
-from scanloom.review.cohort import BINS, MIN_COHORT, OUTLIER_Z, Cohort
+from scanloom.review.outliers import BINS, MIN_COHORT, OUTLIER_Z, Cohort
 from support.make_report import measured
 
 

@@ -9,8 +9,14 @@ import pytest
 
 from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import Flag, Measurement
-from scanloom.review.cohort import MIN_COHORT, Cohort
-from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
+from scanloom.review.outliers import (
+    MIN_COHORT,
+    REVIEW_THRESHOLD,
+    Cohort,
+    Finding,
+    find_outliers,
+    risk_score,
+)
 
 BOX = ((0, 0, 0), (9, 9, 9))
 

@@ -52,6 +52,7 @@ def examine(out: Path) -> Iterator[CheckResult]:
         check_software,
     )
 
+    # In the order of their imports: a library that is missing explains the findings after it
     for check in (check_software, check_decoders, check_devices):
         yield from _guarded(check)
     yield from _guarded(lambda: check_out(out))

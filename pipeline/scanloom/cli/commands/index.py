@@ -66,7 +66,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
         from scanloom.io.output.private import load_key_of
         from scanloom.io.session import read_session
 
-        paths = [str(path) for path in scans.given]
+        paths = [str(path) for path in scans.all_paths]
         out = output.out
         with report_new_key(output.key), read_session():
             key = load_key(output.key) if out is None else load_key_of(out, output.key)
@@ -80,7 +80,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
 def record_all(listed: Index, out: Path, secret: bytes) -> None:
     """Add all series to the crosswalk of OUT, so that `scanloom where` answers for their ids."""
     from scanloom.io.identity import key_fingerprint
-    from scanloom.io.index.sources import record_series
+    from scanloom.io.index.build import record_series
     from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 
     with disk_errors_as_scan_errors():

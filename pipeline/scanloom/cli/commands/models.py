@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scanloom.cards.download.sources import Progress
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
-    from scanloom.inference.engines.cache import Verdict
+    from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
     cls=Group,
@@ -331,8 +331,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         **_plain_origin(entry),
         "checks": asdict(card.checks),
         "engines": [
-            {**asdict(verdict), "used": verdict.used, "why": verdict.why}
-            for verdict in verdicts_of(card)
+            {**asdict(trial), "used": trial.used, "why": trial.why} for trial in trials_of(card)
         ],
         "structures": [_plain_structure(s) for s in card.structures],
     }
@@ -340,16 +339,16 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
 
 def _engines(card: ModelCard) -> list[tuple[str, str]]:
     """Return the measurements of engines with a model on this machine, as lines of a table."""
-    return [("engine", str(verdict)) for verdict in verdicts_of(card)]
+    return [("engine", str(trial)) for trial in trials_of(card)]
 
 
-def verdicts_of(card: ModelCard) -> list[Verdict]:
-    """Return the verdicts on engines for a model and its parts, by this user on this machine."""
+def trials_of(card: ModelCard) -> list[EngineTrial]:
+    """Return the trials of engines for a model and its parts, by this user on this machine."""
     from scanloom.cards.requested import networks
-    from scanloom.inference.engines.cache import all_verdicts
+    from scanloom.inference.engines.cache import all_trials
 
     names = {network.name for network in networks(card)}
-    return [verdict for verdict in all_verdicts() if verdict.model in names]
+    return [trial for trial in all_trials() if trial.model in names]
 
 
 def _licence(entry: ModelEntry) -> str:
@@ -379,7 +378,7 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
 
 
 def less_work(card: ModelCard) -> str:
-    """Return what `--fast` changes, in words; else ""."""
+    """Return the changes by `--fast` in words; else ""."""
     from scanloom.cards.requested import describe_changes, requested_card
     from scanloom.core import ComputeOptions
 

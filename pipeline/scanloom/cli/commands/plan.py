@@ -33,7 +33,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         from scanloom.engine.planning import make_plan, save_plan
         from scanloom.engine.workflow.selection import NO_MODALITY, Scope
 
-        paths, out, key = scans.given, output.out, output.key
+        paths, out, key = scans.all_paths, output.out, output.key
         scope = Scope(output.replace, output.retry_failed, scans.shard)
         with report_new_key(key):
             workflow = find_workflow(scans.workflow, paths)
@@ -93,7 +93,7 @@ def table(planned: RunPlan) -> RenderableType:
 
 
 def _times(planned: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield the expected time of the run, what it was estimated from, and that of all cases."""
+    """Yield the expected time of the run, the basis of the estimate, and the time of all cases."""
     from scanloom.core import counted
     from scanloom.engine.planning import format_range
 
@@ -116,7 +116,7 @@ def _times(planned: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def excluded_lines(planned: RunPlan) -> list[str]:
-    """Return what will not be processed: a count of each reason, with its advice."""
+    """Return a count of each reason for which cases are not processed, with its advice."""
     from scanloom.core import Reason, counted
 
     refused = [(case.reason, case.detail) for case in planned.cases if case.reason]

@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Who reads which case."""
+    """Reviewers, and the share of cases that several of them read."""
 
     panel: ClassVar[str] = "Readers"
 
@@ -60,7 +60,7 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class AddressOptions:
-    """Where the server listens."""
+    """Address at which the server listens."""
 
     panel: ClassVar[str] = "Server"
 
@@ -198,17 +198,19 @@ def _remove(out: Path, reviewer: str) -> None:
     say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
 
 
-def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
+def _take(out: Path, corrections: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
     from scanloom.engine.revisions import changed_structures, take_file
-    from scanloom.review.corrections.revisions import latest_result
+    from scanloom.review.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
-    if given.take is None or given.case is None:
+    if corrections.take is None or corrections.case is None:
         raise typer.BadParameter("--take and --case belong together")
     [code] = reviewer_codes(out, [reviewer]).values()
-    before = latest_result(out, given.case)
-    folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
+    before = latest_result(out, corrections.case)
+    folder = take_file(
+        out, corrections.take, corrections.case, code, model=corrections.model, key=key
+    )
     if folder is None:
         say("The file has the labels of the case: there is nothing to take.")
     else:

@@ -104,7 +104,7 @@ def run(
     with error_boundary(general.mode, resumable=True):
         from scanloom.engine.run import run as run_workflow
 
-        paths = scans.given
+        paths = scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         options = _run_options(scans, output, execution)
         with report_new_key(output.key), _interruptible() as stop:

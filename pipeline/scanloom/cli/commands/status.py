@@ -27,7 +27,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_files import RUNS
         from scanloom.io.output.layout import no_results, published_cases
-        from scanloom.io.system.liveness import DIED
+        from scanloom.io.system.scratch_folders import DIED
 
         out = results.path
         if not out.is_dir():
@@ -60,8 +60,8 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
     from scanloom.core import counted
 
     if cases:
-        made = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
-        console().print(f"{made} To look at the results: scanloom report {out}", soft_wrap=True)
+        results = f"{counted(cases, 'result')} of `scanloom segment`, and no run."
+        console().print(f"{results} To look at the results: scanloom report {out}", soft_wrap=True)
     if reviewed:
         console().print(_totals(reviewed))
 
@@ -77,7 +77,7 @@ def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
 
 
 def _reviewed(out: Path) -> dict[str, int]:
-    """Return the number of reviewed cases by what was decided; none if the log is damaged."""
+    """Return the number of reviewed cases by their verdict; none if the log is damaged."""
     from scanloom.core import ScanError
     from scanloom.review.verdicts.tables import review_states
 
@@ -90,7 +90,7 @@ def _reviewed(out: Path) -> dict[str, int]:
 
 def _totals(reviewed: dict[str, int]) -> str:
     """Return the numbers of reviewed cases as a sentence."""
-    from scanloom.review.verdicts.results import STATES
+    from scanloom.review.verdicts.verdict import STATES
 
     return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from scanloom.cards.card import ModelCard
 from scanloom.cards.requested import networks
 from scanloom.cards.store import find_model
-from scanloom.core import DICOM, ComputeOptions, Outputs, Reason, ScanError, did_you_mean
+from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.relations import check_relations, structures_of_results
@@ -86,7 +86,7 @@ def check_structures(
 DEFERRED_MODULES = (
     "cc3d",
     "scipy.sparse.csgraph",
-    "highdicom",
+    "pydicom.pixels.encoders",
     "nibabel",
     "SimpleITK",
     "PIL.Image",
@@ -96,20 +96,10 @@ DEFERRED_MODULES = (
 """Modules that the steps of a case import on first use."""
 
 
-def import_heavy(kind: str = "") -> None:
-    """Import the modules that reading and writing need, outside the timed steps of a case.
-
-    Parameters
-    ----------
-    kind : str
-        Of the series, if known: the tables that a DICOM SEG needs are read too.
-    """
+def import_heavy() -> None:
+    """Import the modules that reading and writing need, outside the timed steps of a case."""
     for name in DEFERRED_MODULES:
         importlib.import_module(name)
-    if kind == DICOM:
-        from scanloom.io.write.dicom_seg import read_standard
-
-        read_standard()
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:

@@ -18,8 +18,8 @@ from scanloom.io.extras.image import IMAGE
 from scanloom.io.extras.masks import MASKS
 from scanloom.io.extras.uncertainty import UNCERTAINTY
 from scanloom.io.output import file_names
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
-from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.case import (
     check_dicom_segs,
     check_label_maps,
@@ -30,7 +30,6 @@ from scanloom.io.scan import DicomSource
 from scanloom.io.system.parallel import run_parallel
 from scanloom.io.write.results import write_label_maps
 from scanloom.options import EXTRAS
-from scanloom.review.preview.layout import About
 
 _PICTURE_BYTES = 64 * 1024**2
 """The preview with its fonts."""
@@ -171,24 +170,18 @@ def _preview_files(content: CaseContent) -> set[str]:
 
 
 def _write_preview(folder: Path, content: CaseContent) -> None:
-    from scanloom.review.preview.content import choose_content
-    from scanloom.review.preview.preview import draw_page, draw_thumbnail
+    from scanloom.review.preview.content import About, choose_content
+    from scanloom.review.preview.page import draw_page, draw_thumbnail
 
-    drawn = choose_content(
-        content.scan.volume, content.segmentations, content.measurements, _about(content)
-    )
-    draw_page(drawn, content.flags, folder / file_names.PREVIEW)
-    draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
-
-
-def _about(content: CaseContent) -> About:
-    """Return the facts of a case that its pictures name."""
     modalities = {card.channels[0].modality for card in content.cards} - {ANY_MODALITY}
-    return About(
+    about = About(
         case_id=content.case.id,
         assumed_modality=modalities.pop() if len(modalities) == 1 else None,
         limitations=tuple(text for card in content.cards for text in card.limitations),
     )
+    drawn = choose_content(content.scan.volume, content.segmentations, content.measurements, about)
+    draw_page(drawn, content.flags, folder / file_names.PREVIEW)
+    draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
 
 
 def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:

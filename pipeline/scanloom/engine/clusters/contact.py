@@ -260,6 +260,8 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
     expected : Answer
         Answer of this process: workers are only required to match it.
     """
+    # From the cause to its effects: with another version or Python the further answers mean
+    # nothing, and without the output folder no file of it can be read or written
     count = len(answers)
     valid = [a for a in answers.values() if isinstance(a, Answer)]
     if len(valid) < count:
@@ -404,7 +406,7 @@ DASHBOARD_ADDRESS = "127.0.0.1:8787"
 
 
 def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
-    """Return the specification of a scheduler for `SpecCluster`.
+    """Return the specification of a scheduler for `distributed.SpecCluster`.
 
     Parameters
     ----------

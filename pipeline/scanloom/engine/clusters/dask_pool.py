@@ -115,8 +115,8 @@ def run_case(run: str, case_file: str, offset: int) -> bytes:
     Returns
     -------
     bytes
-        The worker's address and `Outcome`, or `UnfitWorker`, pickled: Dask's logs and pages show
-        the type of a result, not its content. They show all of an exception, so none is raised.
+        The worker's address and `CaseOutcome`, or `UnfitWorker`, pickled: Dask's logs and pages
+        show the type of a result, not its content; of an exception all, so none is raised.
     """
     worker = get_worker()
     engine = _engines(worker).get(run)

@@ -21,10 +21,14 @@ from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.identity import file_id, key_fingerprint
 from scanloom.io.index.build import Index, stored_index
 from scanloom.io.output.crosswalk import SourceRecord, find_sources, latest_by_id, path_text
-from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.layout import iter_cases, read_case
-from scanloom.io.output.measurements import COLUMNS, measurement_to_row, read_measurements_json
+from scanloom.io.output.measurements import (
+    COLUMNS,
+    escape_formula,
+    measurement_to_row,
+    read_measurements_json,
+)
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 

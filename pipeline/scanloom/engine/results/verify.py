@@ -26,13 +26,13 @@ from scanloom.engine.results.tables import (
     stale_cases,
 )
 from scanloom.io.output.crosswalk import case_folders
-from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import CASES, no_results, published_cases
+from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
-from scanloom.review.corrections.revisions import REVISIONS, revision_folders
+from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
 
 _Row = dict[str, str]
@@ -183,7 +183,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
 
     Yields
     ------
-    Finding
+    Discrepancy
         First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
         and only has to exist. Cases published after the tables were written are not a finding.
 

@@ -68,7 +68,7 @@ class WorkerLoop:
                 import_heavy()
             setup = self._setup
             gate = memory_gate(models, setup.memory_limit, setup.in_flight, setup.neighbours)
-            self._send(Ready())  # first: from now on a case may be what ends this process
+            self._send(Ready())  # first: from now on a case may end this process
             self._models.set_result((models, gate))
         except BaseException as exc:  # noqa: BLE001  # no case is to blame
             traceback.print_exc()  # into the log, which is private

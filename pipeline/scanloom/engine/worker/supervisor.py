@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,8 +95,6 @@ class WorkerProcess:
     log : Path or None
         File for its output, readable by its owner alone: native code may print anything. None
         discards the output.
-    environment : mapping
-        Environment variables in addition to those of this process.
 
     Attributes
     ----------
@@ -105,12 +102,7 @@ class WorkerProcess:
         Whether the child took too long to load its models.
     """
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, log: Path | None = None) -> None:
         first = Message(replace(setup, make_predictors=FunctionCall.of(setup.make_predictors)))
         self._socket, theirs = socketpair()
         with theirs, _open_log(log) as output:
@@ -119,7 +111,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**own_environment(), **(environment or {})},
+                env=own_environment(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal goes to the worker only
             )
@@ -132,11 +124,6 @@ class WorkerProcess:
         with suppress(OSError):  # the child died, which the listener thread finds
             first.send(self._socket)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child."""
-        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -337,20 +324,11 @@ class WorkerSupervisor:
         Longest time for a case in seconds, without waiting.
     log : Path or None
         File for the output of the child.
-    environment : mapping
-        Additional environment variables of the child.
     """
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        time_limit: float,
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, time_limit: float, log: Path | None = None) -> None:
         self._name = secrets.token_hex(4)
-        self._setup, self._limit = setup, time_limit
-        self._log, self._environment = log, environment
+        self._setup, self._limit, self._log = setup, time_limit, log
         self._gate = AdmissionGate(setup.in_flight)
         self._starting = threading.Lock()
         self._child: WorkerProcess | None = None
@@ -454,7 +432,7 @@ class WorkerSupervisor:
             if self._fault is not None:
                 raise WorkerUnusableError(self._fault)
             try:
-                self._child = WorkerProcess(self._setup, self._log, self._environment)
+                self._child = WorkerProcess(self._setup, self._log)
             except (OSError, RuntimeError) as error:
                 raise WorkerUnusableError(blame(error)) from error
             return self._child
@@ -484,6 +462,8 @@ def _record_of_death(case: Case, last: Attempt) -> CaseRecord:
             case.id, Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s", (), None
         )
     code = last.end.removeprefix("died ")
+    # Known causes first: a limit of the machine also ends a process by a signal, and only an end
+    # that nothing explains is a crash of the code
     limit = limit_met(int(code))
     if limit is not None:
         return CaseRecord(case.id, limit.reason, limit.detail, (), None)

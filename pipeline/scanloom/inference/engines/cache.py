@@ -1,9 +1,9 @@
-"""Keeps exported networks and verdicts on engines in the user's cache folder.
+"""Keeps exported networks and trials of engines in the user's cache folder.
 
 An export is a folder that is named by the hash of all that it depends on. It is written under
 another name and renamed, and its files are compared with their hashes whenever it is read. A lock
 makes processes that prepare the same network wait for the first of them. An export that was
-changed is removed and made again. A verdict is a measurement with a model on this machine.
+changed is removed and made again. A trial is a measurement with a model on this machine.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _sync(path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EngineTrial:
     """Measurement of an engine with a model's network on this machine.
 
     Parameters
@@ -238,7 +238,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """The verdict in words."""
+        """The trial in words."""
         if self.failed:
             return self.failed
         compared = f"{100 * self.equal:.4f} % of voxels equal in {self.windows} windows"
@@ -256,17 +256,12 @@ class Verdict:
         return f"{self.engine} {self.version}, {self.precision}: {used}, {self.why}"
 
 
-def verdict_file(engine: Engine, request: NetworkRequest) -> Path:
-    """Return the path of a verdict: it depends on network, library, torch, machine and threads."""
-    import torch
-
+def trial_file(engine: Engine, request: NetworkRequest) -> Path:
+    """Return the path of a trial: it depends on network, library, torch, machine and threads."""
     subject = {
         "form": _SCHEMA,
         "engine": [engine.name, engine.version()],
-        "torch": torch.__version__,
-        "network": list(request.identity),
-        "shape": list(request.shape),
-        "precision": request.precision,
+        **request.cache_subject,
         "threads": request.threads,
         "device": device_model(request.device),
     }
@@ -286,31 +281,31 @@ def device_model(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def read_verdict(path: Path) -> Verdict | None:
-    """Return a verdict; None if there is none, or it is damaged."""
+def read_trial(path: Path) -> EngineTrial | None:
+    """Return a trial; None if there is none, or it is damaged."""
     try:
-        verdict = Verdict(**json.loads(path.read_text(encoding="utf-8")))
-        numbers = [verdict.equal, verdict.torch_s, verdict.engine_s, verdict.prepare_s]
-        numbers += [verdict.dice or 0.0, verdict.torch_dice or 0.0, float(verdict.windows)]
-        return verdict if all(math.isfinite(n) and n >= 0 for n in numbers) else None
+        trial = EngineTrial(**json.loads(path.read_text(encoding="utf-8")))
+        numbers = [trial.equal, trial.torch_s, trial.engine_s, trial.prepare_s]
+        numbers += [trial.dice or 0.0, trial.torch_dice or 0.0, float(trial.windows)]
+        return trial if all(math.isfinite(n) and n >= 0 for n in numbers) else None
     except (OSError, ValueError, TypeError):
         return None
 
 
-def save_verdict(path: Path, verdict: Verdict) -> None:
-    """Keep a verdict; without a writable cache folder nothing is kept."""
+def save_trial(path: Path, trial: EngineTrial) -> None:
+    """Keep a trial; without a writable cache folder nothing is kept."""
     try:
         make_private_folder(path.parent)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-            json.dump(asdict(verdict), draft)
+            json.dump(asdict(trial), draft)
         Path(draft.name).replace(path)
     except OSError:
-        logger.debug("the verdict on an engine can't be saved", exc_info=True)
+        logger.debug("the trial of an engine can't be saved", exc_info=True)
 
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait until no other process measures for the same verdict."""
+    """Wait until no other process measures for the same trial."""
     with ExitStack() as stack:
         with suppress(OSError):  # without a lock, several may measure
             make_private_folder(path.parent)
@@ -319,8 +314,8 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def all_verdicts() -> list[Verdict]:
-    """Return all verdicts of this user on this machine, by model and engine."""
+def all_trials() -> list[EngineTrial]:
+    """Return all trials of this user on this machine, by model and engine."""
     paths = (exports_folder() / "verdicts").glob("*.json")
-    found = [verdict for path in paths if (verdict := read_verdict(path)) is not None]
+    found = [trial for path in paths if (trial := read_trial(path)) is not None]
     return sorted(found, key=lambda v: (v.model, v.engine, v.precision))

@@ -29,34 +29,33 @@ _FORM = 2
 """Version of this module's exports: to be raised when they change."""
 _GRAPH = "network.onnx"
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-migraphx")
-_TENSORRT = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 _EXPORTERS = ("onnx", "onnxscript")
 """Libraries with which torch writes ONNX files."""
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, MIGRAPHX = "TensorrtExecutionProvider", "MIGraphXExecutionProvider"
-CORE_ML = "CoreMLExecutionProvider"
 _BOUND = {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
 """Providers that read and write torch's memory, and their name of the device. Others get copies."""
 _TYPES = {torch.float32: "tensor(float)", torch.float16: "tensor(float16)"}
 
 
 class OnnxRuntime:
-    """ONNX Runtime: CPU, CUDA, MIGraphX (ROCm) and CoreML (MPS)."""
+    """ONNX Runtime on CPU, CUDA, and ROCm (MIGraphX)."""
 
     name: ClassVar[str] = "onnxruntime"
     package: ClassVar[str] = "onnxruntime onnx onnxscript"
+    automatic: ClassVar[bool] = True
 
     def version(self) -> str | None:
         """Return the version of ONNX Runtime; None if it or a library to export is missing."""
         if any(package_version(name) is None for name in _EXPORTERS):
             return None
-        return _first_version(_DISTRIBUTIONS, "onnxruntime")
+        return first_version(_DISTRIBUTIONS, "onnxruntime")
 
     def provider(self, device: torch.device) -> str | None:
         """Return the name of the execution provider for a device; None if there is none."""
         on_cuda = MIGRAPHX if torch.version.hip else CUDA  # torch calls both devices "cuda"
-        return {"cpu": CPU, "cuda": on_cuda, "mps": CORE_ML}.get(device.type)
+        return {"cpu": CPU, "cuda": on_cuda}.get(device.type)
 
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether a provider for the device is installed that calculates in the type.
@@ -66,8 +65,7 @@ class OnnxRuntime:
         provider = self.provider(device)
         if provider == CPU:
             return dtype is torch.float32
-        types = {torch.float32} if provider == CORE_ML else set(_TYPES)
-        return dtype in types and provider in _installed_providers(self.version())
+        return dtype in _TYPES and provider in _installed_providers(self.version())
 
     def prepare(self, request: NetworkRequest) -> PreparedNetwork:
         """Prepare a network: read it from the cache or export it, and load it."""
@@ -77,10 +75,7 @@ class OnnxRuntime:
             raise EngineUnfitError(f"ONNX Runtime has no provider for {request.device.type}")
         subject = {
             "engine": [self.name, self.version(), _FORM, provider, *_device_identity(request)],
-            "torch": torch.__version__,
-            "network": list(request.identity),
-            "shape": list(request.shape),
-            "precision": request.precision,
+            **request.cache_subject,
         }
 
         def write(folder: Path) -> None:
@@ -98,23 +93,7 @@ class OnnxRuntime:
         return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 
 
-class TensorRt(OnnxRuntime):
-    """NVIDIA's TensorRT, through ONNX Runtime."""
-
-    name: ClassVar[str] = "tensorrt"
-    package: ClassVar[str] = "onnxruntime-gpu tensorrt onnx onnxscript"
-
-    def version(self) -> str | None:
-        """Return the versions of ONNX Runtime and TensorRT; None if a library is missing."""
-        runtime, own = super().version(), _first_version(_TENSORRT, "tensorrt")
-        return None if runtime is None or own is None else f"{own} ({runtime})"
-
-    def provider(self, device: torch.device) -> str | None:
-        """Return the provider of TensorRT for CUDA devices."""
-        return TENSORRT if device.type == "cuda" and not torch.version.hip else None
-
-
-def _first_version(distributions: Sequence[str], module: str) -> str | None:
+def first_version(distributions: Sequence[str], module: str) -> str | None:
     """Return the version of a module that several distributions provide; None without it."""
     versions = [package_version(name, module) for name in distributions]
     known = [version for version in versions if version != UNKNOWN]
@@ -239,3 +218,6 @@ def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -
         return output[:count]
 
     return run
+
+
+ENGINE = OnnxRuntime()

@@ -61,6 +61,7 @@ class OpenVino:
 
     name: ClassVar[str] = "openvino"
     package: ClassVar[str] = "openvino"
+    automatic: ClassVar[bool] = True
 
     def version(self) -> str | None:
         """Return the version of OpenVINO; None if it is not installed."""
@@ -75,10 +76,7 @@ class OpenVino:
         began = time.perf_counter()
         subject = {
             "engine": [self.name, self.version(), _FORM],
-            "torch": torch.__version__,
-            "network": list(request.identity),
-            "shape": list(request.shape),
-            "precision": request.precision,
+            **request.cache_subject,
         }
         try:
             with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
@@ -396,3 +394,6 @@ def _name_steps(found: Any, node: Any, before: Collection[str]) -> None:
             if own not in before and not own.startswith(name):
                 source.set_friendly_name(f"{name}/{own}")
                 steps.append(source)
+
+
+ENGINE = OpenVino()

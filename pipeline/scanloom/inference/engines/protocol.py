@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
+
+from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 """Maps windows (N, channels, x, y, z) to scores or features (N, C, x, y, z)."""
@@ -50,6 +53,33 @@ class NetworkRequest:
         """The numeric type's name: "float32", "bfloat16", "float16"."""
         return str(self.dtype).removeprefix("torch.")
 
+    @property
+    def cache_subject(self) -> dict[str, object]:
+        """Everything on which a prepared network depends, but for the engine."""
+        return {
+            "torch": torch.__version__,
+            "network": list(self.identity),
+            "shape": list(self.shape),
+            "precision": self.precision,
+        }
+
+    def torch_network(self) -> nn.Module:
+        """Return the network on its device, in the type in which it calculates."""
+        network = copy.deepcopy(self.build())
+        if self.dtype is not torch.bfloat16:
+            return network.to(self.device, self.dtype)
+        channels, size = self.shape[1], self.shape[2:]
+        if isinstance(network, PlaneNetwork):
+            axis = network.dim - 2
+            inner = MixedBfloat16(network.network, channels, size[:axis] + size[axis + 1 :])
+            return PlaneNetwork(inner, axis)
+        return MixedBfloat16(network, channels, size)
+
+    def zeros(self) -> torch.Tensor:
+        """Return a batch of zeros on the device, of the type that `torch_network` takes."""
+        dtype = torch.float32 if self.dtype is torch.bfloat16 else self.dtype
+        return torch.zeros(self.shape, dtype=dtype, device=self.device)
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedNetwork:
@@ -72,12 +102,17 @@ class PreparedNetwork:
 
 
 class Engine(Protocol):
-    """A library that runs networks."""
+    """A library that runs networks: the object `ENGINE` of the module NAME_engine.
+
+    Its NAME is listed in `Engine` of `scanloom.options`.
+    """
 
     name: ClassVar[str]
     """Name, as in `--engine`."""
     package: ClassVar[str]
     """Distribution to install, as in `pip install`."""
+    automatic: ClassVar[bool]
+    """Whether "auto" measures the engine, if it is installed."""
 
     def version(self) -> str | None:
         """Return the version of the library; None if it is not installed."""

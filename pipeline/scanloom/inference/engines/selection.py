@@ -7,6 +7,7 @@ record all later cases keep on all machines.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import nn
@@ -23,22 +25,19 @@ from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
 from scanloom.inference.engines.cache import (
-    Verdict,
+    EngineTrial,
     export_key,
     one_at_a_time,
-    read_verdict,
-    save_verdict,
-    verdict_file,
+    read_trial,
+    save_trial,
+    trial_file,
 )
-from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
-from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import (
     Engine,
     EngineUnfitError,
     NetworkRequest,
     Run,
 )
-from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork
@@ -49,17 +48,22 @@ from scanloom.inference.sliding_window import (
     window_layout,
     window_slices,
 )
+from scanloom.options import Engine as EngineName
 
+
+def _engine(name: str) -> Engine:
+    """Return the engine of a name in `scanloom.options`, from its module."""
+    engine: Engine = importlib.import_module(f"scanloom.inference.engines.{name}_engine").ENGINE
+    return engine
+
+
+TORCH = "torch"
 ENGINES: dict[str, Engine] = {
-    engine.name: engine
-    for engine in (OpenVino(), TensorRt(), OnnxRuntime(), TorchCompile(), CudaGraphs())
+    name: _engine(name) for name in get_args(EngineName) if name not in ("auto", TORCH)
 }
 """All engines but torch itself, in the order in which "auto" measures them."""
-AUTOMATIC = ("openvino", "tensorrt", "onnxruntime", "cudagraphs")
-"""Engines that "auto" measures, if they are installed. Compiling takes minutes: on request only."""
 
 logger = logging.getLogger(__name__)
-TORCH = "torch"
 LEAST_WINDOWS = 20
 """Windows that are to be run, at least, before an engine is measured: it costs about 5 of them."""
 MIN_VOLUME_ML = 1.0
@@ -125,7 +129,7 @@ class EngineSelector:
     choice: EngineChoice = field(init=False)
     _decision: EngineRecord | None = field(default=None, init=False)
     _measured: str = field(default="", init=False)
-    _verdicts: dict[Path, Verdict] = field(default_factory=dict, init=False)
+    _trials: dict[Path, EngineTrial] = field(default_factory=dict, init=False)
     _prepared: dict[object, tuple[EngineChoice, list[Run] | None]] = field(
         default_factory=dict, init=False
     )
@@ -220,14 +224,14 @@ class EngineSelector:
         else:
             requests = self._requests(model, scan)
             try:
-                verdict = self._verdict(engine, requests[0], model, scan, clock)
-                self._measured = str(verdict)
-                if verdict.as_torch:
+                trial = self._trial(engine, requests[0], model, scan, clock)
+                self._measured = str(trial)
+                if trial.as_torch:
                     with clock.step("engine"):
                         runs = [engine.prepare(request).run for request in requests]
                     choice = EngineChoice(name, str(engine.version()), why, self._measured)
                     return choice, runs
-                fault = verdict.failed or "its labels differ from torch's"
+                fault = trial.failed or "its labels differ from torch's"
             except EngineUnfitError as exc:
                 fault = str(exc)
         logger.warning("torch is used instead of %s: %s", name, fault)
@@ -235,23 +239,23 @@ class EngineSelector:
 
     def _fastest(self, model: TorchModel, scan: ScanWindows, clock: StepTimer) -> str:
         """Return the first engine that is faster than torch here with its labels; else torch."""
-        installed = [ENGINES[name] for name in AUTOMATIC if ENGINES[name].version() is not None]
+        installed = [e for e in ENGINES.values() if e.automatic and e.version() is not None]
         self._measured = "no other engine " + ("fits" if installed else "is installed")
         for engine in installed:
             if not engine.supports(model.device, model.loaded.dtype):
                 continue
             request = self._requests(model, scan)[0]
-            path = verdict_file(engine, request)
-            if read_verdict(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
+            path = trial_file(engine, request)
+            if read_trial(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
                 return TORCH
             try:
-                verdict = self._verdict(engine, request, model, scan, clock)
+                trial = self._trial(engine, request, model, scan, clock)
             except EngineUnfitError as exc:
                 self._measured = f"{engine.name}: {exc}"
                 continue
-            self._measured = str(verdict)
-            if verdict.used:
+            self._measured = str(trial)
+            if trial.used:
                 return engine.name
         return TORCH
 
@@ -260,24 +264,24 @@ class EngineSelector:
         flips = 1 << len(self.card.window.mirror)
         return scan.count * len(model.runs) * flips * self.planned_cases
 
-    def _verdict(
+    def _trial(
         self,
         engine: Engine,
         request: NetworkRequest,
         model: TorchModel,
         scan: ScanWindows,
         clock: StepTimer,
-    ) -> Verdict:
-        """Return the verdict on an engine, measured now if it is not known."""
-        path = verdict_file(engine, request)
-        verdict = self._verdicts.get(path) or read_verdict(path)
-        if verdict is None:
+    ) -> EngineTrial:
+        """Return the trial of an engine, measured now if it is not known."""
+        path = trial_file(engine, request)
+        trial = self._trials.get(path) or read_trial(path)
+        if trial is None:
             with clock.step("engine"), one_at_a_time(path):
-                if (verdict := read_verdict(path)) is None:
-                    verdict = measure(engine, request, model, scan)
-                    save_verdict(path, verdict)
-        self._verdicts[path] = verdict  # kept here where the cache can't be written
-        return verdict
+                if (trial := read_trial(path)) is None:
+                    trial = measure(engine, request, model, scan)
+                    save_trial(path, trial)
+        self._trials[path] = trial  # kept here where the cache can't be written
+        return trial
 
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
         """Return what an engine prepares: a request for each network of the model."""
@@ -418,8 +422,8 @@ class LabelRule:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of two label maps.
+class LabelAgreement:
+    """LabelAgreement of two label maps.
 
     Parameters
     ----------
@@ -435,7 +439,7 @@ class Agreement:
 
 def compare_labels(
     reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], voxel_ml: float
-) -> Agreement:
+) -> LabelAgreement:
     """Return the agreement of the labels of several windows with a reference.
 
     Parameters
@@ -463,7 +467,7 @@ def compare_labels(
         for first, second, both in sizes.values()
         if max(first, second) * voxel_ml > MIN_VOLUME_ML
     ]
-    return Agreement(same / max(total, 1), min(dice, default=None))
+    return LabelAgreement(same / max(total, 1), min(dice, default=None))
 
 
 class TimedRun:
@@ -494,7 +498,7 @@ class TimedRun:
 
 def measure(
     engine: Engine, request: NetworkRequest, model: TorchModel, scan: ScanWindows
-) -> Verdict:
+) -> EngineTrial:
     """Compare an engine with torch on windows of a scan: labels and time.
 
     Labels are compared with those of torch in float32, the time with torch in the same type.
@@ -530,19 +534,19 @@ def measure(
     try:  # after torch has freed its memory
         prepared = engine.prepare(request)
     except EngineUnfitError as exc:
-        return Verdict(*names, failed=str(exc))
+        return EngineTrial(*names, failed=str(exc))
     other = TimedRun(prepared.run, wait)
     found = [rule.labels(other(probe)) for probe in typed]
     other(typed[0])
     agreement = compare_labels(reference, found, scan.voxel_ml)
     torch_dice = compare_labels(reference, own_labels, scan.voxel_ml).dice if half else None
     compared = (len(probes), agreement.equal, agreement.dice, torch_dice)
-    verdict = Verdict(*names, *compared, own.seconds, other.seconds, prepared.seconds)
+    trial = EngineTrial(*names, *compared, own.seconds, other.seconds, prepared.seconds)
     logger.info(
         "%s with %s: %s, prepared in %s",
         card.name,
         engine.name,
-        verdict.why,
+        trial.why,
         format_duration(prepared.seconds),
     )
-    return verdict
+    return trial

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,45 +177,32 @@ def label(
     flat, steps = _flat_scores(scores)
     shape = tuple(scores.shape)
     axes = tuple(taps(a, shape[n]) for a, n in zip(at, (0, 2, 3), strict=True))
-    job = (flat, shape, steps, axes)
     half = True if rounded else None  # a type of its own: each is compiled separately
-    calls: list[Callable[[tuple[int, int]], None]] = []
-    if isinstance(decision, Argmax):
-        whole = (*job, *_flat_labels(out[0]))
-        calls.append(functools.partial(_each, kernels.argmax_rows, whole, (half,)))
-    else:
+    jobs: list[tuple[NDArray[Any], tuple[int, np.float32, int] | None]] = [(out[0], None)]
+    if not isinstance(decision, Argmax):
         lowest = np.float32(lowest_score(decision))
-        for channel, number, which in painted(decision, shape[1]):
-            rule, whole = (channel, lowest, number), (*job, *_flat_labels(out[which]))
-            calls.append(functools.partial(_each, kernels.threshold_rows, whole, (rule, half)))
-    if isinstance(decision, Paint):  # one after the other
-        calls = [functools.partial(_all, calls)]
-    _run_in_threads(calls, axes[1][2].shape[1] - 1)
+        jobs = [
+            (out[which], (channel, lowest, number))
+            for channel, number, which in painted(decision, shape[1])
+        ]
+    # Regions are painted over one another, so that a thread labels its rows by all of them in order
+    groups = [jobs] if isinstance(decision, Paint) else [[job] for job in jobs]
+    n_rows, threads = axes[1][2].shape[1] - 1, torch.get_num_threads()
 
+    def label_rows(group: Sequence[tuple[NDArray[Any], Any]], rows: tuple[int, int]) -> None:
+        for labels, rule in group:
+            target, layout = _flat_labels(labels)
+            kernels.label_rows(flat, shape, steps, axes, target, layout, rows, rule, half)
 
-def _all(calls: Sequence[Callable[[tuple[int, int]], None]], rows: tuple[int, int]) -> None:
-    """Make all calls for the same rows of blocks, in their order."""
-    for call in calls:
-        call(rows)
-
-
-def _each(kernel: Callable[..., None], job: Any, rule: Any, rows: tuple[int, int]) -> None:
-    """Call a kernel for a range of rows of blocks."""
-    kernel(*job, rows, *rule)
-
-
-def _run_in_threads(calls: Sequence[Callable[[tuple[int, int]], None]], rows: int) -> None:
-    """Make all calls for all rows of blocks, on as many threads as torch has."""
-    threads = torch.get_num_threads()
-    calls[0]((0, 0))  # compile or load the kernel once, before the threads start
+    label_rows(groups[0], (0, 0))  # compile or load the kernel once, before the threads start
     if threads == 1:
-        for call in calls:
-            call((0, rows))
+        for group in groups:
+            label_rows(group, (0, n_rows))
         return
-    ends = np.linspace(0, rows, min(rows, _CHUNKS_PER_THREAD * threads) + 1).astype(int).tolist()
-    chunks = list(itertools.pairwise(ends))
+    ends = np.linspace(0, n_rows, min(n_rows, _CHUNKS_PER_THREAD * threads) + 1).astype(int)
+    chunks = list(itertools.pairwise(ends.tolist()))
     with ThreadPoolExecutor(threads) as pool:
-        for future in [pool.submit(call, chunk) for call in calls for chunk in chunks]:
+        for future in [pool.submit(label_rows, g, chunk) for g in groups for chunk in chunks]:
             future.result()
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Paint, Threshold
+from scanloom.cards.card import Argmax, Decision, Paint
 from scanloom.inference.restore.cpu import Coordinates, KernelChoice
 from scanloom.inference.restore.decisions import lowest_score, map_count, painted
 
@@ -209,10 +209,7 @@ def decide(
     if out[0].numel() == 0:
         return
     with torch.cuda.device(scores.get_device()):  # Triton launches on the current one
-        if isinstance(decision, Argmax):
-            _argmax(scores, where, out[0], rounded)
-        else:
-            _threshold(scores, where, decision, out, rounded)
+        _launch(scores, where, decision, out, rounded)
 
 
 def _check(
@@ -257,88 +254,75 @@ class _Blocks:
         """Grid of the programs that record the remaining classes."""
         return self.planes, self.rows, -(-self.columns // self.at_once)
 
-    @property
-    def constants(self) -> dict[str, int]:
-        """Compile-time constants of the kernels that record the remaining classes."""
-        lanes = {"CLASSES": self.classes, "BLOCKS": self.at_once}
-        return {"BLOCK": BLOCK, "MASK_WORDS": self.mask_words, **lanes}
 
-    def empty(self, halves: int, device: torch.device) -> torch.Tensor:
-        """Return an uninitialized tensor for the bit masks of remaining classes."""
-        shape = (halves, self.planes, self.rows, self.columns, self.mask_words)
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
-
-def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor, rounded: bool) -> None:
-    """Label by the first largest score."""
-    from scanloom.inference.restore import triton_kernels as kernels
-
-    blocks = _Blocks.of(scores)
-    masks = blocks.empty(1, scores.device)
-    kernels.survivors[blocks.grid](
-        *(scores, masks, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
-    )
-    kernels.argmax_tile[_tiles(out)](
-        *(scores, masks, *_tile_arguments(scores, where, out)), **_tile_constants(blocks, rounded)
-    )
-
-
-def _threshold(
+def _launch(
     scores: torch.Tensor,
     where: SourceTaps,
-    decision: Threshold | Paint,
+    decision: Decision,
     out: Sequence[torch.Tensor],
     rounded: bool,
 ) -> None:
-    """Label the voxels of each class whose score reaches the threshold.
+    """Launch the kernels: for argmax once, else for each class that is compared with a threshold.
 
     Painted regions are labelled one by one in a map of their own, with the class + 1.
     """
     from scanloom.inference.restore import triton_kernels as kernels
 
-    value, classes = lowest_score(decision), scores.shape[1]
+    planes, classes, height, width = scores.shape
     blocks = _Blocks.of(scores)
-    masks = blocks.empty(2, scores.device)
-    half = masks[0].numel()
-    kernels.undecided[blocks.grid](
-        *(scores, masks, *scores.shape, *scores.stride(), blocks.columns, value),
-        **blocks.constants,
+    labelled, value = [(0, 0, 0)], 0.0
+    argmax = isinstance(decision, Argmax)
+    if not isinstance(decision, Argmax):
+        labelled, value = list(painted(decision, classes)), lowest_score(decision)
+    halves = 1 if argmax else 2
+    shape = (halves, blocks.planes, blocks.rows, blocks.columns, blocks.mask_words)
+    masks = torch.empty(shape, dtype=torch.int32, device=scores.device)
+    constants = {"BLOCK": BLOCK, "MASK_WORDS": blocks.mask_words, "ARGMAX": argmax}
+    kernels.mark_classes[blocks.grid](
+        scores,
+        masks,
+        *scores.shape,
+        *scores.stride(),
+        blocks.columns,
+        value,
+        CLASSES=blocks.classes,
+        BLOCKS=blocks.at_once,
+        **constants,
     )
     region = None
     if isinstance(decision, Paint):
         region = torch.empty_like(out[0], dtype=torch.uint8 if classes < 256 else torch.int32)
         out[0].zero_()
-    for channel, number, which in painted(decision, classes):
+    along, rows, columns = where
+    for channel, number, which in labelled:
         labels = out[which] if region is None else region
-        kernels.threshold_tile[_tiles(labels)](
-            *(scores, masks, *_tile_arguments(scores, where, labels), channel, value, half),
-            **_tile_constants(blocks, rounded),
+        n_slices, n_rows, n_columns = labels.shape
+        kernels.label_tile[-(-n_columns // TILE_COLUMNS), -(-n_rows // TILE_ROWS), n_slices](
+            scores,
+            masks,
+            labels,
+            along.index,
+            along.weight,
+            rows.index,
+            rows.weight,
+            rows.step,
+            columns.index,
+            columns.weight,
+            columns.step,
+            planes,
+            height,
+            width,
+            *scores.stride(),
+            n_rows,
+            n_columns,
+            *labels.stride(),
+            channel,
+            value,
+            masks[0].numel(),
+            ROWS=TILE_ROWS,
+            COLUMNS=TILE_COLUMNS,
+            HALF=rounded,
+            **constants,
         )
         if region is not None:
             out[0].copy_(torch.where(region != 0, number, out[0].to(torch.int32)))
-
-
-def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
-    """Return the grid of the programs that label a map."""
-    slices, rows, columns = out.shape
-    return -(-columns // TILE_COLUMNS), -(-rows // TILE_ROWS), slices
-
-
-def _tile_constants(blocks: _Blocks, rounded: bool) -> dict[str, int]:
-    """Return the compile-time constants of the kernels that decide."""
-    tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS, "HALF": rounded}
-    return {"BLOCK": BLOCK, "MASK_WORDS": blocks.mask_words, **tile}
-
-
-def _tile_arguments(
-    scores: torch.Tensor, where: SourceTaps, out: torch.Tensor
-) -> tuple[torch.Tensor | int, ...]:
-    """Return labels, taps, sizes and strides as arguments of the kernels that decide."""
-    along, rows, columns = where
-    planes, _, height, width = scores.shape
-    return (
-        *(out, along.index, along.weight),
-        *(rows.index, rows.weight, rows.step, columns.index, columns.weight, columns.step),
-        *(planes, height, width, *scores.stride()),
-        *(out.shape[1], out.shape[2], *out.stride()),
-    )

@@ -26,6 +26,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 BLOCK = 4
 """Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
@@ -33,6 +34,14 @@ LANES = 16
 """Classes are padded to a multiple of it, which processors compare at once."""
 EDGE = BLOCK + 1
 CORNERS = EDGE * EDGE
+
+Stored = NDArray[Any]
+"""Scores as stored: float32, half as uint16, or bfloat16 as int16."""
+Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
+Axis = tuple[Indices, Floats, Indices]
+"""Taps along an axis: index, weight, and first source index in each block."""
+Int = int | np.int64
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -119,7 +128,14 @@ def _copy(_context: Any, scores: Any, at: Any, out: Any, place: Any) -> Any:
 
 
 @inner
-def gather(scores: Any, base: int, steps: Any, size: Any, classes: Any, out: Any) -> None:
+def gather(
+    scores: Stored,
+    base: int,
+    steps: tuple[int, int, int],
+    size: tuple[int, int, int],
+    classes: Indices,
+    out: Floats,
+) -> None:
     """Copy the scores of some classes in a block to `out` (planes, corners, classes).
 
     `size` is the block's (planes, rows, columns). Voxels beyond it repeat the last one, classes
@@ -237,7 +253,7 @@ def _first_equal(
 
 
 @inner
-def lerp(corners: Any, below: int, t: Any, out: Any) -> None:
+def lerp(corners: Floats, below: Int, t: np.float32, out: Floats) -> None:
     """Interpolate between plane `below` of `gather` and the next one."""
     size = corners.shape[1] * corners.shape[2]
     first = below * size
@@ -247,7 +263,14 @@ def lerp(corners: Any, below: int, t: Any, out: Any) -> None:
 
 @inner
 def label_block(
-    plane: Any, classes: Any, rows: Any, columns: Any, out: Any, place: Any, work: Any, half: Any
+    plane: Floats,
+    classes: Indices,
+    rows: tuple[Indices, Floats],
+    columns: tuple[Indices, Floats],
+    out: NDArray[Any],
+    place: tuple[Int, int, int],
+    work: Floats,
+    half: bool | None,
 ) -> None:
     """Label a block of a slice by the first largest score.
 
@@ -283,7 +306,14 @@ def label_block(
 
 @inner
 def _bounds(
-    scores: Any, start: int, steps: Any, planes: int, rows: int, low: Any, high: Any, work: Any
+    scores: Stored,
+    start: int,
+    steps: tuple[int, int, int],
+    planes: int,
+    rows: int,
+    low: Floats,
+    high: Floats,
+    work: Floats,
 ) -> None:
     """Write the minimum and the maximum of one class in each block of a row of blocks.
 
@@ -310,7 +340,7 @@ def _bounds(
 
 
 @inner
-def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
+def _find_remaining(low: Floats, high: Floats, n: int, remaining: Indices) -> int:
     """Write to `remaining` which classes can win in block `n`; return their number, at least 1."""
     largest_minimum = low[0, n]
     for c in range(1, low.shape[0]):
@@ -328,14 +358,14 @@ def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
 
 @inner
 def _interpolate(
-    scores: Any,
-    base: Any,
-    steps: Any,
-    size: Any,
-    index: Any,
-    weight: Any,
-    plane: Any,
-    at_columns: Any,
+    scores: Stored,
+    base: tuple[Int, int, np.float32],
+    steps: tuple[int, int, int],
+    size: tuple[int, int],
+    index: Indices,
+    weight: Floats,
+    plane: Floats,
+    at_columns: Floats,
 ) -> None:
     """Interpolate one class between two planes, then along columns, for a block of one slice.
 
@@ -357,7 +387,13 @@ def _interpolate(
 
 
 @inner
-def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
+def _fill(
+    out: NDArray[Any],
+    offset: Int,
+    layout: tuple[int, int, int, int],
+    size: tuple[Int, Int],
+    label: Int,
+) -> None:
     """Fill a block of a slice with one label."""
     for i in range(size[0]):
         for j in range(size[1]):
@@ -365,19 +401,21 @@ def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
 
 
 @compiled
-def argmax_rows(
-    scores: Any,
-    shape: Any,
-    steps: Any,
-    taps: Any,
-    out: Any,
-    layout: Any,
-    row_range: Any,
-    half: Any = None,
+def label_rows(
+    scores: Stored,
+    shape: tuple[int, int, int, int],
+    steps: tuple[int, int, int],
+    taps: tuple[Axis, Axis, Axis],
+    out: NDArray[Any],
+    layout: tuple[int, int, int, int],
+    row_range: tuple[int, int],
+    rule: tuple[int, np.float32, int] | None,
+    half: bool | None,
 ) -> None:
-    """Label the source voxels of a range of rows of blocks by the first largest score.
+    """Label the source voxels of a range of rows of blocks.
 
     A single function, so that work arrays are allocated once per call and shared by all blocks.
+    Numba compiles it for each type of `rule` and `half`, and drops the branches of the others.
 
     Parameters
     ----------
@@ -397,20 +435,26 @@ def argmax_rows(
         Index of the first label, and strides of slices, rows and columns, in elements.
     row_range : (first, last)
         Range of rows of blocks, without `last`.
+    rule : (class, threshold, label) or None
+        The label is written where the class reaches the threshold, and others are not changed. None
+        writes the class with the first largest score.
     half : True or None
         True rounds interpolated scores to half precision. Bounds of blocks need no rounding, since
         scores are half precision then.
     """
     planes, classes, height, width = shape
     along, rows, columns = taps
+    first_class = 0
+    if rule is not None:  # only one class is read
+        first_class, classes = rule[0], 1
     blocks = columns[2].shape[1] - 1
     low = np.empty((classes, blocks), np.float32)
     high = np.empty((classes, blocks), np.float32)
     work = np.empty((2, width), np.float32)
-    remaining = np.zeros(classes, np.int64)
+    remaining = np.full(classes, first_class, np.int64)
     max_rows, max_columns = _max_per_block(rows[2]), _max_per_block(columns[2])
-    plane = np.zeros((BLOCK + 1, BLOCK + 1), np.float32)
-    at_columns = np.zeros((BLOCK + 1, max_columns), np.float32)
+    plane = np.zeros((EDGE, EDGE), np.float32)
+    at_columns = np.zeros((EDGE, max_columns), np.float32)
     best = np.zeros((max_rows, max_columns), np.float32)
     labels = np.zeros((max_rows, max_columns), np.int32)
     index = np.zeros(max_columns, np.int64)
@@ -429,16 +473,23 @@ def argmax_rows(
             b0 = y * BLOCK
             n_rows = min(BLOCK, height - 1 - b0) + 1
             for c in range(classes):
-                start = n * BLOCK * steps[0] + c * steps[1] + b0 * steps[2]
+                start = n * BLOCK * steps[0] + (first_class + c) * steps[1] + b0 * steps[2]
                 _bounds(scores, start, steps, n_planes, n_rows, low[c], high[c], work)
             for x in range(blocks):
                 d0 = x * BLOCK
                 n_columns = min(BLOCK, width - 1 - d0) + 1
-                count = _find_remaining(low, high, x, remaining)
-                padded = -(-count // LANES) * LANES
-                corners = gathered[: EDGE * CORNERS * padded].reshape(EDGE, CORNERS, padded)
-                in_slice = between[: CORNERS * padded].reshape(CORNERS, padded)
-                if count > _FEW:  # copied once, for all slices of the block
+                # A convex mean stays within its bounds, so many blocks need no interpolation
+                if rule is None:
+                    count = _find_remaining(low, high, x, remaining)
+                    decided, label = count == 1, remaining[0]
+                elif high[0, x] < rule[1]:
+                    continue  # the class is nowhere in the block: labels stay
+                else:
+                    count, decided, label = 1, low[0, x] >= rule[1], rule[2]
+                if rule is None and count > _FEW:  # copied once, for all slices of the block
+                    padded = -(-count // LANES) * LANES
+                    corners = gathered[: EDGE * CORNERS * padded].reshape(EDGE, CORNERS, padded)
+                    in_slice = between[: CORNERS * padded].reshape(CORNERS, padded)
                     start = n * BLOCK * steps[0] + b0 * steps[2] + d0
                     block = (n_planes, n_rows, n_columns)
                     gather(scores, start, steps, block, remaining[:count], corners)
@@ -451,13 +502,13 @@ def argmax_rows(
                     if i0 == i1 or j0 == j1:
                         continue
                     offset = layout[0] + s * layout[1] + i0 * layout[2] + j0 * layout[3]
-                    if count == 1:  # decided by the bounds: nothing is interpolated
-                        _fill(out, offset, layout, (i1 - i0, j1 - j0), remaining[0])
+                    if decided:
+                        _fill(out, offset, layout, (i1 - i0, j1 - j0), label)
                         continue
                     for j in range(j1 - j0):
                         index[j] = columns[0][column_line, j0 + j] - d0
                     p, t = along[0][0, s], along[1][0, s]
-                    if count > _FEW:
+                    if rule is None and count > _FEW:
                         lerp(corners, p - n * BLOCK, t, in_slice)
                         for i in range(i1 - i0):
                             row_index[i] = rows[0][row_line, i0 + i] - b0
@@ -485,97 +536,26 @@ def argmax_rows(
                             plane,
                             at_columns,
                         )
-                        for i in range(i0, i1):
-                            b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
+                        for i in range(i1 - i0):
+                            b, u = rows[0][row_line, i0 + i] - b0, rows[1][row_line, i0 + i]
                             for j in range(j1 - j0):
                                 v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
                                 v = rounded(v, half)
-                                # Classes ascend, so that the first of equal scores stays
-                                larger = k == 0 or v > best[i - i0, j]
-                                best[i - i0, j] = v if larger else best[i - i0, j]
-                                labels[i - i0, j] = remaining[k] if larger else labels[i - i0, j]
-                    for i in range(i1 - i0):
-                        for j in range(j1 - j0):
-                            out[offset + i * layout[2] + j * layout[3]] = labels[i, j]
+                                if rule is None:
+                                    # Classes ascend, so that the first of equal scores stays
+                                    larger = k == 0 or v > best[i, j]
+                                    best[i, j] = v if larger else best[i, j]
+                                    labels[i, j] = remaining[k] if larger else labels[i, j]
+                                elif v >= rule[1]:
+                                    out[offset + i * layout[2] + j * layout[3]] = label
+                    if rule is None:
+                        for i in range(i1 - i0):
+                            for j in range(j1 - j0):
+                                out[offset + i * layout[2] + j * layout[3]] = labels[i, j]
 
 
 @compiled
-def threshold_rows(
-    scores: Any,
-    shape: Any,
-    steps: Any,
-    taps: Any,
-    out: Any,
-    layout: Any,
-    row_range: Any,
-    rule: Any,
-    half: Any = None,
-) -> None:
-    """Label the source voxels of a range of rows of blocks where one class reaches a threshold.
-
-    Parameters are those of `argmax_rows`. `rule` is (class, threshold, label). Other labels are not
-    changed.
-    """
-    planes, _, height, width = shape
-    along, rows, columns = taps
-    c, value, label = rule
-    blocks = columns[2].shape[1] - 1
-    low, high = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
-    work = np.empty((2, width), np.float32)
-    max_columns = _max_per_block(columns[2])
-    plane = np.zeros((BLOCK + 1, BLOCK + 1), np.float32)
-    at_columns = np.zeros((BLOCK + 1, max_columns), np.float32)
-    index = np.zeros(max_columns, np.int64)
-    for n in range(along[2].shape[1] - 1):
-        if along[2][0, n] == along[2][0, n + 1]:
-            continue
-        n_planes = min(BLOCK, planes - 1 - n * BLOCK) + 1
-        for y in range(row_range[0], row_range[1]):
-            b0 = y * BLOCK
-            n_rows = min(BLOCK, height - 1 - b0) + 1
-            start = n * BLOCK * steps[0] + c * steps[1] + b0 * steps[2]
-            _bounds(scores, start, steps, n_planes, n_rows, low, high, work)
-            for x in range(blocks):
-                if high[x] < value:
-                    continue  # the class is nowhere in the block: labels stay
-                d0 = x * BLOCK
-                n_columns = min(BLOCK, width - 1 - d0) + 1
-                for s in range(along[2][0, n], along[2][0, n + 1]):
-                    row_line = s if rows[2].shape[0] > 1 else 0
-                    column_line = s if columns[2].shape[0] > 1 else 0
-                    i0, i1 = rows[2][row_line, y], rows[2][row_line, y + 1]
-                    j0, j1 = columns[2][column_line, x], columns[2][column_line, x + 1]
-                    if i0 == i1 or j0 == j1:
-                        continue
-                    offset = layout[0] + s * layout[1] + i0 * layout[2] + j0 * layout[3]
-                    if low[x] >= value:  # the class is everywhere in the block
-                        _fill(out, offset, layout, (i1 - i0, j1 - j0), label)
-                        continue
-                    for j in range(j1 - j0):
-                        index[j] = columns[0][column_line, j0 + j] - d0
-                    p, t = along[0][0, s], along[1][0, s]
-                    to_above = steps[0] if p + 1 < planes else 0
-                    base = p * steps[0] + c * steps[1] + b0 * steps[2] + d0
-                    _interpolate(
-                        scores,
-                        (base, to_above, t),
-                        steps,
-                        (n_rows, n_columns),
-                        index[: j1 - j0],
-                        columns[1][column_line, j0:j1],
-                        plane,
-                        at_columns,
-                    )
-                    for i in range(i0, i1):
-                        b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
-                        for j in range(j1 - j0):
-                            v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
-                            if rounded(v, half) >= value:
-                                out[offset + (i - i0) * layout[2] + j * layout[3]] = label
-
-
-@compiled
-def _max_per_block(starts: Any) -> int:
+def _max_per_block(starts: Indices) -> int:
     """Return the maximum number of source indices in a block, at least 1."""
     largest = 1
     for line in range(starts.shape[0]):

@@ -146,7 +146,7 @@ class ScoreRestorer:
         I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
         where its score reaches the threshold; or one map with the numbers of painted regions.
         Complete after the last plane.
-    way : RestoreBackend or None
+    backend : RestoreBackend or None
         The backend; None until the first planes are added.
     """
 
@@ -160,7 +160,7 @@ class ScoreRestorer:
         rounded: bool = False,
     ) -> None:
         self._plan, self._decision, self._classes, self._rounded = plan, decision, classes, rounded
-        self.way: RestoreBackend | None = (
+        self.backend: RestoreBackend | None = (
             None if fused else RestoreBackend(restore_torch, "plain torch: requested")
         )
         dtype = label_type(decision, classes)
@@ -191,15 +191,15 @@ class ScoreRestorer:
 
     def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
         """Label the voxels of source slices from the planes around them."""
-        if self.way is None:
-            self.way = choose_backend(
+        if self.backend is None:
+            self.backend = choose_backend(
                 self._decision,
                 self._classes,
                 scores.device,
                 scores.dtype,
                 rounded=self._rounded,
             )
-        self.way.label(scores, at, self._decision, out, rounded=self._rounded)
+        self.backend.label(scores, at, self._decision, out, rounded=self._rounded)
 
     def finish(self, _: Clean) -> list[Labels]:
         """Return the label maps; cleaning on the network grid does not apply."""

@@ -75,40 +75,8 @@ def _store_masks(masks, selected, x, blocks_d, CLASSES: tl.constexpr, MASK_WORDS
         tl.store(masks + (row * blocks_d + x) * MASK_WORDS + w, bits, mask=x < blocks_d)
 
 
-@triton.jit(do_not_specialize=range(11))
-def survivors(
-    scores,
-    masks,
-    size_p,
-    size_c,
-    size_b,
-    size_d,
-    step_p,
-    step_c,
-    step_b,
-    step_d,
-    blocks_d,
-    BLOCK: tl.constexpr,
-    CLASSES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    MASK_WORDS: tl.constexpr,
-):
-    """Record for each block the classes that can have the largest value somewhere in it.
-
-    Linear interpolation is convex: the maximum of such a class reaches the largest of all classes'
-    minima. `masks` is (blocks along planes, along rows, `blocks_d` along columns, MASK_WORDS).
-    """
-    x = tl.program_id(2) * BLOCKS + tl.arange(0, BLOCKS)
-    size, step = (size_p, size_c, size_b, size_d), (step_p, step_c, step_b, step_d)
-    low, high = _bounds(scores, size, step, x, BLOCK, CLASSES, BLOCKS)
-    is_class = (tl.arange(0, CLASSES) < size_c)[:, None]
-    largest_minimum = tl.max(tl.where(is_class, low, float("-inf")), 0)
-    remaining = (high >= largest_minimum[None, :]) | (high != high)  # NaN excludes no class
-    _store_masks(masks, is_class & remaining, x, blocks_d, CLASSES, MASK_WORDS)
-
-
 @triton.jit(do_not_specialize=range(12))
-def undecided(
+def mark_classes(
     scores,
     masks,
     size_p,
@@ -125,19 +93,29 @@ def undecided(
     CLASSES: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASK_WORDS: tl.constexpr,
+    ARGMAX: tl.constexpr,
 ):
-    """Record for each block the classes that reach `value` somewhere in it, and not everywhere.
+    """Record for each block the classes whose scores are to be read for the voxels in it.
 
-    `masks` is (2, blocks along planes, along rows, `blocks_d` along columns, MASK_WORDS): first the
-    classes that reach `value` somewhere, then those that are below it somewhere.
+    With ARGMAX those that can have the largest score somewhere: linear interpolation is convex, so
+    that the maximum of such a class reaches the largest of all classes' minima. `masks` is (blocks
+    along planes, along rows, `blocks_d` along columns, MASK_WORDS).
+
+    Else those that reach `value` somewhere, and not everywhere. `masks` is (2, ..) of the same:
+    first the classes that reach `value` somewhere, then those that are below it somewhere.
     """
     x = tl.program_id(2) * BLOCKS + tl.arange(0, BLOCKS)
     size, step = (size_p, size_c, size_b, size_d), (step_p, step_c, step_b, step_d)
     low, high = _bounds(scores, size, step, x, BLOCK, CLASSES, BLOCKS)
     is_class = (tl.arange(0, CLASSES) < size_c)[:, None]
-    _store_masks(masks, is_class & (high >= value), x, blocks_d, CLASSES, MASK_WORDS)
-    half = tl.num_programs(0) * tl.num_programs(1) * blocks_d * MASK_WORDS
-    _store_masks(masks + half, is_class & (low < value), x, blocks_d, CLASSES, MASK_WORDS)
+    if ARGMAX:
+        largest_minimum = tl.max(tl.where(is_class, low, float("-inf")), 0)
+        remaining = (high >= largest_minimum[None, :]) | (high != high)  # NaN excludes no class
+        _store_masks(masks, is_class & remaining, x, blocks_d, CLASSES, MASK_WORDS)
+    else:
+        _store_masks(masks, is_class & (high >= value), x, blocks_d, CLASSES, MASK_WORDS)
+        half = tl.num_programs(0) * tl.num_programs(1) * blocks_d * MASK_WORDS
+        _store_masks(masks + half, is_class & (low < value), x, blocks_d, CLASSES, MASK_WORDS)
 
 
 @triton.jit
@@ -196,77 +174,8 @@ def _store_tile(out, labels, s, j, i, size, step):
     tl.store(out + row + (i.to(tl.int64) * step[2])[None, :], labels, mask=inside)
 
 
-@triton.jit(do_not_specialize=range(23))
-def argmax_tile(
-    scores,
-    masks,
-    out,
-    index_s,
-    weight_s,
-    index_j,
-    weight_j,
-    line_j,
-    index_i,
-    weight_i,
-    line_i,
-    size_p,
-    size_b,
-    size_d,
-    step_p,
-    step_c,
-    step_b,
-    step_d,
-    size_j,
-    size_i,
-    step_s,
-    step_j,
-    step_i,
-    BLOCK: tl.constexpr,
-    MASK_WORDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    """Label a tile of one source slice by the first largest score.
-
-    `masks` are those of `survivors`. `index` and `weight` are taps; `line` is the number of
-    elements from the taps of one slice to those of the next, 0 if all slices share them.
-    """
-    s = tl.program_id(2)
-    j = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    along = _load_taps(index_s, weight_s, s, size_p)
-    rows = _load_taps(index_j, weight_j, s * line_j + tl.minimum(j, size_j - 1), size_b)
-    columns = _load_taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
-    below, step = (along[0], rows[0], columns[0]), (step_p, step_c, step_b, step_d)
-    blocks = (tl.cdiv(size_b, BLOCK), tl.cdiv(size_d, BLOCK))
-    # A tile spans several blocks, so that a class remains if it does in any of them
-    seen, several, mask = 0, 0, 0  # several: not 0 if more than one class remains
-    for w in tl.static_range(MASK_WORDS):
-        mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
-        several = several | (mask & (mask - 1)) | tl.where(mask != 0, seen, 0)
-        seen = seen | mask
-    best = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
-    labels = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for w in range(MASK_WORDS):
-        if MASK_WORDS > 1:  # else the mask is already loaded
-            mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
-        for bit in range(CLASSES_PER_WORD):
-            # A branch for the whole tile, not for single voxels: all threads take the same way
-            if (mask >> bit) & 1 != 0:
-                c = w * CLASSES_PER_WORD + bit
-                if several == 0:
-                    labels = tl.zeros((ROWS, COLUMNS), tl.int32) + c
-                else:
-                    score = _interpolate(scores, step, c, along, rows, columns, HALF)
-                    # Classes ascend, so that the first of equal scores stays
-                    labels = tl.where(score > best, c, labels)
-                    best = tl.maximum(best, score)
-    _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))
-
-
 @triton.jit(do_not_specialize=range(26))
-def threshold_tile(
+def label_tile(
     scores,
     masks,
     out,
@@ -298,10 +207,14 @@ def threshold_tile(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HALF: tl.constexpr,
+    ARGMAX: tl.constexpr,
 ):
-    """Label a tile of one source slice by c + 1 where class `c` reaches `value`, else by 0.
+    """Label a tile of one source slice.
 
-    `masks` are those of `undecided`; `half` is the number of elements in either half of them.
+    With ARGMAX by the first largest score, else by c + 1 where class `c` reaches `value`, and by 0
+    elsewhere. `masks` are those of `mark_classes`; `half` is the number of elements in either half
+    of them. `index` and `weight` are taps; `line` is the number of elements from the taps of one
+    slice to those of the next, 0 if all slices share them.
     """
     s = tl.program_id(2)
     j = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -311,12 +224,36 @@ def threshold_tile(
     columns = _load_taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
     below, step = (along[0], rows[0], columns[0]), (step_p, step_c, step_b, step_d)
     blocks = (tl.cdiv(size_b, BLOCK), tl.cdiv(size_d, BLOCK))
-    w, bit = c // CLASSES_PER_WORD, c % CLASSES_PER_WORD
-    reached = (_load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
-    missed = (_load_mask(masks + half, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
-    labels = tl.zeros((ROWS, COLUMNS), tl.int32) + reached * (c + 1)
-    # Only a tile that the class reaches in parts is read; others are decided by their bounds
-    if reached & missed != 0:
-        score = _interpolate(scores, step, c, along, rows, columns, HALF)
-        labels = tl.where(score >= value, c + 1, 0)
+    labels = tl.zeros((ROWS, COLUMNS), tl.int32)
+    if ARGMAX:
+        # A tile spans several blocks, so that a class remains if it does in any of them
+        seen, several, mask = 0, 0, 0  # several: not 0 if more than one class remains
+        for w in tl.static_range(MASK_WORDS):
+            mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
+            several = several | (mask & (mask - 1)) | tl.where(mask != 0, seen, 0)
+            seen = seen | mask
+        best = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
+        for w in range(MASK_WORDS):
+            if MASK_WORDS > 1:  # else the mask is already loaded
+                mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
+            for bit in range(CLASSES_PER_WORD):
+                # A branch for the whole tile, not for single voxels: all threads take the same way
+                if (mask >> bit) & 1 != 0:
+                    n = w * CLASSES_PER_WORD + bit
+                    if several == 0:
+                        labels = tl.zeros((ROWS, COLUMNS), tl.int32) + n
+                    else:
+                        score = _interpolate(scores, step, n, along, rows, columns, HALF)
+                        # Classes ascend, so that the first of equal scores stays
+                        labels = tl.where(score > best, n, labels)
+                        best = tl.maximum(best, score)
+    else:
+        w, bit = c // CLASSES_PER_WORD, c % CLASSES_PER_WORD
+        reached = (_load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
+        missed = (_load_mask(masks + half, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
+        labels += reached * (c + 1)
+        # Only a tile that the class reaches in parts is read; others are decided by their bounds
+        if reached & missed != 0:
+            score = _interpolate(scores, step, c, along, rows, columns, HALF)
+            labels = tl.where(score >= value, c + 1, 0)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))

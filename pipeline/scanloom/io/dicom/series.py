@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,19 +12,26 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume, counted
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dataset_text import decimal_strings
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.decimal_strings import decimal_strings
-from scanloom.io.dicom.geometry.frames_of_reference import (
-    have_distinct_frames_of_reference,
-    stack_across_frames_of_reference,
-)
-from scanloom.io.dicom.geometry.gaps import fill_gaps
-from scanloom.io.dicom.geometry.mosaic import is_mosaic, mosaic_slices
+from scanloom.io.dicom.geometry.mosaic import is_mosaic, is_uih_grid, mosaic_slices, uih_grid_slices
 from scanloom.io.dicom.geometry.multiframe import frame_rejection_reason, multiframe_slices
-from scanloom.io.dicom.geometry.slices import Slice, single_slice
-from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
-from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    differ_in_records,
+    first_disagreement,
+    single_slice,
+    unique_by_shared,
+)
+from scanloom.io.dicom.geometry.stack import (
+    MIN_SLICES,
+    Stack,
+    duplicate_position_error,
+    fill_gaps,
+    stack_slices,
+)
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
+from scanloom.io.dicom.header.fallback import has_contradicting_groups
 from scanloom.io.dicom.header.header import (
     PATIENT_KEYWORDS,
     Header,
@@ -32,18 +40,15 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import read_first_bytes
-from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
-from scanloom.io.dicom.splitting.agreement import differ_in_records, first_disagreement
-from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
+from scanloom.io.dicom.splitting import Volumes, split_volumes
 from scanloom.io.dicom.suv import suv_factor, tracer
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
-from scanloom.io.voxel_values import rounding_flags
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
 _SUV_ROUNDING = 1e-5
@@ -202,7 +207,7 @@ def _check_faults(headers: Sequence[Header]) -> None:
         raise ScanError(Reason.PIXEL_TYPE, detail)
     contradictory = sum(
         header.elements.faults & CONTRADICTING_ELEMENT > 0
-        or (is_multiframe(header) and has_contradicting_groups(header))
+        or (is_multiframe(header) and has_contradicting_groups(header.path, header.elements))
         for header in headers
     )
     if contradictory:
@@ -441,3 +446,35 @@ def _slice_padding(slice_: Slice) -> tuple[float | None, float | None]:
         limit = header.elements.number(_PADDING_LIMIT, 0, signed=header.format.signed)
     value = header.padding * slice_.slope + slice_.intercept
     return value, None if limit is None else limit * slice_.slope + slice_.intercept
+
+
+def have_distinct_frames_of_reference(slices: Sequence[Slice]) -> bool:
+    """Return whether all slices have a frame of reference, and no two have the same."""
+    if len(slices) < MIN_SLICES or len(unique_by_shared(slices)) < len(slices):
+        return False
+    frames = {slice_.header.frame_of_reference for slice_ in slices}
+    return len(frames) == len(slices) and "" not in frames
+
+
+def stack_across_frames_of_reference(
+    slices: Sequence[Slice], phase: int | None, gaps: Gaps
+) -> Stack:
+    """Return the one stack of slices whose frames of reference all differ.
+
+    Raises
+    ------
+    ScanError
+        FRAME_OF_REFERENCE if they form several stacks, or slices share a position: nothing shows
+        which of them belong together. Errors of the stack as in `stack_slices`.
+    """
+    volumes = split_volumes(
+        [replace(s, header=replace(s.header, frame_of_reference="")) for s in slices]
+    )
+    stack = None
+    if len(volumes.groups) == 1 and not volumes.crossing:
+        stack = stack_slices(volumes.choose(phase)[0], gaps)
+    if stack is None or stack.twins:
+        count = len(slices)
+        detail = f"{count} slices have {count} frames of reference, and do not form a single stack"
+        raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
+    return stack.with_flag(Flag.FRAMES_OF_REFERENCE)

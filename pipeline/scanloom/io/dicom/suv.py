@@ -20,7 +20,7 @@ def suv_factor(dataset: Any) -> float | None:
 
     Parameters
     ----------
-    dataset : Dataset
+    dataset : pydicom.Dataset
         Header of an image of the series.
     """
     units, kind = _text(dataset, "Units"), _text(dataset, "SUVType")
@@ -45,7 +45,7 @@ def tracer(dataset: Any) -> str:
 
     Parameters
     ----------
-    dataset : Dataset
+    dataset : pydicom.Dataset
         Header of the image.
     """
     names = []

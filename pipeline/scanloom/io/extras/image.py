@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scanloom.io.output.writer import CaseContent, Writer
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.readback.nifti import check_voxels
 from scanloom.io.write.nifti import write_image
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scanloom.core import Grid, Layer
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import mask_name
-from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.nifti import check_voxels
 from scanloom.io.write.nifti import write_mask
 

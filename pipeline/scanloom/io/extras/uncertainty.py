@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid
 from scanloom.core.segmentation import UNCERTAINTY_STEPS
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import uncertainty_name
-from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.nifti import check_voxels
 from scanloom.io.write.nifti import write_scaled
 

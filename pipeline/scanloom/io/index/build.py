@@ -8,10 +8,11 @@ is not opened again. It contains paths, UIDs and patient IDs: in an output folde
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,15 @@ from scanloom.io.index.storage import (
 )
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.index.workers import DescribeTask, HeaderWorkers
+from scanloom.io.output.crosswalk import (
+    MAX_HEADERS_READ,
+    SourceRecord,
+    add_sources,
+    common_path,
+    known_ids,
+    path_text,
+    source_from_series,
+)
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.probe import neighbours_error
@@ -278,7 +288,7 @@ def _inspect(
 
     Parameters
     ----------
-    entries : sequence of Entry
+    entries : sequence of FileEntry
     stored_rows : sequence of int
         Row of each file in the stored index; -1 if it is new or changed.
     stored : StoredIndex or None
@@ -289,7 +299,7 @@ def _inspect(
     -------
     list of FileInfo
         One for each entry.
-    dict of tuple of int to Description
+    dict of tuple of int to SeriesInfo
         Series whose files were all inspected in one chunk, by the indices of the files.
     int
         Number of files that were opened.
@@ -423,3 +433,57 @@ def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:
         write_private(path, lambda draft: write_index(table, draft, fingerprint))
     except OSError:
         logger.debug("the index can't be stored", exc_info=True)
+
+
+BATCH_ROWS = 50_000
+"""Rows that are collected before they are written: an archive may have a million series."""
+
+
+def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
+    """Return the source of a series in an index, case or not; see `source_from_series`.
+
+    From archives, only the files that are read for the patient's ID are unpacked.
+    """
+    paths = {index.table.entries[n].path.split(MEMBER_SEPARATOR)[0] for n in indexed.files}
+    try:
+        series = index.as_series(indexed._replace(files=indexed.files[:MAX_HEADERS_READ]))
+        source = source_from_series(series, indexed.id)
+    except ScanError:  # it cannot be unpacked, which is the series' reason in the index
+        source = SourceRecord(
+            id=indexed.id,
+            kind=indexed.kind,
+            path="",
+            files=0,
+            study_uid=indexed.study_uid,
+            series_uid=indexed.series_uid,
+        )
+    return replace(source, path=path_text(common_path(paths)), files=len(indexed.files))
+
+
+def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:
+    """Add the series of an index that have one of these IDs and are not in the crosswalk yet.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    fingerprint : str
+        Fingerprint of the key.
+    index : Index
+        All series that were found. Series without an ID are left out.
+    ids : iterable of str
+        The IDs of the series to add.
+
+    Raises
+    ------
+    ScanError
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if the crosswalk cannot be read.
+    OSError
+        If the crosswalk cannot be written.
+    """
+    requested = set(ids) - known_ids(out) - {""}
+    missing = (indexed for indexed in index.series if indexed.id in requested)
+    while batch := list(itertools.islice(missing, BATCH_ROWS)):
+        sources = [source_from_index(index, indexed) for indexed in batch]
+        with private_folder(out, fingerprint) as private:
+            add_sources(private, sources)

@@ -28,7 +28,6 @@ from scanloom.io.dicom.header.header import (
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
 from scanloom.io.formats import FORMATS, format_by_suffix
-from scanloom.io.index.body_parts import body_part
 
 logger = logging.getLogger(__name__)
 
@@ -337,3 +336,40 @@ def series_description(header: Header) -> str:
         return str(header.read_dataset().get("SeriesDescription", "") or "")
     except ScanError:
         return ""
+
+
+OTHER_BODY_PART = "OTHER"
+"""Stands for a body part outside the list, since free text may contain anything."""
+
+_DEFINED_TERMS = """
+ABDOMEN ABDOMENPELVIS ADRENAL ANKLE ANUS AORTA ARM ARTERY AXILLA BACK BLADDER BRACHIOCEPHALIC
+BRAIN BREAST BRONCHUS BUTTOCK CALCANEUS CALF CAROTID CEREBELLUM CEREBRUM CERVIX CHEEK CHEST
+CHESTABDOMEN CHESTABDPELVIS CLAVICLE COCCYX COLON CSPINE CTSPINE DUODENUM EAR ELBOW ESOPHAGUS
+EXTREMITY EYE EYELID FACE FEMUR FINGER FOOT FOREARM GALLBLADDER GENITALS HAND HEAD HEADNECK
+HEART HIP HUMERUS IAC ILEUM ILIUM JAW JEJUNUM KIDNEY KNEE LARYNX LEG LIVER LSPINE LSSPINE LUNG
+MANDIBLE MAXILLA MEDIASTINUM MOUTH NECK NECKCHEST NECKCHESTABDOMEN NECKCHESTABDPELV NOSE
+OPTICCANAL ORBIT OVARY PANCREAS PARASTERNAL PAROTID PATELLA PELVIS PENIS PHARYNX PHANTOM
+PROSTATE RADIUS RECTUM RIB SCALP SCAPULA SCLERA SCROTUM SELLA SHOULDER SINUS SIJOINT SKULL
+SPINALCORD SPINE SPLEEN SSPINE STERNUM STOMACH SUBMANDIBULAR TESTIS THIGH THUMB THYMUS THYROID
+TIBIA TLSPINE TMJ TOE TONGUE TRACHEA TSPINE ULNA URETER URETHRA UTERUS VAGINA VULVA WHOLEBODY
+WRIST ZYGOMA
+"""
+_TERMS = frozenset(_DEFINED_TERMS.split())
+_SYNONYMS = {
+    "THORAX": "CHEST",
+    "SKULLBRAIN": "BRAIN",
+    "TAP": "CHESTABDPELVIS",
+    "CAP": "CHESTABDPELVIS",
+    "LOWEREXTREMITY": "EXTREMITY",
+    "UPPEREXTREMITY": "EXTREMITY",
+    "BODY": "WHOLEBODY",
+}
+
+
+def body_part(text: str) -> str:
+    """Return the defined term for a BodyPartExamined value; empty if the value is empty."""
+    letters = "".join(c for c in text.upper() if c.isalpha())
+    if not letters:
+        return OTHER_BODY_PART if text.strip() else ""
+    term = _SYNONYMS.get(letters, letters)
+    return term if term in _TERMS else OTHER_BODY_PART

@@ -112,7 +112,7 @@ class UnreadableFiles:
 
     Parameters
     ----------
-    entries : sequence of Entry
+    entries : sequence of FileEntry
     fault_of : function of int
         Code of the reason for which the file with this index can't be read; NOT_AN_IMAGE if its
         content is neither DICOM nor another image; empty otherwise.
@@ -251,7 +251,7 @@ class UnreadableFiles:
 
         Parameters
         ----------
-        entries : sequence of Entry
+        entries : sequence of FileEntry
         short : sequence of int
             Files that are too short for DICOM.
         excluded : set of int

@@ -202,7 +202,7 @@ def known_infos(
 
     Parameters
     ----------
-    entries : sequence of Entry
+    entries : sequence of FileEntry
     stored : sequence of FileInfo or None
         Result of an earlier inspection of each file, or None.
 

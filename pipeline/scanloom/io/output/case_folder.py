@@ -14,13 +14,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from scanloom.core import Reason, ScanError
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Reason, ScanError, Segmentation
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.private import private_folder
@@ -31,6 +33,7 @@ from scanloom.io.output.published import (
     store_file_stamps,
 )
 from scanloom.io.output.work_folder import WorkEntry, make_work_folder
+from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import check_folder
@@ -110,7 +113,7 @@ class CaseFolder:
         replace : bool
             Replace an existing result of another recipe. A result of the same recipe is always
             replaced if the content of its source was different.
-        source : Source or None
+        source : SourceRecord or None
             The source of the case, for the crosswalk.
 
         Returns
@@ -216,3 +219,78 @@ def _sync_tree(folder: Path) -> None:
 def _missing_folders(folder: Path) -> list[Path]:
     """Return `folder` and its parents as far as they do not exist, the outermost first."""
     return [p for p in (*reversed(folder.parents), folder) if not p.exists()]
+
+
+Counts = dict[tuple[str, str], int]
+"""Voxels of each (model, label)."""
+
+
+@dataclass(frozen=True, eq=False)
+class CaseContent:
+    """Content of a case folder, which writers write and read back.
+
+    Parameters
+    ----------
+    case : Case
+        Outputs, and the recipe that DICOM UIDs are derived from.
+    scan : Scan
+        Volume and source.
+    segmentations : sequence of Segmentation
+        One for each model, with the requested structures.
+    measurements : sequence of Measurement
+        Of all structures.
+    flags : sequence of Flag
+        Of the case.
+    cards : sequence of ModelCard
+        Of the models.
+    counts : dict
+        Voxels of each (model, label), filled in when the label maps are read back.
+    """
+
+    case: Case
+    scan: Scan
+    segmentations: Sequence[Segmentation]
+    measurements: Sequence[Measurement] = ()
+    flags: Sequence[Flag] = ()
+    cards: Sequence[ModelCard] = ()
+    counts: Counts = field(default_factory=dict)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models, in order."""
+        return [s.model for s in self.segmentations]
+
+
+def _nothing(*_: object) -> None:
+    """Read nothing back."""
+
+
+def _no_bytes(*_: object) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writer of one kind of file.
+
+    Parameters
+    ----------
+    name : str
+        Its key in `scanloom.options.EXTRAS` if it runs only on request.
+    expected : callable
+        Return the relative names of the files that it writes for a content; none if it does not
+        apply.
+    write : callable
+        Write them into the folder. Writers run concurrently.
+    read_back : callable
+        Compare them with the content; raise WRITE_MISMATCH at the first difference. Runs in the
+        order of `scanloom.engine.case.writers.WRITERS`.
+    memory : callable
+        Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
+    """
+
+    name: str
+    expected: Callable[[CaseContent], set[str]]
+    write: Callable[[Path, CaseContent], None]
+    read_back: Callable[[Path, CaseContent], None] = _nothing
+    memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.crosswalk import SourceRecord
-from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.output.measurements import escape_formula
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:

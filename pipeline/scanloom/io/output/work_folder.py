@@ -32,8 +32,8 @@ from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, check_links
 from scanloom.io.system.atomic_write import fsync_path, remove_stale_temporaries
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.liveness import host_id, process_start_ticks
 from scanloom.io.system.regular_files import open_descriptor, refuse_links_below
+from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 
 REMOTE_STALE_AFTER_S = 86_400.0
 """Age of the last change at which a folder that another host was building counts as abandoned."""

@@ -17,11 +17,10 @@ import numpy as np
 from scanloom.core import Case, Segmentation, Volume
 from scanloom.core.relations import Share
 from scanloom.io.output import file_names
-from scanloom.io.output.writer import Counts
+from scanloom.io.output.case_folder import Counts
 from scanloom.io.readback.dicom_seg import check_segs
-from scanloom.io.readback.mismatch import decoding, mismatch_error
+from scanloom.io.readback.mismatch import check_rectangular, count_labels, decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
-from scanloom.io.readback.slices import check_rectangular, count_labels
 from scanloom.io.scan import DicomSource, Source
 from scanloom.ops.measure import Name, resolve_shares, share_of
 

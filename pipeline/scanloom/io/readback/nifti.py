@@ -23,7 +23,7 @@ from scanloom.core import Grid
 from scanloom.core.grid import LPS_TO_RAS_AFFINE
 from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.scan import NiftiSource, Source
-from scanloom.io.volumes.nifti_forms import forms_for, has_own_forms
+from scanloom.io.volumes.nifti import forms_for, has_own_forms
 
 _FLOAT32_TOLERANCE = 2 * float(np.finfo(np.float32).eps)
 """Largest relative error of a position. Direction, its length, spacing and offset are rounded to

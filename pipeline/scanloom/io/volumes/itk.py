@@ -21,9 +21,15 @@ from scanloom.io.system.compressed_streams import compression_of
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.volumes.metaimage_header import parse_metaimage
 from scanloom.io.volumes.nrrd_header import MAGIC, parse_nrrd
-from scanloom.io.volumes.raw_volume import RawVolume, select_volume
-from scanloom.io.volumes.raw_voxels import Coding, RawLayout, check_layout, regular_file_size
-from scanloom.io.volumes.reader_errors import foreign_errors
+from scanloom.io.volumes.raw_voxels import (
+    Coding,
+    RawLayout,
+    RawVolume,
+    check_layout,
+    foreign_errors,
+    regular_file_size,
+    select_volume,
+)
 from scanloom.io.volumes.text_header import HEADER_LIMIT_BYTES, TextHeader, damaged_header
 
 ITK_SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")

@@ -229,13 +229,16 @@ def _geometry(
     if "ElementSpacing" not in fields:
         raise ScanError(Reason.BAD_GEOMETRY, "the MetaImage header has no ElementSpacing")
     spacing = np.array(floats(fields["ElementSpacing"], "ElementSpacing", dimensions))
-    identity = " ".join(str(int(n)) for n in np.eye(dimensions).ravel())
-    matrix = floats(fields.get("TransformMatrix", identity), "TransformMatrix", dimensions**2)
-    directions = np.array(matrix).reshape(dimensions, dimensions).T  # MetaIO stores axis by axis
-    zeros = " ".join("0" * dimensions)
-    origin = np.array(floats(fields.get("Offset", zeros), "Offset", dimensions))
-    centre = floats(fields.get("CenterOfRotation", zeros), "CenterOfRotation", dimensions)
-    if any(centre) and not np.array_equal(directions, np.eye(dimensions)):
+
+    def numbers(name: str, default: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array(floats(fields[name], name, default.size)) if name in fields else default
+
+    matrix = numbers("TransformMatrix", np.eye(dimensions))
+    directions = matrix.reshape(dimensions, dimensions).T  # MetaIO stores axis by axis
+    origin = numbers("Offset", np.zeros(dimensions))
+    if numbers("CenterOfRotation", np.zeros(dimensions)).any() and not np.array_equal(
+        directions, np.eye(dimensions)
+    ):
         raise ScanError(Reason.BAD_GEOMETRY, "the centre of rotation is not the origin")
     if np.any(directions[3:, :3]) or np.any(directions[:3, 3:]):
         raise ScanError(Reason.BAD_GEOMETRY, "a spatial axis has a component that is not spatial")

@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Reason, ScanError
 from scanloom.io.affines import MIN_VOXELS, check_plausible_size, orthogonalize
 from scanloom.io.system.compressed_streams import compression_of, decompressed_start
-from scanloom.io.volumes.raw_volume import RawVolume, select_volume
-from scanloom.io.volumes.raw_voxels import RawLayout, check_layout
-from scanloom.io.volumes.reader_errors import foreign_errors
+from scanloom.io.volumes.raw_voxels import (
+    RawLayout,
+    RawVolume,
+    check_layout,
+    foreign_errors,
+    select_volume,
+)
 
 Header = Mapping[str, Any]
 """Header fields by the names of nibabel's MGHHeader."""

@@ -11,6 +11,7 @@ import io
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +20,20 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.affines import MIN_VOXELS, affine_from_codes, check_plausible_size, orthogonalize
-from scanloom.io.scan import NiftiSource
+from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.system.compressed_streams import compression_of, decompressed_start
-from scanloom.io.volumes.analyze import analyze_as_nifti, is_analyze
-from scanloom.io.volumes.quaternion import (
-    HALF_TURN_FLOAT32,
-    HALF_TURN_FLOAT64,
-    rotations_from_quaternions,
+from scanloom.io.volumes.raw_voxels import (
+    Coding,
+    RawLayout,
+    RawVolume,
+    check_layout,
+    foreign_errors,
+    select_volume,
 )
-from scanloom.io.volumes.raw_volume import RawVolume, select_volume
-from scanloom.io.volumes.raw_voxels import Coding, RawLayout, check_layout
-from scanloom.io.volumes.reader_errors import foreign_errors
 
 if TYPE_CHECKING:
-    from nibabel.nifti1 import Nifti1Header
+    from nibabel.nifti1 import Nifti1Header, Nifti1PairHeader
+
 
 PAIR_SUFFIXES = (".hdr", ".hdr.gz")
 NIFTI_SUFFIXES = (".nii", ".nii.gz", ".nii.bz2", ".nii.xz", ".nii.zst", *PAIR_SUFFIXES)
@@ -279,3 +280,180 @@ def _corners_differ(
     with np.errstate(over="ignore", invalid="ignore"):
         distance = np.linalg.norm((corners @ (sform - qform).T)[:, :3], axis=1).max()
     return not distance <= FORMS_DISAGREE_MM
+
+
+SCANNER_ANAT = 1
+"""NIFTI_XFORM_SCANNER_ANAT: scanner-based anatomical coordinates."""
+
+
+def has_own_forms(source: Source) -> bool:
+    """Whether the scan is a NIfTI with an sform or a qform."""
+    return isinstance(source, NiftiSource) and source.sform_code + source.qform_code > 0
+
+
+def forms_for(grid: Grid, source: Source) -> NiftiSource:
+    """Return sform and qform of a result.
+
+    A qform that float32 cannot represent is left out, so that all readers use the sform. A source
+    without an sform then gets one with the affine and code of its qform.
+
+    Parameters
+    ----------
+    grid : Grid
+        Grid of the result.
+    source : Source
+        Source of the scan, whose own forms are kept.
+
+    Returns
+    -------
+    NiftiSource
+        It has a quaternion if it has a qform.
+    """
+    forms = NiftiSource(grid.affine, SCANNER_ANAT, grid.affine, SCANNER_ANAT)
+    if isinstance(source, NiftiSource) and has_own_forms(source):
+        forms = source
+    elif grid.sheared:  # a quaternion cannot represent a shear
+        return NiftiSource(grid.affine, SCANNER_ANAT, None, 0)
+    if forms.qform is None or forms.quaternion is not None:
+        return forms
+    quaternion = quaternion_from_affine(forms.qform, grid.shape)
+    if quaternion is not None:
+        return replace(forms, quaternion=quaternion)
+    if forms.sform is None:
+        forms = replace(forms, sform=forms.qform, sform_code=forms.qform_code)
+    return replace(forms, qform=None, qform_code=0)
+
+
+MAX_DISPLACEMENT_MM = 0.01
+"""Largest distance between the corners of a grid by sform and by qform: a twentieth of 0.2 mm."""
+
+HALF_TURN_FLOAT32 = 1e-7
+"""1 - b² - c² - d² below which nifti1_io, and so ITK, takes a as 0."""
+
+HALF_TURN_FLOAT64 = 1e-15
+"""The same threshold for the float64 of NIfTI-2 (nifti2_io)."""
+
+_HALF_TURN_NIBABEL = 3 * float(np.finfo(np.float32).eps)
+_CORNERS = np.array(list(itertools.product((0, 1), repeat=3)))
+_NEIGHBOURS = np.array(list(itertools.product((0, 1, -1), repeat=3)), np.float32)
+
+
+def rotations_from_quaternions(
+    bcd: NDArray[np.float64], half_turn: float = HALF_TURN_FLOAT32
+) -> NDArray[np.float64]:
+    """Return the rotations (N, 3, 3) that nifti1_io reads from quaternions (N, 3).
+
+    If a counts as 0, (b, c, d) is normalised.
+    """
+    square = (bcd * bcd).sum(axis=1)
+    is_half = 1 - square < half_turn
+    length = np.where(is_half, np.sqrt(np.where(is_half, square, 1)), 1)
+    return _matrices(np.sqrt(np.where(is_half, 0, 1 - square)), bcd / length[:, None])
+
+
+def quaternion_from_affine(
+    affine: NDArray[np.float64], shape: tuple[int, int, int]
+) -> tuple[float, float, float] | None:
+    """Return the b, c, d, each a float32, from which all readers get an affine most accurately.
+
+    The third axis of a left-handed affine is reversed first (qfac -1).
+
+    Parameters
+    ----------
+    affine : (4, 4) array
+        Voxel index to mm.
+    shape : (I, J, K)
+        Shape of the grid whose corners are compared.
+
+    Returns
+    -------
+    tuple of float or None
+        None if a corner would be off by more than `MAX_DISPLACEMENT_MM` in a reader: no float32
+        is near enough, or the affine is sheared.
+    """
+    from nibabel.quaternions import mat2quat
+
+    linear = np.array(affine[:3, :3])
+    if np.linalg.det(linear) < 0:
+        linear[:, 2] *= -1
+    spacing = np.linalg.norm(linear, axis=0)
+    u, _, vt = np.linalg.svd(linear / spacing)
+    nearest = mat2quat(u @ vt)[1:].astype(np.float32)
+    candidates = (nearest + _NEIGHBOURS * np.spacing(np.abs(nearest))).astype(np.float64)
+    corners = (_CORNERS * (np.array(shape) - 1)).T
+    errors = (_readings(candidates) * spacing.astype(np.float32) - linear) @ corners
+    worst = np.linalg.norm(errors, axis=-2).max(axis=(0, -1))
+    best = int(np.argmin(worst))
+    b, c, d = map(float, candidates[best])
+    return (b, c, d) if worst[best] <= MAX_DISPLACEMENT_MM else None
+
+
+def _readings(bcd: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rotations (3, N, 3, 3) by nifti1_io, by nibabel and by the bare formula."""
+    a_squared = 1 - (bcd * bcd).sum(axis=1)
+    bare_a = np.sqrt(np.maximum(a_squared, 0))
+    a = np.where(np.abs(a_squared) < _HALF_TURN_NIBABEL, 0, bare_a)
+    length = np.sqrt(a * a + (bcd * bcd).sum(axis=1))
+    nibabel = _matrices(a / length, bcd / length[:, None])
+    return np.stack([rotations_from_quaternions(bcd), nibabel, _matrices(bare_a, bcd)])
+
+
+def _matrices(a: NDArray[np.float64], bcd: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rotation matrices (N, 3, 3) of unit quaternions (nifti1.h, method 2)."""
+    b, c, d = bcd.T
+    rows = [
+        [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
+        [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
+        [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
+    ]
+    return np.moveaxis(np.array(rows), -1, 0)
+
+
+_ANALYZE_HEADER_BYTES = 348
+_TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8"}
+_XYZT_MM = 2  # NIFTI_XYZT_MM of xyzt_units
+_SCALING_FIELDS = ("funused1", "funused2")
+
+
+def is_analyze(start: bytes) -> bool:
+    """Return whether the start of a file without the NIfTI magic is an Analyze header."""
+    return len(start) >= _ANALYZE_HEADER_BYTES and _byte_order(start) is not None
+
+
+def _byte_order(start: bytes) -> str | None:
+    """Return the byte order in which header size and number of dimensions are valid."""
+    for order in ("<", ">"):
+        size = np.frombuffer(start, f"{order}i4", 1)[0]
+        dimensions = np.frombuffer(start, f"{order}i2", 1, 40)[0]
+        if size == _ANALYZE_HEADER_BYTES and 1 <= dimensions <= 7:
+            return order
+    return None
+
+
+def analyze_as_nifti(start: bytes) -> Nifti1PairHeader:
+    """Return an Analyze header as a NIfTI header with both form codes 0.
+
+    Raises
+    ------
+    ScanError
+        PIXEL_TYPE, RESCALE, BAD_GEOMETRY or DAMAGED.
+    """
+    from nibabel.analyze import AnalyzeHeader
+    from nibabel.nifti1 import Nifti1PairHeader
+
+    order = _byte_order(start) or "<"
+    analyze = AnalyzeHeader(start[:_ANALYZE_HEADER_BYTES], endianness=order, check=False)
+    code = int(analyze["datatype"])
+    if code not in _TYPES:
+        raise ScanError(Reason.PIXEL_TYPE, "the Analyze data type is not a plain number")
+    slope, intercept = (float(analyze[name]) for name in _SCALING_FIELDS)
+    if slope not in (0, 1) or intercept != 0:  # NaN is neither
+        raise ScanError(Reason.RESCALE, "the Analyze header has a scale factor or an offset")
+    units = bytes(analyze["vox_units"].item()).strip(b"\0 ").lower()
+    if units not in (b"", b"mm"):
+        raise ScanError(Reason.BAD_GEOMETRY, "the units of the Analyze header are not millimetres")
+    header = Nifti1PairHeader(endianness=order, check=False)
+    for name in ("dim", "datatype", "bitpix", "pixdim", "vox_offset"):
+        header[name] = analyze[name]
+    header["xyzt_units"] = _XYZT_MM
+    return header

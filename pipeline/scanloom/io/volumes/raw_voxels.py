@@ -5,27 +5,39 @@ from __future__ import annotations
 import io
 import math
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError, format_bytes
-from scanloom.io.limits import (
+from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume, counted, format_bytes
+from scanloom.core.volume import default_unit
+from scanloom.io.scan import GridOnlySource, Scan, Source
+from scanloom.io.system.compressed_streams import (
+    Compression,
+    decompression_errors,
+    open_decompressed,
+)
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.sandbox import (
+    SandboxLimits,
+    report_progress,
+    run_sandboxed,
+    shared_empty,
+    start_sandbox,
+)
+from scanloom.io.voxel_values import (
     FILE_LIMIT_VOLUMES,
     MAX_DEFLATE_RATIO,
     SKIP_LIMIT_BYTES,
     VOXEL_LIMIT_BYTES,
+    replace_nan,
+    rounding_flags,
 )
-from scanloom.io.system.compressed_streams import Compression, open_decompressed
-from scanloom.io.system.regular_files import open_regular_file
-from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed, shared_empty
-from scanloom.io.volumes.reader_errors import foreign_errors
-from scanloom.io.volumes.text_voxels import parse_numbers, read_tokens
 
 Coding = Literal["raw", "text"] | Compression
 
@@ -394,3 +406,160 @@ def _skip(file: BinaryIO, count: int, layout: RawLayout) -> None:
             raise ScanError(Reason.TRUNCATED, "the file ends before its voxels")
         count -= len(chunk)
         report_progress()
+
+
+_CHUNK_BYTES = 1 << 20
+_TOKEN_LIMIT = 64  # characters of a number
+
+
+def read_tokens(file: BinaryIO) -> Iterator[list[bytes]]:
+    """Yield the tokens of a file, as a list for each chunk that is read; no token is split."""
+    incomplete = b""
+    while chunk := file.read(_CHUNK_BYTES):
+        tokens = (incomplete + chunk).split()
+        ends_in_space = chunk[-1:].isspace()
+        incomplete = b"" if ends_in_space or not tokens else tokens.pop()
+        if len(incomplete) > _TOKEN_LIMIT:
+            break
+        if tokens:
+            yield tokens
+    if incomplete:
+        yield [incomplete]
+
+
+def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return tokens as an array (N,) of numbers of a type.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if a token is not a number, or does not fit the type.
+    """
+    if max(map(len, tokens)) > _TOKEN_LIMIT:
+        raise ScanError(Reason.DAMAGED, "a voxel stored as text is not a number")
+    wide = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
+    try:
+        numbers = np.array(tokens).astype(wide)
+    except (ValueError, OverflowError) as exc:
+        raise ScanError(Reason.DAMAGED, "a voxel stored as text is not a number") from exc
+    if dtype.kind != "f":
+        limits = np.iinfo(dtype)
+        if numbers.min() < limits.min or numbers.max() > limits.max:
+            raise ScanError(Reason.DAMAGED, "a voxel exceeds the range of the header's data type")
+    with np.errstate(over="ignore"):
+        return numbers.astype(dtype)
+
+
+@contextmanager
+def foreign_errors(subject: str) -> Iterator[None]:
+    """Convert errors of libraries and the system to ScanError; `subject` begins its detail.
+
+    Raises
+    ------
+    ScanError
+        TRUNCATED, DAMAGED, UNREADABLE or OUT_OF_MEMORY.
+    """
+    try:
+        yield
+    except EOFError as exc:
+        raise ScanError(Reason.TRUNCATED, f"{subject} ends too early") from exc
+    except decompression_errors() as exc:
+        detail = f"{subject} cannot be decompressed ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+    except OSError as exc:  # BadGzipFile is one, without a number
+        reason = Reason.UNREADABLE if exc.errno else Reason.DAMAGED
+        raise ScanError(reason, f"{subject} cannot be read ({type(exc).__name__})") from exc
+    except MemoryError as exc:
+        raise ScanError(Reason.OUT_OF_MEMORY, f"{subject} does not fit into memory") from exc
+
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+
+@dataclass(frozen=True, eq=False)
+class RawVolume:
+    """One volume of a file, as the file's header describes it.
+
+    Parameters
+    ----------
+    layout : RawLayout
+        Position and type of the voxels, checked by `scanloom.io.volumes.raw_voxels.check_layout`.
+    grid : Grid
+    flags : tuple of Flag
+        Findings about the header.
+    source : Source
+    """
+
+    layout: RawLayout
+    grid: Grid
+    flags: tuple[Flag, ...] = ()
+    source: Source = field(default_factory=GridOnlySource)
+
+    @property
+    def outline(self) -> tuple[Grid, np.dtype[Any]]:
+        """Grid of the volume and type of its voxels after rescale."""
+        return self.grid, self.layout.value_dtype
+
+
+class ParseHeader(Protocol):
+    """Parse the header of a volume file; nothing of the size of a volume is allocated."""
+
+    def __call__(
+        self, files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+    ) -> RawVolume:
+        """Return one volume as the header describes it.
+
+        Parameters
+        ----------
+        files : sequence of Path
+            The files of the volume, the header first.
+        phase : int or None
+            Index of the volume in a file that holds several, from 0.
+        orientation : str or None
+            Axis codes such as "RAS", used only if the header has no orientation.
+        limit : int
+            Largest size of the decoded voxels in bytes.
+
+        Raises
+        ------
+        ScanError
+            If the file cannot be read as a volume; its `code` is the reason.
+        """
+
+
+def select_volume(volumes: int, phase: int | None) -> int:
+    """Return the index of the requested volume in a file with this number of volumes.
+
+    Raises
+    ------
+    ScanError
+        FOUR_D if `phase` is required and missing, or out of range.
+    """
+    if phase is None and volumes > 1:
+        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
+    if not 0 <= (phase or 0) < volumes:
+        raise ScanError(
+            Reason.FOUR_D, f"the file has {counted(volumes, 'volume')} from 0, not volume {phase}"
+        )
+    return phase or 0
+
+
+def read_raw_volume(
+    parse: ParseHeader,
+    files: Sequence[Path],
+    phase: int | None,
+    orientation: str | None,
+    modality: str | None,
+    nan: Nan,
+    limit: int,
+) -> Scan:
+    """Read one volume; parameters and errors are those of `ParseHeader` and `load_volume`."""
+    if files[-1].suffix in _COMPRESSED:
+        start_sandbox()  # starts the process that decompresses while the header is parsed
+    raw = parse(files, phase, orientation, limit)
+    layout = raw.layout
+    array, flags = read_voxels(layout), raw.flags
+    if array.dtype != layout.dtype.newbyteorder("="):
+        flags += rounding_flags(array, layout.dtype, layout.slope, layout.intercept)
+    volume = Volume(array, raw.grid, default_unit(modality), modality, flags=flags)
+    return Scan(replace_nan(volume, nan), raw.source)

@@ -1,4 +1,4 @@
-"""Writes DICOM SEG with highdicom: BINARY (one file per model) or LABELMAP (one file per layer).
+"""Writes DICOM SEG: BINARY (one file per model) or LABELMAP (one file per layer).
 
 Segment numbers. LABELMAP keeps `Structure.number`. BINARY must count from 1 without a gap (PS3.3
 C.8.20.2): if the structures' numbers have gaps, segments are renumbered in the same order. In
@@ -8,43 +8,37 @@ SegmentDescription is its human-readable name.
 Frames. Only slices with labelled voxels are stored. An empty segmentation keeps one empty frame per
 segment, of the first slice, since a SEG without frames is not allowed.
 
-UIDs and dates. highdicom generates new UIDs at each write; here the same content gives the same
-bytes. UIDs are hashes of everything in the file (the UIDs of the source images, the segments, the
-geometry, the encoded frames, the transfer syntax, the dates) and of the recipe, so that different
-contents never share a UID.
+UIDs and dates. The same content gives the same bytes. UIDs are hashes of everything in the file
+(the UIDs of the source images, the segments, the geometry, the encoded frames, the transfer syntax,
+the dates) and of the recipe, so that different contents never share a UID.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.core import Case, Code, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.dicom.decimal_strings import decimal_strings
+from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
 from scanloom.io.output import file_names
-from scanloom.io.scan import DicomSource
+from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.io.write.dicom_seg_frames import (
-    Pixels,
     SegFile,
     SegFrame,
     binary_frames,
     encode_dataset,
-    functional_groups,
+    encode_groups,
     rle_frames,
-)
-from scanloom.io.write.dicom_seg_references import (
-    content_datetime,
-    patient_name,
-    refer_to_frames,
-    reference_headers,
 )
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.ops.run_length import counts_by_slice
@@ -56,19 +50,50 @@ if TYPE_CHECKING:
 FIRST_SERIES_NUMBER = 900
 """SeriesNumber of the first model; each model has two (its own grid, the rectangular grid)."""
 
+_BINARY_STORAGE = "1.2.840.10008.5.1.4.1.1.66.4"
+_LABELMAP_STORAGE = "1.2.840.10008.5.1.4.1.1.66.7"
 _BUFFER_BYTES = 1 << 22  # written at once: file systems take few large pieces faster than many
+_SPACING_TOLERANCE, _NORMAL_TOLERANCE = 1e-2, 1e-3
+"""Frames are a regular stack if their distances differ by 1 % at most, and if the cosine between
+the stack's direction and the normal is 0.999 at least: highdicom's reader has the same limits."""
+
+_DATE = re.compile(r"\d{8}")
+_TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
+_NO_DATE, _NO_TIME = "19700101", "000000"
+
+_TEXT = {
+    "PatientID": 64,
+    "IssuerOfPatientID": 64,
+    "StudyID": 16,
+    "AccessionNumber": 16,
+    "ReferringPhysicianName": 64,
+    "StudyDescription": 64,
+    "PositionReferenceIndicator": 64,
+}
+"""Attributes that a derived object shares with its source (PS3.3 C.7), and their maximum lengths.
+
+No others are copied: invalid values in other attributes of the source would make the SEG invalid.
+"""
+
+_OPTIONAL = ("IssuerOfPatientID", "StudyDescription")
+"""Those of type 3: absent if unknown; the others are then empty."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Series:
-    """Properties that all files of one SEG series share."""
+    """Properties that all files of one SEG series share.
+
+    `thickness` is the distance of slices along their normal in mm, a decimal string. It is
+    SliceThickness too: the slices of a segment have neither gaps nor overlaps, even if those of the
+    scan have.
+    """
 
     segmentation: Segmentation
     source: DicomSource
-    headers: list[Dataset]
     case: Case
     stem: file_names.Stem
     number: int
+    thickness: str
 
     @property
     def labelmap(self) -> bool:
@@ -78,14 +103,27 @@ class _Series:
     def rectangular(self) -> bool:
         return self.stem == "segmentation_rect"
 
+    @cached_property
+    def positions(self) -> list[Sequence[str] | None]:
+        """ImagePositionPatient of each slice, LPS mm; None without an image or rectangular grid."""
+        if not self.rectangular:
+            return [image.position if image else None for image in self.source.slices]
+        grid = self.segmentation.grid
+        indices = [(0, 0, k) for k in range(grid.shape[2])]
+        return [decimal_strings(position) for position in grid.world(indices) * LPS_TO_RAS]
 
-def read_standard() -> None:
-    """Let highdicom read its tables of the standard, 23 MB of JSON, as it does once per process."""
-    import highdicom as hd
-    from pydicom.uid import SegmentationStorage
+    def depths_and_positions(
+        self, slices: Iterable[int]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return distances of slices along their normal, (N,), and positions, (N, 3), LPS mm.
 
-    uid = _uid("standard")
-    hd.SOPClass(uid, uid, 1, uid, SegmentationStorage, 1, "SEG", manufacturer="scanloom")
+        The normal points against row times column, as highdicom orders frames: then slices, rows
+        and columns are right-handed in the order of array indices.
+        """
+        cosines = np.array(self.source.orientation, np.float64)
+        normal = np.cross(cosines[3:], cosines[:3])
+        positions = np.array([self.positions[k] for k in slices], np.float64)
+        return positions @ (normal / np.linalg.norm(normal)), positions
 
 
 def write_segs(
@@ -116,31 +154,29 @@ def write_segs(
         The written files.
     """
     (folder / "dicom").mkdir(exist_ok=True)
-    headers = reference_headers(source, _slice_distance(segmentation.grid))
     number = FIRST_SERIES_NUMBER + 2 * list(models).index(segmentation.model)
-    series = [_Series(segmentation, source, headers, case, "segmentation", number)]
+    affine = segmentation.grid.affine
+    normal = np.cross(affine[:3, 0], affine[:3, 1])
+    [thickness] = decimal_strings([abs(normal @ affine[:3, 2]) / np.linalg.norm(normal)])
+    series = [_Series(segmentation, source, case, "segmentation", number, thickness)]
     if segmentation.grid.sheared:
         upright = _rectangular(segmentation)
-        series.append(_Series(upright, source, headers, case, "segmentation_rect", number + 1))
+        series.append(_Series(upright, source, case, "segmentation_rect", number + 1, thickness))
     date_time = _now() if case.outputs.dates == "now" else content_datetime(source)
     paths = []
     for seg_series in series:
-        files = _encode(seg_series)
-        for file in files:
-            file.dataset.PatientName = patient_name(source)
-        _assign_stable_uids(files, date_time, case.recipe)
+        layers = seg_series.segmentation.layers
+        if seg_series.labelmap:
+            files = [_labelmap_file(seg_series, layer, n) for n, layer in enumerate(layers, 1)]
+        else:
+            files = [_binary_file(seg_series)]
+        _set_dates_and_uids(files, date_time, case.recipe)
         for n, file in enumerate(files):
             path = folder / file_names.seg_name(seg_series.stem, segmentation.model, models, n)
             with path.open("wb", buffering=_BUFFER_BYTES) as out:
                 file.save(out)
             paths.append(path)
     return tuple(paths)
-
-
-def _slice_distance(grid: Grid) -> float:
-    """Return the distance between neighbouring slices along their normal in mm."""
-    normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
-    return float(abs(normal @ grid.affine[:3, 2]) / np.linalg.norm(normal))
 
 
 def _rectangular(segmentation: Segmentation) -> Segmentation:
@@ -153,221 +189,279 @@ def _rectangular(segmentation: Segmentation) -> Segmentation:
     return Segmentation(segmentation.model, layers, rectangular_grid(grid), segmentation.version)
 
 
-def _encode(series: _Series) -> list[SegFile]:
-    """Return the files of a series, with the UIDs and dates of highdicom."""
-    layers = series.segmentation.layers
-    if series.labelmap:
-        return [_labelmap_file(series, layer, n) for n, layer in enumerate(layers, 1)]
-    return [_binary_file(series)]
-
-
-def _planes(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels (I, J, K) as slices of rows and columns (K, J, I), a view."""
-    return np.asarray(labels.transpose(2, 1, 0))
-
-
-def _slices_with_image(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
-    """Return the slices that have a source image; on the rectangular grid, all slices."""
-    if series.rectangular or len(series.headers) == len(planes):
-        return planes
-    return np.asarray(planes[[image is not None for image in series.source.slices]])
-
-
 def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
     """Return a LABELMAP with all structures of a layer."""
-    planes = _slices_with_image(series, _planes(layer.labels))
-    filled = np.asarray(counts_by_slice(planes.T)[:, 1:].any(axis=1))
+    planes = _planes(layer)
+    slices = _stored_slices(series, np.asarray(counts_by_slice(planes.T)[:, 1:].any(axis=1)))
     structures = sorted(layer.structures, key=lambda s: s.number)
-    dataset = _headers(series, filled, structures, instance)
-    templates = _groups_by_slice(dataset, series)
-    frames = [SegFrame(planes, 0, 0, k) for k in templates]
-    return _seg_file(dataset, frames, templates, rle_frames(frames))
+    bits = 8 if structures[-1].number < 256 else 16
+    dataset = _data_set(series, planes.shape, slices, structures, instance)
+    dataset.BitsAllocated = dataset.BitsStored = bits
+    dataset.HighBit = bits - 1
+    dataset.PixelPaddingValue = 0
+    dataset.SegmentsOverlap = "NO"
+    frames = [SegFrame(planes, 0, 0, k) for k in slices]
+    return _seg_file(series, dataset, frames, slices)
 
 
 def _binary_file(series: _Series) -> SegFile:
     """Return a BINARY with all structures of all layers, segment by segment."""
     layers = series.segmentation.layers
-    stacks = [_slices_with_image(series, _planes(layer.labels)) for layer in layers]
+    stacks = [_planes(layer) for layer in layers]
     counts = [counts_by_slice(planes.T) for planes in stacks]
-    filled = np.any([c[:, 1:].any(axis=1) for c in counts], axis=0)
+    filled = np.stack([count[:, 1:].any(axis=1) for count in counts])
+    slices = _stored_slices(series, np.asarray(filled.any(axis=0)))
     structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
     layer_of = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
-    dataset = _headers(series, filled, structures, 1)
-    dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
-    templates = _groups_by_slice(dataset, series)
-    frames = [
-        SegFrame(stacks[n], s.number, segment, k)
+    dataset = _data_set(series, stacks[0].shape, slices, structures, 1)
+    dataset.BitsAllocated = dataset.BitsStored = 1
+    dataset.HighBit = 0
+    dataset.SegmentsOverlap = "YES" if _overlap(stacks, slices) else "NO"
+    every = [
+        SegFrame(stacks[layer_of[s.number]], s.number, segment, k)
         for segment, s in enumerate(structures, 1)
-        for n in (layer_of[s.number],)
-        for k in templates
-        if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
+        for k in slices
     ]
-    return _seg_file(dataset, frames, templates, binary_frames(frames))
+    frames = [
+        frame
+        for frame in every
+        for count in (counts[layer_of[frame.number]][frame.slice],)
+        if frame.number < len(count) and count[frame.number]
+    ]
+    return _seg_file(series, dataset, frames or every, slices)
 
 
-def _seg_file(
-    dataset: Dataset,
-    frames: Sequence[SegFrame],
-    templates: dict[int, Dataset],
-    pixels: Pixels,
-) -> SegFile:
-    """Return a file with these frames in place of the single pixels of `dataset`."""
-    dataset.NumberOfFrames = len(frames)
-    dataset.Rows, dataset.Columns = frames[0].planes.shape[1:]
-    groups = functional_groups(frames, templates)
-    del dataset.PixelData, dataset.PerFrameFunctionalGroupsSequence
-    return SegFile(dataset, groups, pixels)
+def _planes(layer: Layer) -> NDArray[Any]:
+    """Return labels (I, J, K) as slices of rows and columns (K, J, I), a view."""
+    return np.asarray(layer.labels.transpose(2, 1, 0))
 
 
-def _groups_by_slice(dataset: Dataset, series: _Series) -> dict[int, Dataset]:
-    """Return the functional groups of highdicom's frames by slice index, in highdicom's order.
-
-    There is one frame per stored slice.
-    """
-    slice_at = {tuple(map(float, p)): k for k, p in enumerate(_positions(series))}
-    templates = {}
-    for item in dataset.PerFrameFunctionalGroupsSequence:
-        position = item.PlanePositionSequence[0].ImagePositionPatient
-        templates[slice_at[tuple(map(float, position))]] = item
-    return templates
+def _stored_slices(series: _Series, filled: NDArray[np.bool_]) -> list[int]:
+    """Return the indices k of the slices that are stored, in the order of frames."""
+    slices = [k for k, position in enumerate(series.positions) if position]
+    slices = [k for k in slices if filled[k]] or slices[:1]
+    depths, _ = series.depths_and_positions(slices)
+    return [slices[n] for n in np.argsort(depths)]
 
 
-def _overlap(stacks: Sequence[NDArray[Any]]) -> bool:
-    """Return whether a voxel is labelled in more than one of several stacks (K, J, I)."""
-    if len(stacks) == 1:
-        return False
-    return any(
-        (np.count_nonzero([plane != 0 for plane in planes], axis=0) > 1).any()
-        for planes in zip(*stacks, strict=True)
+def _overlap(stacks: Sequence[NDArray[Any]], slices: Sequence[int]) -> bool:
+    """Return whether a voxel of these slices is labelled in several of the stacks (K, J, I)."""
+    return len(stacks) > 1 and any(
+        (np.count_nonzero([planes[k] != 0 for planes in stacks], axis=0) > 1).any() for k in slices
     )
 
 
-def _headers(
-    series: _Series, filled: NDArray[np.bool_], structures: Sequence[Structure], instance: int
-) -> Dataset:
-    """Return highdicom's dataset, with a frame of a single pixel for each slice that is not empty.
+def _is_regular(series: _Series, slices: Sequence[int]) -> bool:
+    """Return whether several slices, in the order of frames, are a stack along their normal."""
+    if len(slices) < 2:
+        return False
+    depths, positions = series.depths_and_positions(slices)
+    distances = np.diff(depths)
+    cosines = (depths[1:] - depths[0]) / np.linalg.norm(positions[1:] - positions[0], axis=1)
+    equal = np.allclose(distances, distances.mean(), rtol=_SPACING_TOLERANCE, atol=0)
+    return bool(equal and (cosines > 1 - _NORMAL_TOLERANCE).all())
 
-    `_seg_file` replaces the frames and their functional groups.
-    """
-    import highdicom as hd
+
+def _data_set(
+    series: _Series,
+    shape: tuple[int, ...],
+    slices: Sequence[int],
+    structures: Sequence[Structure],
+    instance: int,
+) -> Dataset:
+    """Return all elements but those of bits, frames, UIDs and dates (PS3.3 A.51, A.90)."""
+    from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, RLELossless
 
     model, labelmap = series.segmentation.model, series.labelmap
+    dataset = _shared_with(series.source)
+    dataset.file_meta = meta = FileMetaDataset()
+    meta.TransferSyntaxUID = RLELossless if labelmap else ExplicitVRLittleEndian
+    meta.ImplementationClassUID = _uid("implementation")
+    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
+    meta.MediaStorageSOPClassUID = _LABELMAP_STORAGE if labelmap else _BINARY_STORAGE
+    dataset.SOPClassUID = meta.MediaStorageSOPClassUID
+    dataset.Modality = "SEG"
+    dataset.SeriesNumber, dataset.InstanceNumber = series.number, instance
+    rectangular = ", rectangular" if series.rectangular else ""
+    dataset.SeriesDescription = _long_string(f"scanloom {model}{rectangular}")
+    dataset.Manufacturer = dataset.ManufacturerModelName = "scanloom"
+    dataset.SoftwareVersions, dataset.DeviceSerialNumber = __version__, "0"
+    dataset.ImageType = ["DERIVED", "PRIMARY"]
+    dataset.ContentLabel, dataset.ContentDescription = "SEGMENTATION", model
+    dataset.ContentCreatorName = ""  # type 2: must be present; no person drew the segments
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.PixelRepresentation, dataset.PresentationLUTShape = 0, "IDENTITY"
+    dataset.Rows, dataset.Columns = shape[1:]
+    dataset.SegmentationType = "LABELMAP" if labelmap else "BINARY"
     numbers = [s.number for s in structures] if labelmap else range(1, len(structures) + 1)
-    dtype = np.uint8 if max(numbers) < 256 else np.uint16
-    # A frame wider than the source's tells highdicom that locations are not preserved
-    width = 2 if series.rectangular else 1
-    pixels = np.where(filled, numbers[0], 0).astype(dtype)[:, None, None].repeat(width, axis=2)
-    pixels = pixels if filled.any() else pixels[:1]
-    dataset = hd.seg.Segmentation(
-        source_images=series.headers,
-        pixel_array=pixels,
-        segmentation_type="LABELMAP" if labelmap else "BINARY",
-        segment_descriptions=[
-            _description(series, s, n) for s, n in zip(structures, numbers, strict=True)
-        ],
-        series_instance_uid=_uid("series"),
-        series_number=series.number,
-        sop_instance_uid=_uid("instance"),
-        instance_number=instance,
-        manufacturer="scanloom",
-        manufacturer_model_name="scanloom",
-        software_versions=__version__,
-        device_serial_number="0",
-        transfer_syntax_uid=RLELossless if labelmap else ExplicitVRLittleEndian,
-        content_label="SEGMENTATION",
-        content_description=model,
-        series_description=_long_string(
-            f"scanloom {model}{', rectangular' if series.rectangular else ''}"
-        ),
-        **_placement(series, len(pixels)),
+    segments = [_segment(series, s, n) for s, n in zip(structures, numbers, strict=True)]
+    dataset.SegmentSequence = (
+        [_background(series.segmentation), *segments] if labelmap else segments
     )
-    refer_to_frames(dataset, series.source)
+    _add_references(dataset, series.source)
+    _add_dimensions(dataset, labelmap=labelmap)
+    if (labelmap or len(structures) == 1) and _is_regular(series, slices):
+        dataset.DimensionOrganizationType = "3D"  # frames differ in nothing but their place
+    measures = _item(PixelSpacing=list(series.source.spacing), SliceThickness=series.thickness)
+    measures.SpacingBetweenSlices = series.thickness
+    orientation = _item(ImageOrientationPatient=list(series.source.orientation))
+    shared = _item(PlaneOrientationSequence=[orientation], PixelMeasuresSequence=[measures])
+    if not labelmap and len(structures) == 1:
+        shared.SegmentIdentificationSequence = [_item(ReferencedSegmentNumber=1)]
+    dataset.SharedFunctionalGroupsSequence = [shared]
     return dataset
 
 
-def _placement(series: _Series, slices: int) -> dict[str, Any]:
-    """Return highdicom's arguments for the geometry of the first `slices` slices.
-
-    Empty if highdicom takes the geometry from the source images.
-    """
-    import highdicom as hd
-
-    grid, headers = series.segmentation.grid, series.headers
-    if not series.rectangular and slices == len(headers):
-        return {}
-    orientation = headers[0].ImageOrientationPatient
-    if series.rectangular:
-        columns = grid.affine[:3, :2] * LPS_TO_RAS[:, None]  # RAS to LPS
-        cosines = columns / np.linalg.norm(columns, axis=0)
-        orientation = decimal_strings([*cosines[:, 0], *cosines[:, 1]])
-    positions = _positions(series)[:slices]
-    return {
-        "plane_positions": [hd.PlanePositionSequence("PATIENT", p) for p in positions],
-        "plane_orientation": hd.PlaneOrientationSequence("PATIENT", orientation),
-        "pixel_measures": hd.PixelMeasuresSequence(
-            pixel_spacing=headers[0].PixelSpacing,
-            slice_thickness=headers[0].SliceThickness,
-            spacing_between_slices=headers[0].SpacingBetweenSlices,
-        ),
-    }
-
-
-def _positions(series: _Series) -> list[Any]:
-    """Return ImagePositionPatient of each slice, LPS mm."""
-    if not series.rectangular:
-        return [h.ImagePositionPatient for h in series.headers]
-    grid = series.segmentation.grid
-    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * LPS_TO_RAS
-    return [decimal_strings(p) for p in world]
-
-
-def _description(series: _Series, structure: Structure, number: int) -> Dataset:
-    import highdicom as hd
-    from pydicom.sr.codedict import codes
-
-    segmentation, source = series.segmentation, series.headers[0].SeriesInstanceUID
-    description = hd.seg.SegmentDescription(
-        segment_number=number,
-        segment_label=structure.label,
-        segmented_property_category=_coded(structure.category),
-        segmented_property_type=_coded(structure.type),
-        algorithm_type="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
-        algorithm_identification=hd.AlgorithmIdentificationSequence(
-            name=segmentation.model,
-            version=_long_string(segmentation.version or "unknown"),
-            family=codes.cid7162.ArtificialIntelligence,
-            parameters={"changes": segmentation.changes} if segmentation.changes else None,
-        ),
-        tracking_id=structure.label,
-        tracking_uid=_uid(
-            "tracking", source, series.case.recipe, segmentation.model, structure.label
-        ),
-        display_color=hd.color.CIELabColor.from_rgb(*structure.color),
+def _seg_file(
+    series: _Series, dataset: Dataset, frames: Sequence[SegFrame], slices: Sequence[int]
+) -> SegFile:
+    """Return the file of a data set and its frames."""
+    dataset.NumberOfFrames = len(frames)
+    derivations = {k: encode_dataset(_derivation(series, k)) for k in slices}
+    places = {k: [_item(ImagePositionPatient=list(series.positions[k] or ()))] for k in slices}
+    positions = {k: encode_dataset(_item(PlanePositionSequence=p)) for k, p in places.items()}
+    shared_segment = "SegmentIdentificationSequence" in dataset.SharedFunctionalGroupsSequence[0]
+    groups = encode_groups(frames, derivations, positions, shared_segment=shared_segment)
+    return SegFile(
+        dataset, groups, rle_frames(frames) if series.labelmap else binary_frames(frames)
     )
-    note = " (experimental)" if structure.experimental else ""
-    description.SegmentDescription = f"{structure.name}{note}"[:1024]
+
+
+def _derivation(series: _Series, k: int) -> Dataset:
+    """Return the reference of a frame to the image that it was derived from; empty without one."""
+    image = series.source.slices[k]
+    if image is None:
+        return _item(DerivationImageSequence=[])
+    reference = _reference(image.sop_class, image.sop_instance)
+    reference.SpatialLocationsPreserved = "NO" if series.rectangular else "YES"
+    reference.PurposeOfReferenceCodeSequence = [_code(_PURPOSE)]
+    if image.frame is not None:
+        reference.ReferencedFrameNumber = image.frame
+    derivation = _item(SourceImageSequence=[reference], DerivationCodeSequence=[_code(_DERIVATION)])
+    return _item(DerivationImageSequence=[derivation])
+
+
+def _reference(sop_class: str, sop_instance: str) -> Dataset:
+    return _item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=sop_instance)
+
+
+def _add_references(dataset: Dataset, source: DicomSource) -> None:
+    """List the source images; a multi-frame object once (PS3.3 C.12.2)."""
+    classes = {image.sop_instance: image.sop_class for image in source.slices if image is not None}
+    images = [_reference(sop_class, instance) for instance, sop_class in classes.items()]
+    series = _item(ReferencedInstanceSequence=images)
+    series.SeriesInstanceUID = valid_uid(source.first, "SeriesInstanceUID")
+    dataset.SourceImageSequence, dataset.ReferencedSeriesSequence = images, [series]
+
+
+_DIMENSIONS = {
+    "Referenced Segment Number": (0x0062000B, 0x0062000A),
+    "Image Position Patient": (0x00200032, 0x00209113),
+}
+"""Tags of the attributes that order the frames, and of their functional groups."""
+
+
+def _add_dimensions(dataset: Dataset, *, labelmap: bool) -> None:
+    """Describe the order of frames: by segment, then by position (PS3.3 C.7.6.17)."""
+    dataset.DimensionOrganizationSequence = [_item()]
+    dataset.DimensionIndexSequence = [
+        _item(
+            DimensionIndexPointer=attribute,
+            FunctionalGroupPointer=group,
+            DimensionDescriptionLabel=label,
+        )
+        for label, (attribute, group) in list(_DIMENSIONS.items())[int(labelmap) :]
+    ]
+
+
+_DERIVATION = Code("113076", "DCM", "Segmentation")
+_PURPOSE = Code("121322", "DCM", "Source image for image processing operation")
+_FAMILY = Code("123110", "DCM", "Artificial Intelligence")
+_BACKGROUND = Code("125040", "DCM", "Background")
+
+
+def _background(segmentation: Segmentation) -> Dataset:
+    """Return the segment of number 0, which a LABELMAP describes too (PS3.3 C.8.20.2)."""
+    return _item(
+        SegmentNumber=0,
+        SegmentLabel="Background",
+        SegmentAlgorithmType="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
+        SegmentAlgorithmName=segmentation.model,
+        SegmentedPropertyCategoryCodeSequence=[_code(_BACKGROUND)],
+        SegmentedPropertyTypeCodeSequence=[_code(_BACKGROUND)],
+        RecommendedDisplayCIELabValue=_cielab((0, 0, 0)),
+    )
+
+
+def _segment(series: _Series, structure: Structure, number: int) -> Dataset:
+    segmentation = series.segmentation
+    segment = _background(segmentation)
+    segment.SegmentNumber, segment.SegmentLabel = number, structure.label
+    segment.SegmentedPropertyCategoryCodeSequence = [_code(structure.category)]
+    kind = _code(structure.type)
     if structure.laterality is not None:
-        kind = description.SegmentedPropertyTypeCodeSequence[0]
-        kind.SegmentedPropertyTypeModifierCodeSequence = [_coded(structure.laterality)]
-    return description
+        kind.SegmentedPropertyTypeModifierCodeSequence = [_code(structure.laterality)]
+    segment.SegmentedPropertyTypeCodeSequence = [kind]
+    segment.RecommendedDisplayCIELabValue = _cielab(structure.color)
+    note = " (experimental)" if structure.experimental else ""
+    segment.SegmentDescription = f"{structure.name}{note}"[:1024]
+    algorithm = _item(AlgorithmName=segmentation.model)
+    algorithm.AlgorithmFamilyCodeSequence = [_code(_FAMILY)]
+    algorithm.AlgorithmVersion = _long_string(segmentation.version or "unknown")
+    if segmentation.changes:
+        algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
+    segment.SegmentationAlgorithmIdentificationSequence = [algorithm]
+    source = valid_uid(series.source.first, "SeriesInstanceUID")
+    identity = (source, series.case.recipe, segmentation.model, structure.label)
+    segment.TrackingID, segment.TrackingUID = structure.label, _uid("tracking", *identity)
+    return segment
 
 
-def _coded(code: Code) -> Any:
-    import highdicom as hd
+def _item(**elements: object) -> Dataset:
+    """Return a data set of elements by keyword."""
+    from pydicom import Dataset
 
-    return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
+    item = Dataset()
+    for keyword, value in elements.items():
+        setattr(item, keyword, value)
+    return item
 
 
-def _assign_stable_uids(files: Sequence[SegFile], date_time: tuple[str, str], recipe: str) -> None:
+def _code(code: Code) -> Dataset:
+    item = _item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
+    if len(code.value) <= 16:
+        item.CodeValue = code.value
+    else:  # longer than an SH may be (PS3.3 8.1)
+        item.LongCodeValue = code.value
+    return item
+
+
+def _cielab(color: tuple[int, int, int]) -> list[int]:
+    """Return an sRGB colour, 0 to 255, as CIELab (D65) in 16 bits each (PS3.3 C.10.7.1.1)."""
+    levels = np.array(color) / 255
+    linear = np.where(levels > 0.04045, ((levels + 0.055) / 1.055) ** 2.4, levels / 12.92)
+    xyz = _RGB_TO_XYZ @ linear / _WHITE
+    x, y, z = np.where(xyz >= (6 / 29) ** 3, np.cbrt(xyz), xyz * 841 / 108 + 4 / 29)
+    lightness, a, b = 116 * y - 16, 500 * (x - y), 200 * (y - z)
+    return [
+        round(value)
+        for value in (lightness * 65535 / 100, (a + 128) * 65535 / 255, (b + 128) * 65535 / 255)
+    ]
+
+
+_RGB_TO_XYZ = np.array(
+    ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+)
+_WHITE = np.array((0.95047, 1.0, 1.08883))
+
+
+def _set_dates_and_uids(files: Sequence[SegFile], date_time: tuple[str, str], recipe: str) -> None:
     """Set the dates of the files of one series, and UIDs that depend on their content alone."""
     for dataset in (file.dataset for file in files):
         for kind in ("Content", "Series", "InstanceCreation"):
             setattr(dataset, f"{kind}Date", date_time[0])
             setattr(dataset, f"{kind}Time", date_time[1])
-        for item in dataset.get("ContributingEquipmentSequence") or []:
-            item.ContributionDateTime = "".join(date_time)
-        dataset.ContentCreatorName = ""  # type 2: must be present; no person drew the segments
         _set_uids(dataset, _uid("series"), _uid("instance"), _uid("dimensions"))
     contents = [_digest(file) for file in files]
     series = _uid("series", recipe, *contents)
@@ -407,3 +501,76 @@ def _now() -> tuple[str, str]:
 def _long_string(text: str) -> str:
     """Truncate a text to the 64 characters of an LO."""
     return text[:64]
+
+
+def content_datetime(source: DicomSource) -> tuple[str, str]:
+    """Return the date and time (DA, TM) of the series' content; 1970 if the series has no date."""
+    first = source.first
+    for kind in ("Content", "Acquisition", "Series", "Study"):
+        date = matching_text(first, f"{kind}Date", _DATE)
+        if date:
+            return date, matching_text(first, f"{kind}Time", _TIME) or _NO_TIME
+    return _NO_DATE, _NO_TIME
+
+
+def _shared_with(source: DicomSource) -> Dataset:
+    """Return the attributes of patient, study and frame of reference that a SEG takes over.
+
+    Text is decoded and becomes UTF-8 if it is not ASCII. Invalid values (a date, a StudyID that is
+    too long) are left empty, except PatientName and PatientID, which are copied unchanged.
+    """
+    first = source.first
+    shared = _item(PatientName=_text(first, "PatientName"))
+    for keyword in SHARED_UIDS:
+        setattr(shared, keyword, valid_uid(first, keyword))
+    for keyword, max_length in _TEXT.items():
+        text = _text(first, keyword)
+        text = text if len(text) <= max_length or keyword == "PatientID" else ""
+        if text or keyword not in _OPTIONAL:
+            setattr(shared, keyword, text)
+    _add_deidentification(shared, first)
+    if not all(str(element.value).isascii() for element in shared):
+        shared.SpecificCharacterSet = "ISO_IR 192"
+    for keyword in ("PatientBirthDate", "StudyDate"):
+        setattr(shared, keyword, matching_text(first, keyword, _DATE))
+    shared.StudyTime = matching_text(first, "StudyTime", _TIME)
+    shared.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
+    lossy = plain_text(first, "LossyImageCompression") == "01"
+    shared.LossyImageCompression = "01" if lossy else "00"
+    for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
+        if lossy and plain_text(first, keyword):
+            setattr(shared, keyword, plain_text(first, keyword).split("\\"))
+    return shared
+
+
+def _add_deidentification(shared: Dataset, first: Dataset) -> None:
+    """Copy the attributes of a de-identification.
+
+    PatientIdentityRemoved YES requires the method (PS3.3 C.7.1.1): without it, it is not copied.
+    """
+    methods = [text for text in _texts(first, "DeidentificationMethod") if 0 < len(text) <= 64]
+    if methods:
+        shared.DeidentificationMethod = methods
+    if "DeidentificationMethodCodeSequence" in first:
+        shared.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
+    removed = plain_text(first, "PatientIdentityRemoved")
+    has_method = methods or "DeidentificationMethodCodeSequence" in shared
+    if removed == "NO" or (removed == "YES" and has_method):
+        shared.PatientIdentityRemoved = removed
+
+
+def _text(header: Dataset, keyword: str) -> str:
+    """Return text of any character set; ASCII is not converted, see `plain_text`."""
+    plain = plain_text(header, keyword)
+    if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
+        return plain
+    return str(header.get(keyword) or "")
+
+
+def _texts(header: Dataset, keyword: str) -> list[str]:
+    """Return the values of a multi-valued attribute, each converted as by `_text`."""
+    plain = plain_text(header, keyword)
+    if plain.isascii() and "\x1b" not in plain:
+        return [value.strip() for value in plain.split("\\")]
+    values = header.get(keyword) or ""
+    return [values] if isinstance(values, str) else [str(value) for value in values]

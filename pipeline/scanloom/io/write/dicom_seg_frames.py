@@ -1,8 +1,8 @@
 """Encodes the frames of a DICOM SEG directly from label maps.
 
-highdicom would create a mask for every frame and an object for every element of its functional
-groups. Here it creates one frame of a single pixel per slice. The functional groups are encoded
-once per slice; those of the segments of a slice differ in two numbers only.
+A mask for every frame and a pydicom object for every element of its functional groups would take
+most of the time. Groups that the frames of a slice share are encoded once; those of its segments
+differ in two numbers only.
 
 The frames of a BINARY may take more memory than the scan. They are made as they are hashed, and
 again as they are written, a few at a time.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 _ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
-_INDEX_VALUES = struct.pack("<HH2s", 0x0020, 0x9157, b"UL")
-"""Tag and VR of DimensionIndexValues. The UIDs and codes before it cannot contain these bytes."""
-
 _TOGETHER = 8
 """Frames that are made at once: they stay in the processor's cache."""
 _LOW_BITS = 2
@@ -214,18 +211,22 @@ def _and(
 
 def rle_frames(frames: Sequence[SegFrame]) -> Pixels:
     """Return the frames of a LABELMAP, run-length encoded and encapsulated (PS3.5 A.4, G)."""
-    from highdicom.frame import encode_frame
     from pydicom.encaps import encapsulate
-    from pydicom.uid import RLELossless
+    from pydicom.pixels.encoders import RLELosslessEncoder
 
+    rows, columns = frames[0].planes.shape[1:]
     bits = 8 * frames[0].planes.itemsize
     encoded = [
-        encode_frame(
+        RLELosslessEncoder.encode(
             np.ascontiguousarray(frame.planes[frame.slice]),
-            transfer_syntax_uid=RLELossless,
-            photometric_interpretation="MONOCHROME2",
+            rows=rows,
+            columns=columns,
+            samples_per_pixel=1,
+            number_of_frames=1,
             bits_allocated=bits,
             bits_stored=bits,
+            pixel_representation=0,
+            photometric_interpretation="MONOCHROME2",
         )
         for frame in frames
     ]
@@ -233,53 +234,46 @@ def rle_frames(frames: Sequence[SegFrame]) -> Pixels:
     return Pixels(len(value), lambda: iter((value,)))
 
 
-def functional_groups(frames: Sequence[SegFrame], templates: dict[int, Dataset]) -> bytes:
+def encode_groups(
+    frames: Sequence[SegFrame],
+    derivations: Mapping[int, bytes],
+    positions: Mapping[int, bytes],
+    *,
+    shared_segment: bool,
+) -> bytes:
     """Return the items of PerFrameFunctionalGroupsSequence, one per frame.
 
     Parameters
     ----------
-    frames : sequence of Frame
+    frames : sequence of SegFrame
         In their order in the file.
-    templates : dict of int to Dataset
-        For each slice, the item of its frame of segment 1.
+    derivations, positions : mapping of int to bytes
+        The encoded DerivationImageSequence and PlanePositionSequence of each stored slice, in the
+        order of their dimension indices, which count from 1.
+    shared_segment : bool
+        Whether all frames are of one segment, which the shared functional groups name.
     """
-    encoded = {k: _Template.from_item(item) for k, item in templates.items()}
-    return b"".join(encoded[frame.slice].item(frame.segment) for frame in frames)
+    index_of = {k: n for n, k in enumerate(positions, 1)}
+    items = []
+    for frame in frames:
+        index, segment = struct.pack("<I", index_of[frame.slice]), b""
+        if frame.segment:
+            index = struct.pack("<I", frame.segment) + index
+        if frame.segment and not shared_segment:
+            number = struct.pack("<HH2sHH", 0x0062, 0x000B, b"US", 2, frame.segment)
+            segment = _sequence(0x0062, 0x000A, number)
+        values = struct.pack("<HH2sH", 0x0020, 0x9157, b"UL", len(index)) + index
+        content = _sequence(0x0020, 0x9111, values)
+        # In the order of their tags
+        groups = b"".join((derivations[frame.slice], content, positions[frame.slice], segment))
+        items.append(_ITEM + struct.pack("<I", len(groups)) + groups)
+    return b"".join(items)
 
 
-@dataclass(frozen=True)
-class _Template:
-    """The encoded item of a slice, in parts between which the segment number stands.
-
-    Parameters
-    ----------
-    before : bytes
-        The item's beginning, up to the first dimension index, which is the segment number (uint32).
-    after : bytes
-        What follows, up to ReferencedSegmentNumber (uint16).
-    whole : bytes
-        The item as it is, in a LABELMAP, which has no such number; else empty.
-    """
-
-    before: bytes
-    after: bytes
-    whole: bytes = b""
-
-    @classmethod
-    def from_item(cls, item: Dataset) -> _Template:
-        content = encode_dataset(item)
-        encoded = _ITEM + struct.pack("<I", len(content)) + content
-        if "SegmentIdentificationSequence" not in item:
-            return cls(b"", b"", encoded)
-        index = encoded.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # 2-byte length
-        return cls(encoded[:index], encoded[index + 4 : -2])
-
-    def item(self, segment: int) -> bytes:
-        """Return the item for that segment number."""
-        if self.whole:
-            return self.whole
-        number = segment.to_bytes(4, "little")
-        return b"".join((self.before, number, self.after, number[:2]))
+def _sequence(group: int, element: int, content: bytes) -> bytes:
+    """Return a sequence of one item, explicit little endian (PS3.5 7.5)."""
+    head = struct.pack("<HH2s2xI", group, element, b"SQ", len(content) + 8)
+    return b"".join((head, _ITEM, struct.pack("<I", len(content)), content))
 
 
 def encode_dataset(dataset: Dataset) -> bytes:

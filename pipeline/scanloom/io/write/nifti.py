@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Layer, Reason, ScanError, Volume
 from scanloom.io.scan import NiftiSource, Source
-from scanloom.io.volumes.nifti_forms import forms_for
+from scanloom.io.volumes.nifti import forms_for
 
 _COMPRESSION_LEVEL = 1
 """igzip level: 6 times faster than zlib, and a label map is small at any level."""

@@ -427,7 +427,7 @@ def choose_window(
 
     Returns
     -------
-    Window
+    GrayWindow
         For CT in HU the soft tissue window; for PET from 0 to an SUV of 7, inverted, or to the
         99.5th percentile if SUVs are unknown; otherwise from the 0.5th to the 99.5th percentile.
     """

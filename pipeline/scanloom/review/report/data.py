@@ -21,8 +21,8 @@ from scanloom.io.output.file_names import PREVIEW, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
-from scanloom.io.system.liveness import observed_state
 from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.scratch_folders import observed_state
 
 MAX_IDS = 20
 """Number of ids that are listed below a reason; a link leads to the others."""

@@ -5,19 +5,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import ScanError
+from PIL import Image
+
+from scanloom.core import Flag, Measurement, Reason, ScanError
 from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.cohort import MIN_COHORT
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.review.outliers import (
+    MIN_COHORT,
+    REVIEW_THRESHOLD,
+    Cohort,
+    Distribution,
+    Finding,
+    find_outliers,
+    risk_score,
+)
+from scanloom.review.preview.page import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import (
+    ReportCase,
     ReportData,
     advice,
     collect_report_data,
@@ -27,9 +42,8 @@ from scanloom.review.report.data import (
     valid_runs,
 )
 from scanloom.review.report.pictures import Chart, draw_charts, draw_thumbs
-from scanloom.review.report.rows import WITH_RESULT, Structures, make_rows, structure_names
-from scanloom.review.verdicts.results import STATES
 from scanloom.review.verdicts.tables import review_states
+from scanloom.review.verdicts.verdict import STATES
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,8 +51,9 @@ if TYPE_CHECKING:
 REPORT = "report"
 PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
-SCRIPTS = ("figures.js", "page.js")
-"""Scripts of the page, in order."""
+SCRIPTS = ("elements.js", "figures.js", "case.js", "page.js")
+"""Modules of the page, each after those that it imports."""
+_MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
 MAX_RUNS = 50
 """Number of runs that are listed, the newest ones."""
 _HERE = Path(__file__).parent
@@ -151,7 +166,8 @@ def _render(
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
     _add_verdicts(rows, content.verdicts)
     runs = valid_runs(data.runs)
-    script = "\n".join((_HERE / name).read_text() for name in SCRIPTS)
+    # one module without imports: a page on disk can't import modules from beside it
+    script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
     style = (_HERE / "page.css").read_text()
     embedded = {
         "structures": names,
@@ -247,3 +263,243 @@ def _embedded(data: dict[str, Any]) -> str:
 def _digest(text: str) -> str:
     """Return the hash source of an inline text for a content security policy (CSP 3, 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+WITH_RESULT = ("done", "outdated")
+"""States of cases that have a result; a later run did not replace one that is outdated."""
+WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
+"""Risk by which series without a result are sorted: they follow the cases that need review, since
+there is no result to look at."""
+SKIPPED_RISK = -1.0
+"""Risk of series that were skipped: they come last."""
+MAX_NAMES = 4
+"""Number of structures that are named in front of the text of a shared finding."""
+
+Structures = dict[tuple[str, str], str]
+"""Display name of each (model, label)."""
+
+
+def structure_names(cases: Sequence[ReportCase]) -> Structures:
+    """Return the display name of each (model, label), with the model if labels are ambiguous."""
+    pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
+    count = Counter(label for label, _ in pairs)
+    return {
+        (model, label): label.replace("_", " ") + (f" ({model})" if count[label] > 1 else "")
+        for label, model in pairs
+    }
+
+
+def make_rows(
+    cases: Sequence[ReportCase],
+    structures: Structures,
+    thumbs: Mapping[str, tuple[int, int]],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows in the order of review, and the distributions of measurements.
+
+    Parameters
+    ----------
+    cases : sequence of ReportCase
+    structures : mapping
+        As of `structure_names`.
+    thumbs : mapping
+        Size (width, height) of the thumbnail of each case that has one.
+
+    Returns
+    -------
+    rows : list of dict
+    distributions : dict
+        Distribution or reference range by "<index of the structure>:<quantity>".
+    """
+    done = [case for case in cases if case.status == "done"]
+    references = {model: ranges for case in done for model, ranges in case.references.items()}
+    cohort = Cohort((m for case in done for m in case.measurements), references)
+    findings = find_outliers(
+        {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
+    )
+    rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
+    rows.sort(key=lambda row: (-row["risk"], row["id"]))
+    index = {key: n for n, key in enumerate(structures)}
+    distributions = {
+        f"{index[model, label]}:{quantity}": _plain(distribution)
+        for (model, label, quantity), distribution in sorted(cohort.distributions.items())
+        if (model, label) in index
+    }
+    return rows, distributions
+
+
+def _row(
+    case: ReportCase,
+    findings: Sequence[Finding],
+    structures: Structures,
+    thumb: tuple[int, int] | None,
+) -> dict[str, Any]:
+    has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
+    risk = 1.0 if outdated else risk_score(findings)
+    mosaic = read_mosaic(case.preview) if case.preview and findings else None
+    shown = _shown_findings(findings, case, list(structures), mosaic)
+    if outdated:
+        is_stale = case.reason == Reason.STALE.code
+        why = "another recipe made it" if is_stale else "the later attempt failed"
+        shown.insert(0, {"text": f"an older result: {why} ({case.reason})"})
+    by_key = {(m.model, m.label): m for m in case.measurements}
+    measured = [by_key.get(key) for key in structures] if by_key else []
+    return {
+        "id": case.id,
+        **({"case": case.case_id} if case.case_id != case.id else {}),
+        "status": "outdated" if has_result and outdated else case.status,
+        "reason": case.reason,
+        "detail": case.detail,
+        "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
+        "review": has_result and risk >= REVIEW_THRESHOLD,
+        "findings": shown,
+        "models": list(case.models),
+        "flags": list(case.flags),
+        "seconds": round(sum(case.seconds.values()), 2),
+        "volumes": [_rounded(m.volume_ml) if m else None for m in measured],
+        "means": [_rounded(m.mean) if m else None for m in measured],
+        "parts": [m.components if m else None for m in measured],
+        "units": next((m.unit for m in measured if m is not None), ""),  # a scan has one
+        "preview": thumb,
+        **({"page": mosaic.page} if mosaic else {}),
+        "files": list(case.files),
+    }
+
+
+def _shown_findings(
+    findings: Sequence[Finding],
+    case: ReportCase,
+    structures: Sequence[tuple[str, str]],
+    mosaic: PreviewMosaic | None,
+) -> list[dict[str, Any]]:
+    """Return findings as text, with their place and slices; structures may share a finding."""
+    by_text: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_text[finding.text].append(finding)
+    shown = []
+    for text, found in by_text.items():
+        names = [finding.structure for finding in found]
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
+        position = found[0].place
+        if position is not None:
+            n = structures.index((position.model, position.label))
+            entry["place"] = [n, position.quantity, _rounded(position.value)]
+        subjects = tuple(m for finding in found for m in finding.subjects)
+        if mosaic is not None and subjects:
+            together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
+            slices = slices_of(together, mosaic.tiles, case.shape)
+            entry["slices"] = [
+                {"number": each.number, "area": each.area, "outlines": each.outlines}
+                for each in slices
+            ]
+        shown.append(entry)
+    return shown
+
+
+def _plain(distribution: Distribution) -> dict[str, Any]:
+    """Return a distribution as data of the page's script."""
+    median = {} if distribution.median is None else {"median": _rounded(distribution.median)}
+    return {
+        "unit": distribution.unit,
+        "log": distribution.logarithmic,
+        "first": _rounded(distribution.first),
+        "last": _rounded(distribution.last),
+        "usual": [_rounded(value) for value in distribution.usual],
+        "counts": list(distribution.counts),
+        **median,
+        **({"source": distribution.source} if distribution.source else {}),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return a number with four significant digits; None if there is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+MAX_SLICES = 3
+"""Number of slices that are shown for a finding."""
+MAX_OUTLINED_SHARE = 0.6
+"""Share of a slice above which a structure is not outlined: the outline would be the edge."""
+
+
+@dataclass(frozen=True)
+class PreviewMosaic:
+    """The mosaic of a preview: its map, and the size (width, height) of the page in pixels."""
+
+    tiles: TileMap
+    page: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ShownSlice:
+    """A slice on the page of a preview, in pixels.
+
+    Parameters
+    ----------
+    number : int
+        Its number on the page.
+    area : (x, y, width, height)
+    outlines : tuple of (x, y, width, height)
+        Outlines of the structures that the finding is about.
+    """
+
+    number: int
+    area: Pixels
+    outlines: tuple[Pixels, ...]
+
+
+def read_mosaic(preview: Path) -> PreviewMosaic | None:
+    """Read the mosaic of a preview; None of a preview without a map, or one that can't be read."""
+    try:
+        with open_regular_file(preview) as file, Image.open(file) as page:
+            tiles, size = read_tile_map(page.info), page.size
+    except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
+        return None
+    return None if tiles is None else PreviewMosaic(tiles, size)
+
+
+def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[ShownSlice, ...]:
+    """Return the slices that a finding is about: at most `MAX_SLICES`.
+
+    A structure at the border is shown in the end slices that it reaches, any other in the slice
+    nearest to its middle, with its outline. Findings of a scan, and of structures that were not
+    found, have none.
+
+    Parameters
+    ----------
+    finding : Finding
+    tiles : TileMap
+        The mosaic of the case.
+    shape : (I, J, K)
+        Shape of the case's grid.
+    """
+    outlines: dict[MosaicSlice, list[Pixels]] = {}
+    for m in finding.subjects:
+        for tile in _tiles(finding, m, tiles, shape):
+            outline = outlines.setdefault(tile, [])
+            if m.box is not None and finding.kind != "border":
+                outline.append(tiles.outline(m.box, tile))
+    width, height = tiles.size
+    largest = MAX_OUTLINED_SHARE * width * height
+    return tuple(
+        ShownSlice(
+            tile.number,
+            (tile.x, tile.y, width, height),
+            tuple(dict.fromkeys(o for o in findings if o[2] * o[3] <= largest)),
+        )
+        for tile, findings in sorted(outlines.items(), key=lambda item: item[0].number)[:MAX_SLICES]
+    )
+
+
+def _tiles(
+    finding: Finding, m: Measurement, tiles: TileMap, shape: Sequence[int]
+) -> Iterator[MosaicSlice]:
+    """Yield the slices of the mosaic in which a structure is shown."""
+    if m.box is None:
+        return
+    ends: list[MosaicSlice] = []
+    if finding.kind == "border" and len(shape) > tiles.axis:
+        first, last = (corner[tiles.axis] for corner in m.box)
+        reached = {n for n in (first, last) if n in (0, shape[tiles.axis] - 1)}
+        ends = [tile for tile in tiles.tiles if tile.slice in reached]
+    yield from ends or [tiles.nearest(m.box)]

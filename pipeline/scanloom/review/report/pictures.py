@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree as ET
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from scanloom.core import printable
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
+from scanloom.review.preview.page import (
+    GUTTER,
+    HEADER_HEIGHT,
+    MAIN_WIDTH,
+    MARGIN,
+    WIDTH,
+    round_length,
+    text_width,
+    truncated,
+)
 from scanloom.review.report.data import ReportCase
 
 MAX_STRUCTURES = 40
@@ -26,6 +38,12 @@ MIN_FOR_QUARTILES = 5
 """Number of volumes from which a box plot is drawn; fewer are drawn one by one."""
 SHORTEST_S = 0.01
 """Times below this are labelled as such, without their value."""
+CHART_WIDTH, ROW_HEIGHT, FONT_SIZE = 624, 27, 13
+"""Sizes of charts in pixels."""
+FONT_MARGIN = 1.15
+"""Width of names in the browser's font, by which rows are set in, as of Pillow's font at most."""
+MAX_DECADES = 8
+"""Powers of ten that are written below an axis; if it has more, some are left out."""
 _INK, _BAR = "#1b1f24", "#3b6ea8"
 
 
@@ -75,7 +93,7 @@ def _volumes(
     volumes: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         for m in case.measurements:
-            if m.volume_ml > 0:
+            if 0 < m.volume_ml < math.inf:
                 volumes[structures[m.model, m.label]].append(m.volume_ml)
     frequent = sorted(volumes, key=lambda name: (-len(volumes[name]), name))[:MAX_STRUCTURES]
     return {name: volumes[name] for name in sorted(frequent)}
@@ -90,68 +108,157 @@ def _steps(cases: Sequence[ReportCase]) -> dict[str, list[float]]:
 
 
 def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
-    figure, axes = _figure(len(volumes))
-    names = list(volumes)[::-1]
-    if all(len(values) < MIN_FOR_QUARTILES for values in volumes.values()):
-        title = "Volumes of structures, one dot per case"
-        for row, name in enumerate(names):
-            axes.plot(volumes[name], [row] * len(volumes[name]), "o", color=_BAR, alpha=0.7)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(-0.6, len(names) - 0.4)
-    else:
+    """Draw a box for each structure, or a dot for each case if there are few."""
+    low, high = (end(map(end, volumes.values())) for end in (min, max))
+    low, high = low / 1.3, high * 1.3  # room for dots at the ends
+    chart = _RowChart(list(volumes), "ml", (low, high), math.log10)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = math.ceil((last - first) / MAX_DECADES)
+    for n in range(first, last + 1):
+        for digit in range(1, 10):
+            # the numbers between powers of ten are written only where the axis has few powers
+            is_written = n % every == 0 if digit == 1 else last - first < 3 and digit in (2, 5)
+            if low <= digit * 10.0**n <= high:
+                chart.tick(digit * 10.0**n, is_written)
+    is_small = all(len(values) < MIN_FOR_QUARTILES for values in volumes.values())
+    for row, values in enumerate(volumes.values()):
+        if is_small:
+            for value in values:
+                chart.dot(row, value, 4, opacity="0.7")
+        else:
+            chart.box(row, values)
+    title = "Volumes of structures, one dot per case"
+    if not is_small:
         title = "Volumes of structures: median, quartiles, whiskers up to 1.5 IQR"
-        axes.boxplot(
-            [volumes[name] for name in names],
-            orientation="horizontal",
-            tick_labels=names,
-            widths=0.6,
-            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": _BAR},
-            medianprops={"color": _BAR, "linewidth": 2},
-        )
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda ml, _: f"{ml:g}")
-    axes.set_xlabel("ml")
     medians = [f"{name}: median {statistics.median(v):.3g} ml" for name, v in volumes.items()]
-    return _saved(figure, folder, "volumes.svg", title, "Volumes. " + "; ".join(medians))
+    return chart.save(folder / "volumes.svg", title, "Volumes. " + "; ".join(medians))
 
 
 def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
-    figure, axes = _figure(len(steps))
-    names = list(steps)[::-1]
-    medians = [statistics.median(steps[name]) for name in names]
-    bars = axes.barh(names, medians, color=_BAR, height=0.6)
-    labels = [f"{m:.3g} s" if m >= SHORTEST_S else f"< {SHORTEST_S:g} s" for m in medians]
-    axes.bar_label(bars, labels, padding=4, color=_INK)
-    axes.set_xlabel("s")
-    axes.margins(x=0.15)
-    times = [f"{name} {label}" for name, label in zip(names[::-1], labels[::-1], strict=True)]
+    """Draw a bar for each step."""
+    medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
+    highest = max(medians.values()) or 1.0
+    chart = _RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
+    step, _ = round_length(highest / 4)
+    for n in range(math.floor(1.2 * highest / step) + 1):
+        chart.tick(n * step)
+    labels = []
+    for row, seconds in enumerate(medians.values()):
+        is_short = seconds < SHORTEST_S
+        labels.append(f"< {SHORTEST_S:g} s" if is_short else f"{seconds:.3g} s")
+        chart.bar(row, seconds, labels[-1])
+    times = [f"{name} {label}" for name, label in zip(medians, labels, strict=True)]
     title = "Median seconds per case, by step"
-    return _saved(figure, folder, "times.svg", title, f"{title}: " + ", ".join(times))
+    return chart.save(folder / "times.svg", title, f"{title}: " + ", ".join(times))
 
 
-def _figure(rows: int):  # type: ignore[no-untyped-def]
-    from matplotlib.figure import Figure
+class _RowChart:
+    """An SVG chart with a row for each name, and an axis of values below.
 
-    figure = Figure(figsize=(6.5, 0.8 + 0.28 * max(rows, 3)), layout="constrained")
-    axes = figure.add_subplot()
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
+    Parameters
+    ----------
+    names : sequence of str
+        Names of the rows, from top to bottom.
+    unit : str
+        Unit of the values, which is written below the axis.
+    ends : (float, float)
+        Values at the ends of the axis.
+    scale : callable
+        Maps a value to a linear scale.
+    """
 
+    def __init__(
+        self,
+        names: Sequence[str],
+        unit: str,
+        ends: tuple[float, float],
+        scale: Callable[[float], float],
+    ) -> None:
+        names = [truncated(printable(name), FONT_SIZE, CHART_WIDTH / 2) for name in names]
+        self._left = round(FONT_MARGIN * max(text_width(n, FONT_SIZE) for n in names)) + 10
+        self._bottom = ROW_HEIGHT * len(names) + 4
+        self._ends, self._scale = ends, scale
+        self.size = CHART_WIDTH, self._bottom + 44
+        width, height = map(str, self.size)
+        self._svg = ET.Element(
+            "svg", xmlns="http://www.w3.org/2000/svg", width=width, height=height
+        )
+        self._svg.set("viewBox", f"0 0 {width} {height}")
+        self._svg.set("font-family", "sans-serif")
+        self._svg.set("font-size", str(FONT_SIZE))
+        for row, name in enumerate(names):
+            self._text(self._left - 8, self._y(row), name, "end")
+            self._line(self._left - 4, self._y(row), self._left, self._y(row))
+        self._line(self._left, 0, self._left, self._bottom)
+        self._line(self._left, self._bottom, CHART_WIDTH, self._bottom)
+        self._text((self._left + CHART_WIDTH) / 2, self._bottom + 34, unit, "middle")
 
-def _saved(figure: Any, folder: Path, file: str, title: str, text: str) -> Chart:
-    """Write a figure with a transparent background and text as text; equal figures, equal bytes."""
-    import matplotlib as mpl
+    def tick(self, value: float, is_written: bool = True) -> None:
+        """Mark a value on the axis."""
+        x = self._x(value)
+        self._line(x, self._bottom, x, self._bottom + (4 if is_written else 2))
+        if is_written:
+            self._text(x, self._bottom + 14, f"{value:g}", "middle")
 
-    style = {"svg.hashsalt": "scanloom", "svg.fonttype": "none", "font.family": "sans-serif"}
-    with mpl.rc_context(style):
+    def dot(self, row: int, value: float, radius: float, **style: str) -> None:
+        """Draw a value as a dot."""
+        at = {"cx": f"{self._x(value):.1f}", "cy": str(self._y(row)), "r": str(radius)}
+        ET.SubElement(self._svg, "circle", {**at, "fill": _BAR, **style})
 
-        def save(draft: Path) -> None:
-            figure.savefig(draft, format="svg", metadata={"Date": None}, transparent=True)
+    def box(self, row: int, values: Sequence[float]) -> None:
+        """Draw median, quartiles, whiskers up to 1.5 times their distance, and values beyond."""
+        low, middle, high = (float(v) for v in np.quantile(values, (0.25, 0.5, 0.75)))
+        reach = 1.5 * (high - low)
+        inside = [v for v in values if low - reach <= v <= high + reach]
+        y, half = self._y(row), 0.3 * ROW_HEIGHT
+        # a quartile between two values may lie beyond all values within reach: no whisker there
+        for end, quartile in ((min(*inside, low), low), (max(*inside, high), high)):
+            self._line(self._x(quartile), y, self._x(end), y)
+            self._line(self._x(end), y - half / 2, self._x(end), y + half / 2)
+        self._rectangle(self._x(low), y - half, self._x(high), y + half, fill="none", stroke=_INK)
+        self._line(self._x(middle), y - half, self._x(middle), y + half, stroke=_BAR, width="2")
+        for value in values:
+            if value not in inside:
+                self.dot(row, value, 1.5)
 
-        atomic_write(folder / file, save)
-    width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    return Chart(file, title, text, (width, height))
+    def bar(self, row: int, value: float, label: str) -> None:
+        """Draw a value as a bar with a label at its end."""
+        y, x = self._y(row), self._x(value)
+        self._rectangle(self._left, y - 0.3 * ROW_HEIGHT, x, y + 0.3 * ROW_HEIGHT, fill=_BAR)
+        self._text(x + 5, y, label, "start")
+
+    def save(self, path: Path, title: str, text: str) -> Chart:
+        """Write the file; equal charts have equal bytes."""
+        content = ET.tostring(self._svg)
+        atomic_write(path, lambda draft: draft.write_bytes(content))
+        return Chart(path.name, title, text, self.size)
+
+    def _x(self, value: float) -> float:
+        """Return the position of a value in pixels from the left."""
+        low, high = map(self._scale, self._ends)
+        share = (self._scale(value) - low) / (high - low)
+        return self._left + share * (CHART_WIDTH - self._left)
+
+    def _y(self, row: int) -> float:
+        """Return the middle of a row in pixels from the top."""
+        return ROW_HEIGHT * (row + 0.5)
+
+    def _text(self, x: float, y: float, text: str, anchor: str) -> None:
+        at = {"x": f"{x:.1f}", "y": f"{y:.1f}", "dy": ".35em", "text-anchor": anchor, "fill": _INK}
+        ET.SubElement(self._svg, "text", at).text = text
+
+    def _line(
+        self, x1: float, y1: float, x2: float, y2: float, stroke: str = _INK, width: str = "1"
+    ) -> None:
+        at = {"d": f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}", "stroke": stroke}
+        ET.SubElement(self._svg, "path", at | {"stroke-width": width})
+
+    def _rectangle(
+        self, left: float, top: float, right: float, bottom: float, **style: str
+    ) -> None:
+        at = {"x": f"{left:.1f}", "y": f"{top:.1f}", **style}
+        size = {"width": f"{right - left:.1f}", "height": f"{bottom - top:.1f}"}
+        ET.SubElement(self._svg, "rect", at | size)
 
 
 THUMB_SIZE = (264, 210)

@@ -20,10 +20,9 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import PREVIEW
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
 from scanloom.review.server.desk import Desk
 from scanloom.review.server.drafts import Step, check_result
-from scanloom.review.server.opened_case import OpenedCase, describe
-from scanloom.review.server.pixels import PLANES, slices
 from scanloom.review.server.requests import (
     check_structures,
     read_body,
@@ -33,8 +32,7 @@ from scanloom.review.server.requests import (
     read_verdict,
     read_version,
 )
-from scanloom.review.server.security import Guard, RefusedError
-from scanloom.review.server.sessions import Sessions
+from scanloom.review.server.security import Guard, RefusedError, Sessions
 
 logger = logging.getLogger(__name__)
 

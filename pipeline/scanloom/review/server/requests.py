@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scanloom.review.corrections.draft import MAX_POINTS, Stroke
-from scanloom.review.server.pixels import PLANES
+from scanloom.review.server.cases import PLANES
+from scanloom.review.server.drafts import MAX_POINTS, Stroke
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import DECISIONS, MAX_SECONDS, TAGS, Seen, Verdict
 

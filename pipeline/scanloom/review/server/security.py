@@ -1,13 +1,34 @@
-"""Checks of all requests to the review server, and headers of all answers."""
+"""Access to the review server: checks of requests, sessions of reviewers, limits of connections.
+
+A link for each reviewer works once, and becomes a session: a secret that the page keeps and sends
+in a header with each request. It is no cookie: browsers send a cookie of 127.0.0.1 to every port of
+it, so to servers of other users too.
+
+All processes of the machine can connect to the loopback address, whoever they belong to.
+Connections are limited in number, and closed if they send too slowly. Where the limit is reached,
+the connection that has waited longest for a request is closed for the new one: a program that only
+holds connections open bars nobody, and a browser whose idle connection is closed opens another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import math
+import resource
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -132,3 +153,212 @@ async def _refuse(refused: RefusedError, send: Send) -> None:
     headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+SCHEME = "Bearer "
+_BYTES = 32
+
+
+class Sessions:
+    """Tokens of links that were not used yet, and sessions of reviewers; kept as hashes.
+
+    Parameters
+    ----------
+    reviewers : sequence of str
+        Codes of the reviewers.
+    """
+
+    def __init__(self, reviewers: Sequence[str]) -> None:
+        self._guard = threading.Lock()
+        self._sessions: dict[bytes, str] = {}
+        self._tokens: dict[bytes, str] = {}
+        self.tokens = {reviewer: self._new(self._tokens, reviewer) for reviewer in reviewers}
+        """The token of each reviewer's link."""
+
+    def enter(self, token: str, reviewer: str) -> str | None:
+        """Use the token of a reviewer's link: return a new session; None if it is not that."""
+        with self._guard:
+            if self._tokens.get(_hashed(token)) != reviewer:
+                return None
+            del self._tokens[_hashed(token)]
+            return self._new(self._sessions, reviewer)
+
+    def reviewer(self, authorization: str) -> str | None:
+        """Return the code of the reviewer with a session, as of the header; None without one."""
+        with self._guard:
+            session = authorization.removeprefix(SCHEME)
+            return self._sessions.get(_hashed(session)) if session != authorization else None
+
+    @staticmethod
+    def _new(known: dict[bytes, str], reviewer: str) -> str:
+        value = secrets.token_urlsafe(_BYTES)
+        known[_hashed(value)] = reviewer
+        return value
+
+
+def _hashed(value: str) -> bytes:
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()
+
+
+MAX_CONNECTIONS = 256
+"""Open connections; fewer if the process may have few open files."""
+MAX_PER_PEER = 128
+"""Of these, from one address: all of 127.0.0.1, or of a tunnel, count as one."""
+BACKLOG = 64
+"""Connections that wait to be accepted, and that are accepted at once."""
+_FILES_PER_CONNECTION = 4
+"""Share of the open files, of which reading cases needs some too."""
+IDLE_SECONDS = 30.0
+"""Time in which the head of a request must be complete, from the connection or the last answer."""
+
+
+def max_connections() -> int:
+    """Return the number of connections that may be open: `MAX_CONNECTIONS`, or fewer."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_CONNECTIONS, max(8, files // _FILES_PER_CONNECTION))
+
+
+class Listener(socket.socket):
+    """A listening socket that limits the connections that are open.
+
+    They count from the moment at which they are accepted: with TLS, before its handshake.
+
+    Parameters
+    ----------
+    family : socket.AddressFamily
+    limit, limit_per_peer : int
+        Connections in all, and from one address.
+    """
+
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        limit: int = MAX_CONNECTIONS,
+        limit_per_peer: int = MAX_PER_PEER,
+    ) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self.limit, self.limit_per_peer = limit, limit_per_peer
+        self.open = dict[int, Accepted]()
+        """Connections by their descriptor."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, for which another may be closed.
+
+        Raises
+        ------
+        BlockingIOError
+            If none waits, or all others are being answered: then this one is closed.
+        """
+        descriptor, address = self._accept()  # type: ignore[attr-defined]  # as `socket.accept` does
+        accepted = Accepted(self, descriptor, str(address[0]))
+        for peer, limit in ((accepted.peer, self.limit_per_peer), (None, self.limit)):
+            others = [each for each in self.open.values() if peer in (None, each.peer)]
+            if len(others) < limit:
+                continue
+            idle = min(others, key=lambda each: each.waits_since)
+            if idle.waits_since == math.inf:
+                accepted.close()
+                raise BlockingIOError
+            idle.end()
+        self.open[descriptor] = accepted
+        return accepted, address
+
+
+class Accepted(socket.socket):
+    """A connection of a `Listener`.
+
+    Parameters
+    ----------
+    listener : Listener
+    descriptor : int
+    peer : str
+        Address of the client.
+    """
+
+    def __init__(self, listener: Listener, descriptor: int, peer: str) -> None:
+        super().__init__(listener.family, listener.type, listener.proto, fileno=descriptor)
+        self.peer, self.waits_since = peer, time.monotonic()
+        """Address, and moment since which no whole request is there; infinite during an answer."""
+        self._listener, self._number = listener, descriptor
+
+    def end(self) -> None:
+        """End the connection: the server reads that it was closed."""
+        self._forget()
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._forget()
+        super().close()
+
+    def _forget(self) -> None:
+        if self._listener.open.get(self._number) is self:
+            del self._listener.open[self._number]
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 connection that is closed if the head of a request does not arrive in time.
+
+    uvicorn limits the time between two requests only, up to the first byte of the second. The time
+    of a body is limited by `Guard`. Until it is complete, the connection may be closed for another
+    one: else a few bytes of each of 128 bodies would bar everybody.
+    """
+
+    idle_seconds = IDLE_SECONDS
+    _timer: asyncio.TimerHandle | None = None
+    _unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as of uvicorn
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock once the head of a request is there, and note when its body is."""
+        super().data_received(data)
+        self._stop_if_answering()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._wait()
+        super().on_response_complete()  # which may begin with a request that is here already
+        self._stop_if_answering()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._stop()
+        self._note(time.monotonic())
+        self._unsent = self.transport.get_write_buffer_size()
+        self._timer = self.loop.call_later(self.idle_seconds, self._late)
+
+    def _stop_if_answering(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop()
+            if not self.cycle.more_body:
+                self._note(math.inf)
+
+    def _note(self, waits_since: float) -> None:
+        """Note on the socket since when the client's next request is waited for."""
+        wrapped = self.transport.get_extra_info("socket")
+        accepted = getattr(wrapped, "_sock", wrapped)  # asyncio hands out a wrapper
+        if isinstance(accepted, Accepted):
+            accepted.waits_since = waits_since
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self.transport.close()
+        elif unsent < self._unsent:
+            self._wait()  # the client still reads the answer
+        else:
+            self.transport.abort()

@@ -14,10 +14,9 @@ from starlette.types import ASGIApp
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
-from scanloom.review.server.connection import BACKLOG, Connection, Listener, max_connections
+from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.desk import Desk, Publish
-from scanloom.review.server.open_cases import OpenCases
-from scanloom.review.server.sessions import Sessions
+from scanloom.review.server.security import BACKLOG, Connection, Listener, Sessions, max_connections
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
 from scanloom.review.verdicts.readers import kept_readers, share_cases
 from scanloom.review.verdicts.tables import write_review_tables

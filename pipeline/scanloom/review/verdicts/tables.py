@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.output.measurements import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.verdicts.log import REVIEW, VerdictStack, current_verdicts, read_verdicts
-from scanloom.review.verdicts.results import current_results, state_of
-from scanloom.review.verdicts.verdict import DECISIONS, Verdict
+from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

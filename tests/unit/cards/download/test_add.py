@@ -1,4 +1,4 @@
-"""A model is added whole or not at all, and what was added is what is used."""
+"""A model is added whole or not at all, and the added files are the ones in use."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ def test_a_model_is_added_once(own: Path, bundle: Path, server: Server) -> None:
 def test_a_name_belongs_to_one_model(own: Path, bundle: Path, server: Server) -> None:
     server.pages["/spleen.zip"] = Page(zipped(bundle))
     add_model(str(bundle), OPTIONS)
-    other = write_bundle(bundle.parent / "other", weights=b"other")
-    shutil.copytree(other, own.parents[2] / "ships" / "tissue")
+    second = write_bundle(bundle.parent / "other", weights=b"other")
+    shutil.copytree(second, own.parents[2] / "ships" / "tissue")
 
-    for request, name in [(other, "spleen"), (other, "tissue")]:
+    for request, name in [(second, "spleen"), (second, "tissue")]:
         assert refusal(request, AddOptions(never, name)).reason is Reason.MODEL_EXISTS
     error = refusal(f"{server.address}/spleen.zip")
     assert error.reason is Reason.MODEL_EXISTS
     assert server.log == []
-    add_model(str(other), AddOptions(never, "Other one"))
+    add_model(str(second), AddOptions(never, "Other one"))
     assert names(own) == ["other_one", "spleen"]
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_record_is_refused(text: str, own: Path, bundle: Path) -> None
     assert caught.value.reason is Reason.MODEL_DAMAGED
 
 
-def test_what_no_reader_can_read_is_not_added(own: Path, bundle: Path, tmp_path: Path) -> None:
+def test_unreadable_folders_are_not_added(own: Path, bundle: Path, tmp_path: Path) -> None:
     (bundle / "models" / "model.pt").unlink()
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("")
@@ -276,17 +276,17 @@ class TestLicence:
         self, own: Path, address: str, server: Server
     ) -> None:
         """The download is kept for the second attempt."""
-        asked = []
+        questions = []
 
         def accept(model: str, licence: Licence) -> bool:
-            asked.append((model, licence.text))
+            questions.append((model, licence.text))
             return True
 
         refusal(address)
         add_model(address, AddOptions(accept))
 
         record = read_provenance(own / "spleen")
-        assert asked == [("spleen", "You may use the weights for non-commercial purposes.")]
+        assert questions == [("spleen", "You may use the weights for non-commercial purposes.")]
         assert record is not None
         assert record.accepted
         assert len(server.log) == 1

@@ -42,7 +42,7 @@ def test_a_connection_broken_at_each_tenth_is_resumed(server: Server, target: Pa
     fetch(Remote(f"{server.address}/w", SHA256), target)
 
     assert target.read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.log] == [None, *(f"bytes={end}-" for end in ends)]
+    assert [requested for _, requested in server.log] == [None, *(f"bytes={end}-" for end in ends)]
 
 
 def test_a_later_attempt_continues(
@@ -94,7 +94,7 @@ def test_a_server_that_ignores_if_range_is_not_trusted(server: Server, target: P
     fetch(Remote(f"{server.address}/w"), target)
 
     assert target.read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.log] == [None, "bytes=1000-", None]
+    assert [requested for _, requested in server.log] == [None, "bytes=1000-", None]
 
 
 def test_without_a_version_no_attempt_is_continued(server: Server, target: Path) -> None:
@@ -103,7 +103,7 @@ def test_without_a_version_no_attempt_is_continued(server: Server, target: Path)
     fetch(Remote(f"{server.address}/w"), target)
 
     assert target.read_bytes() == CONTENT
-    assert [wanted for _, wanted in server.log] == [None, None]
+    assert [requested for _, requested in server.log] == [None, None]
 
 
 def test_a_file_that_became_shorter_starts_anew(server: Server, target: Path) -> None:

@@ -153,11 +153,11 @@ def test_a_size_that_lies_is_damage(tmp_path: Path, target: Path) -> None:
     assert sum(p.stat().st_size for p in target.iterdir()) <= 10
 
 
-@pytest.mark.parametrize("part", range(1, 10))
-def test_a_part_of_a_zip_file_is_refused(tmp_path: Path, target: Path, part: int) -> None:
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_a_truncated_zip_file_is_refused(tmp_path: Path, target: Path, tenths: int) -> None:
     archive = write_zip(tmp_path / "m.zip", *((f"f{n}", os.urandom(999)) for n in range(10)))
     whole = archive.read_bytes()
-    archive.write_bytes(whole[: len(whole) * part // 10])
+    archive.write_bytes(whole[: len(whole) * tenths // 10])
 
     assert refusal(archive, target).reason is Reason.MODEL_DAMAGED
 

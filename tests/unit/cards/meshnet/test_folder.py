@@ -119,7 +119,7 @@ def test_config_states_normalisation_and_crop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "part"),
+    ("edit", "subject"),
     [
         (lambda d: layers(d)[1].update(class_name="Lambda"), "Lambda"),
         (lambda d: layers(d)[1].update(class_name="BatchNormalization"), "BatchNormalization"),
@@ -140,10 +140,10 @@ def test_config_states_normalisation_and_crop(tmp_path: Path) -> None:
         (lambda d: d["weightsManifest"][0]["weights"][0].update(dtype="float16"), "dtype"),
     ],
 )
-def test_other_networks_are_refused_by_name(folder: Path, edit: Any, part: str) -> None:
+def test_other_networks_are_refused_by_name(folder: Path, edit: Any, subject: str) -> None:
     change(folder, edit)
 
-    assert part in refused(folder, Reason.MODEL_UNSUPPORTED)
+    assert subject in refused(folder, Reason.MODEL_UNSUPPORTED)
 
 
 def test_damaged_files_are_refused(folder: Path) -> None:
@@ -167,15 +167,17 @@ def test_weights_outside_the_folder_are_refused(folder: Path, path: str) -> None
 def test_names_must_fit_the_classes(folder: Path, tmp_path: Path) -> None:
     (folder / "colormap.json").write_text('{"R": [0], "G": [0], "B": [0], "labels": ["a"]}')
     assert "4 classes" in refused(folder, Reason.MODEL_DAMAGED)
-    other = write_safetensors(tmp_path / "other", random_weights())
-    labels = json.loads((other / "labels.json").read_text())
-    (other / "labels.json").write_text(json.dumps(labels[::-1]))
-    assert is_model(other)
-    assert read_model(other).structures[0].number == 1
-    (other / "labels.json").write_text(json.dumps([*labels[:3], {**labels[3], "number": 7}]))
-    assert "4 classes" in refused(other, Reason.MODEL_DAMAGED)
-    (other / "labels.json").write_text(json.dumps([*labels[:3], {**labels[3], "name": "///"}]))
-    assert "invalid name" in refused(other, Reason.MODEL_DAMAGED)
+    unnormalised = write_safetensors(tmp_path / "other", random_weights())
+    labels = json.loads((unnormalised / "labels.json").read_text())
+    (unnormalised / "labels.json").write_text(json.dumps(labels[::-1]))
+    assert is_model(unnormalised)
+    assert read_model(unnormalised).structures[0].number == 1
+    (unnormalised / "labels.json").write_text(json.dumps([*labels[:3], {**labels[3], "number": 7}]))
+    assert "4 classes" in refused(unnormalised, Reason.MODEL_DAMAGED)
+    (unnormalised / "labels.json").write_text(
+        json.dumps([*labels[:3], {**labels[3], "name": "///"}])
+    )
+    assert "invalid name" in refused(unnormalised, Reason.MODEL_DAMAGED)
 
 
 def test_a_colormap_that_fits_is_chosen(folder: Path) -> None:

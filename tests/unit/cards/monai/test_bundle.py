@@ -1,4 +1,4 @@
-"""A bundle becomes a card that says what MONAI would do, or is refused by name."""
+"""A bundle becomes a card that describes MONAI's steps, or is refused by name."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_arguments_that_monai_has_dropped_are_dropped(tmp_path: Path) -> None:
     )
 
 
-def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
+def test_scanloom_section_of_the_metadata_is_read(tmp_path: Path) -> None:
     metadata = spleen_metadata()
     metadata["scanloom"] = {
         "weights_sha256": hashlib.sha256(WEIGHTS).hexdigest(),
@@ -347,25 +347,25 @@ def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("Apache License\n Version 2.0", "Apache-2.0"),
         ("MIT License", "MIT"),
         ("Ask us", "see LICENSE"),
     ],
 )
-def test_licence_is_named_by_its_file(text: str, wanted: str, tmp_path: Path) -> None:
+def test_licence_is_named_by_its_file(text: str, expected: str, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "spleen")
     (folder / "LICENSE").write_text(text)
 
-    assert read_bundle(folder).license == wanted
+    assert read_bundle(folder).license == expected
 
 
 # --- MONAI as a witness --------------------------------------------------------------------------
 
 
 def test_defaults_are_monais(tmp_path: Path) -> None:
-    """Where a config is silent, the card says what MONAI's signatures say."""
+    """For keys that a config lacks, the card has the defaults of MONAI's signatures."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inferers = pytest.importorskip("monai.inferers")
@@ -570,7 +570,7 @@ UNSUPPORTED: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "named"), UNSUPPORTED)
-def test_what_a_card_cannot_express_is_refused_by_name(
+def test_unsupported_entries_are_refused_by_name(
     change: Change, named: str, tmp_path: Path
 ) -> None:
     error = refusal(tmp_path, change)
@@ -652,11 +652,11 @@ def test_weights_must_be_those_that_are_pinned(tmp_path: Path) -> None:
     metadata = spleen_metadata()
     metadata["scanloom"] = {"weights_sha256": hashlib.sha256(WEIGHTS).hexdigest()}
     same = write_bundle(tmp_path / "same", None, metadata)
-    other = write_bundle(tmp_path / "other", None, metadata, weights=WEIGHTS + b"!")
+    altered = write_bundle(tmp_path / "other", None, metadata, weights=WEIGHTS + b"!")
 
     assert read_bundle(same).weights.sha256 == hashlib.sha256(WEIGHTS).hexdigest()
     with pytest.raises(ScanError) as caught:
-        read_bundle(other)
+        read_bundle(altered)
     assert caught.value.code == "MODEL_HASH"
 
 
@@ -772,7 +772,7 @@ def test_two_configs_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_imported_module_of_the_bundle_is_code(tmp_path: Path) -> None:
-    """MONAI runs it, wherever the import stands; a library is no part of the bundle."""
+    """MONAI runs it, wherever the import is; an imported library does not belong to the bundle."""
     config = spleen_config()
     config["imports"] = ["$import glob", "$from scripts.patch import run"]
     folder = write_bundle(tmp_path / "spleen", config)
@@ -832,8 +832,8 @@ def put(path: str, value: Any) -> Change:
     """Return a change of the metadata; a value of Ellipsis takes the entry out."""
 
     def change(metadata: dict[str, Any]) -> None:
-        *place, last = path.split("/")
-        for key in place:
+        *parents, last = path.split("/")
+        for key in parents:
             metadata = metadata.setdefault(key, {})
         if value is ...:
             del metadata[last]
@@ -920,10 +920,10 @@ def test_any_change_gives_a_card_or_a_refusal(in_config: bool, which: int, value
     with tempfile.TemporaryDirectory() as folder:
         write_bundle(Path(folder) / "spleen", config, metadata)
         try:
-            found: object = read_bundle(Path(folder) / "spleen")
+            result: object = read_bundle(Path(folder) / "spleen")
         except ScanError as exc:
-            found = exc
-    assert isinstance(found, ModelCard) or str(found).startswith("MODEL_")
+            result = exc
+    assert isinstance(result, ModelCard) or str(result).startswith("MODEL_")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def monai_parser() -> Any:
 
 @pytest.mark.parametrize("key", VALUES)
 def test_value_is_that_of_monais_parser(key: str, monai_parser: Any) -> None:
-    """What the small interpreter gives is what Python gives to MONAI."""
+    """The small interpreter gives the values that Python gives to MONAI."""
     theirs = monai_parser(config=dict(ENTRIES)).get_parsed_content(key)
 
     assert config(ENTRIES).get(key) == theirs
@@ -72,15 +72,15 @@ def test_names_are_names_and_keys_are_words() -> None:
     """A dtype is only its name; MONAI's common keys are the words they stand for."""
     entries = {"d": "$torch.float32", "n": "$np.int16", "k": "$monai.utils.CommonKeys.PRED"}
 
-    found = config(entries)
+    values = config(entries)
 
-    assert found.get("d") == Name("float32")
-    assert found.get("n") == Name("int16")
-    assert found.get("k") == "pred"
+    assert values.get("d") == Name("float32")
+    assert values.get("n") == Name("int16")
+    assert values.get("k") == "pred"
 
 
 def test_device_decides_nothing() -> None:
-    """What depends on the machine has no value, so no card can depend on it."""
+    """Expressions that depend on the machine have no value, so no card can depend on it."""
     entries = {
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "pixdim": "$1.5 if torch.cuda.is_available() else 3.0",
@@ -97,11 +97,11 @@ def test_component_is_a_description() -> None:
         "moved": "$@net.to('cpu')",
         "n": 4,
     }
-    found = config(entries)
+    values = config(entries)
 
-    assert isinstance(found.get("net"), Component)
-    assert found.get("net").args == {"size": 4}
-    assert found.get("moved") is found.get("net")
+    assert isinstance(values.get("net"), Component)
+    assert values.get("net").args == {"size": 4}
+    assert values.get("moved") is values.get("net")
 
 
 def test_disabled_component_is_left_out() -> None:
@@ -111,7 +111,7 @@ def test_disabled_component_is_left_out() -> None:
     assert config({"steps": [off, 1]}).get("steps") == [1]
 
 
-def test_only_what_is_asked_for_is_read() -> None:
+def test_only_requested_entries_are_read() -> None:
     """Hostile entries elsewhere are never looked at."""
     entries = {"imports": ["$import os"], "run": ["$os.system('x')"], "n": 1}
 
@@ -200,7 +200,7 @@ def test_refusal_quotes_the_expression_but_never_all_of_a_long_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "wanted"),
+    ("entries", "code"),
     [
         ({"it": "@missing"}, "MODEL_DAMAGED"),
         ({"it": "@a#b", "a": {}}, "MODEL_DAMAGED"),
@@ -215,13 +215,13 @@ def test_refusal_quotes_the_expression_but_never_all_of_a_long_one() -> None:
         ({"it": b"bytes"}, "MODEL_UNSUPPORTED"),
     ],
 )
-def test_broken_entries_are_refused(entries: dict[str, Any], wanted: str) -> None:
+def test_broken_entries_are_refused(entries: dict[str, Any], code: str) -> None:
     with pytest.raises(ScanError) as caught:
         config(entries).get("it")
-    assert caught.value.code == wanted
+    assert caught.value.code == code
 
 
-def test_what_would_grow_without_end_is_refused() -> None:
+def test_unbounded_growth_is_refused() -> None:
     """Doubling a list or a text again and again, or lists in lists, costs no time, no memory."""
     doubled: dict[str, Any] = {"l0": [1], "t0": "a"}
     for n in range(15):
@@ -255,12 +255,12 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_watch)
 
-WORDS = """
+TOKEN_LIST = """
 @n @sizes @names#a @missing torch . os system __import__ __class__ ( ) [ ] { } , : + - * / // ** %
 ; = := if else not and lambda x for in len list range import 'a' "b" 1 0 2.5 None True f' ... $
 torch.device torch.float32 CommonKeys.IMAGE .to(
 """
-TOKENS = st.sampled_from([*WORDS.split(), "\x00", "\n"])
+TOKENS = st.sampled_from([*TOKEN_LIST.split(), "\x00", "\n"])
 
 
 @given(st.one_of(st.lists(TOKENS, max_size=25).map(" ".join), st.text(max_size=60)))
@@ -273,10 +273,10 @@ def test_any_text_gives_a_value_or_a_refusal_and_runs_nothing(text: str) -> None
     _SEEN.clear()
     _WATCH[0] = True
     try:
-        found = config(entries).get("it")
+        result = config(entries).get("it")
     except ScanError as exc:
-        found = exc.code
+        result = exc.code
     finally:
         _WATCH[0] = False
     assert _SEEN == []
-    assert found is None or isinstance(found, bool | int | float | str | list | dict | Name)
+    assert result is None or isinstance(result, bool | int | float | str | list | dict | Name)

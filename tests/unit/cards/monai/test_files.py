@@ -1,4 +1,4 @@
-"""The files of a bundle: what lies outside it, never ends, or grows, is refused by name."""
+"""Files of a bundle that are outside it, never end, or grow are refused by name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_links_within_a_bundle_and_to_it_are_followed(bundle: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES[:3])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "circle", "nothing"])
-def test_what_is_no_file_is_not_waited_for(bundle: Path, name: str, kind: str) -> None:
+def test_pipes_and_folders_are_refused_at_once(bundle: Path, name: str, kind: str) -> None:
     file = bundle / name
     file.unlink()
     match kind:
@@ -134,7 +134,7 @@ def test_a_config_that_grows_is_refused(tmp_path: Path, text: str, reason: Reaso
 
 
 def test_anchors_are_read(tmp_path: Path) -> None:
-    """What YAML says once and means twice is no growth."""
+    """A YAML anchor that is used twice does not count as growth."""
     bundle = write_bundle(tmp_path / "spleen", suffix=".yaml")
     text = yaml.safe_dump({**CONFIG, "a": 1}, sort_keys=False).replace("a: 1", "a: &a 1\nb: *a")
     (bundle / "configs" / "inference.yaml").write_text(text)
@@ -172,18 +172,18 @@ def test_texts_of_metadata_can_be_shown(tmp_path: Path) -> None:
     card = read_bundle(write_bundle(tmp_path / "spleen", metadata=metadata))
 
     assert card.title == "one two" + printable(STEERING)
-    said = [card.version, card.title, card.description, card.intended_use, card.license]
-    said += [card.attribution, card.channels[0].name, card.structures[0].name]
-    assert [text for text in said if not text.isprintable()] == []
+    texts = [card.version, card.title, card.description, card.intended_use, card.license]
+    texts += [card.attribution, card.channels[0].name, card.structures[0].name]
+    assert [text for text in texts if not text.isprintable()] == []
 
 
-@pytest.mark.parametrize("place", ["name", "type"])
-def test_names_and_codes_that_can_not_be_written_are_refused(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("field", ["name", "type"])
+def test_names_and_codes_that_can_not_be_written_are_refused(tmp_path: Path, field: str) -> None:
     """They go into DICOM as they stand."""
     metadata = spleen_metadata()
     code = {"value": "1", "scheme": "99X", "meaning": "a\x1bb"}
     metadata["scanloom"] = {
-        "structures": {"spleen": {place: "a\x9bb" if place == "name" else code}}
+        "structures": {"spleen": {field: "a\x9bb" if field == "name" else code}}
     }
 
     assert (
@@ -193,7 +193,7 @@ def test_names_and_codes_that_can_not_be_written_are_refused(tmp_path: Path, pla
 
 @pytest.mark.parametrize("key", ["preprocessing", "inferer", "network_def", "ckpt_path", "unknown"])
 @pytest.mark.parametrize("text", [STEERING, "@" + STEERING, "$" + STEERING, "$'" + STEERING + "'"])
-def test_what_is_quoted_of_a_config_can_be_shown(tmp_path: Path, key: str, text: str) -> None:
+def test_quoted_text_of_a_config_is_printable(tmp_path: Path, key: str, text: str) -> None:
     config: dict[str, Any] = spleen_config()
     if key == "unknown":
         config["inferer"][STEERING] = 1

@@ -28,18 +28,18 @@ def output(metadata: Entries, *names: str, kind: str = "channel_def") -> None:
 
 
 def inputs(metadata: Entries) -> Entries:
-    found: Entries = metadata["network_data_format"]["inputs"]["image"]
-    return found
+    image: Entries = metadata["network_data_format"]["inputs"]["image"]
+    return image
 
 
-def steps(config: Entries, part: str = "preprocessing") -> list[Entries]:
-    found: list[Entries] = config[part]["transforms"]
-    return found
+def steps(config: Entries, section: str = "preprocessing") -> list[Entries]:
+    transforms: list[Entries] = config[section]["transforms"]
+    return transforms
 
 
 def drop(config: Entries, name: str) -> None:
-    for part in ("preprocessing", "postprocessing"):
-        config[part]["transforms"] = [s for s in steps(config, part) if s["_target_"] != name]
+    for section in ("preprocessing", "postprocessing"):
+        config[section]["transforms"] = [s for s in steps(config, section) if s["_target_"] != name]
 
 
 @pytest.mark.parametrize("modality", ["none", "any", "Any"])
@@ -408,7 +408,7 @@ def test_other_lists_of_classes_are_code(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_all_obstacles_are_listed(tmp_path: Path) -> None:
-    """Whoever ports a bundle sees all that is missing, not only the first part."""
+    """A refusal lists every obstacle in a bundle, not only the first one."""
     config, metadata = spleen_config(), spleen_metadata()
     config["network_def"]["_target_"] = "scripts.net.Mine"
     steps(config).insert(2, {"_target_": "RandFlipd", "keys": "image"})

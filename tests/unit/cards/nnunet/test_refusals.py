@@ -180,15 +180,15 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_plans_that_a_card_cannot_follow_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    entries, part = CASES[name]
+    entries, expected = CASES[name]
     folder = write_model(tmp_path)
     (folder / "plans.json").write_text(json.dumps(entries))
 
-    assert part in refused(folder)
+    assert expected in refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("entries", "part"),
+    ("entries", "expected"),
     [
         ({"labels": {"background": 0, "a": 1, "b": 3}}, "skip numbers"),
         ({"labels": {"a": 1, "b": 2}}, "background"),
@@ -203,12 +203,12 @@ def test_plans_that_a_card_cannot_follow_are_refused_by_name(name: str, tmp_path
     ],
 )
 def test_labels_and_channels_that_contradict_themselves_are_refused(
-    entries: dict[str, Any], part: str, tmp_path: Path
+    entries: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path)
     (folder / "dataset.json").write_text(json.dumps({**DATASET, **entries}))
 
-    assert part in refused(folder)
+    assert expected in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["nnUNetTrainerBN", "nnUNet_Primus_S_Trainer", "Mine", "x" * 9999])
@@ -278,13 +278,13 @@ def _weights(file: Path) -> Weights:
 def test_arguments_that_may_change_the_network_are_refused_by_name(
     arguments: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    place = write_model(tmp_path)
+    folder = write_model(tmp_path)
     architecture = copy.deepcopy(ARCHITECTURE)
     architecture["arch_kwargs"].update(arguments)
-    (place / "plans.json").write_text(json.dumps(plans(architecture=architecture)))
-    said = refused(place)
-    assert named in said
-    assert "MODEL_NETWORK" in said
+    (folder / "plans.json").write_text(json.dumps(plans(architecture=architecture)))
+    detail = refused(folder)
+    assert named in detail
+    assert "MODEL_NETWORK" in detail
 
 
 def test_arguments_of_training_are_accepted(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ def test_arguments_of_training_are_accepted(tmp_path: Path) -> None:
 def test_the_best_checkpoint_in_place_of_the_final_one_is_flagged(
     folds: tuple[str, ...], unfinished: str, tmp_path: Path
 ) -> None:
-    place = write_model(tmp_path, folds=folds)
-    assert read_model(place).flags == ()
-    final = place / f"fold_{unfinished}" / "checkpoint_final.pth"
+    folder = write_model(tmp_path, folds=folds)
+    assert read_model(folder).flags == ()
+    final = folder / f"fold_{unfinished}" / "checkpoint_final.pth"
     final.rename(final.with_name("checkpoint_best.pth"))
-    assert read_model(place).flags == (Flag.CHECKPOINT_BEST,)
+    assert read_model(folder).flags == (Flag.CHECKPOINT_BEST,)

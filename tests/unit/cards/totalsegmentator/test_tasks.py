@@ -42,7 +42,7 @@ def test_crops_refer_to_structures_of_their_tasks():
 def test_parts_cover_their_tasks():
     """The parts of a task have its structures, each with a label that is a slug of its own."""
     for mode in modes().values():
-        union = {name for part in mode.parts for name in part.classes.values()}
+        union = {name for submodel in mode.parts for name in submodel.classes.values()}
         assert union == set(mode.classes.values())
         assert len({slug(name) for name in union}) == len(union)
 
@@ -51,7 +51,7 @@ def test_downloads_have_the_datasets_of_the_tasks():
     """The store's table of addresses agrees with the table of tasks."""
     for name, numbers in addresses.TOTALSEGMENTATOR_TASKS.items():
         mode = modes()[name]
-        assert {part.dataset.number for part in mode.parts} <= set(numbers)
+        assert {submodel.dataset.number for submodel in mode.parts} <= set(numbers)
         if mode.crop:
             assert {p.dataset.number for p in modes()[mode.crop.mode].parts} <= set(numbers)
     for release, folders in addresses.TOTALSEGMENTATOR_DATASETS.items():

@@ -40,21 +40,21 @@ def test_task_in_one_part(tmp_path):
     assert card.grid.spacing == (3.0, 3.0, 3.0)
     assert (card.grid.alignment, card.grid.orientation) == ("ends", "RAS")
     assert card.after == (Truncate(),)
-    (part,) = card.parts
-    assert part.window.overlap == pytest.approx(0.2)
-    assert part.window.mirror == ()
-    assert part.grid.orientation is None
-    assert not part.grid.as_nifti
+    (submodel,) = card.parts
+    assert submodel.window.overlap == pytest.approx(0.2)
+    assert submodel.window.mirror == ()
+    assert submodel.grid.orientation is None
+    assert not submodel.grid.as_nifti
 
 
 def test_task_in_five_parts(tmp_path):
     """Labels of parts are numbered by name in the whole model."""
     card = read_model(write_task(tmp_path, "total"))
 
-    assert [part.name for part in card.parts] == [f"dataset{n}" for n in range(291, 296)]
+    assert [submodel.name for submodel in card.parts] == [f"dataset{n}" for n in range(291, 296)]
     assert numbers_in(card, card.parts[3])[22] == 90  # the brain
     by_number = {s.number: s.label for s in card.structures}
-    union = {by_number[int(n)] for part in card.parts for n in numbers_in(card, part) if n}
+    union = {by_number[int(n)] for submodel in card.parts for n in numbers_in(card, submodel) if n}
     assert len(union) == 117
 
 
@@ -127,7 +127,7 @@ def test_less_work_is_the_model_of_3_mm_if_it_is_there(tmp_path):
     requested = requested_card(card, ComputeOptions(fast=True))
 
     assert (requested.name, requested.grid.spacing) == ("totalsegmentator_total", (3.0,) * 3)
-    assert [part.name for part in requested.parts] == ["dataset297"]
+    assert [submodel.name for submodel in requested.parts] == ["dataset297"]
     assert describe_changes(card, requested) == "totalsegmentator_total_fast instead"
 
 
@@ -140,20 +140,20 @@ def test_body_is_cleaned(tmp_path):
     assert extremities == RemoveSmall((2,), 50_000.0)
 
 
-@pytest.mark.parametrize("place", ["marker", "name", "prefixed", "dataset", "below"])
-def test_task_is_told_by_the_folder(tmp_path, place):
+@pytest.mark.parametrize("naming", ["marker", "name", "prefixed", "dataset", "below"])
+def test_task_is_told_by_the_folder(tmp_path, naming):
     """By a file, by the folder's name, by its only dataset, or as a path below the weights."""
     folder = tmp_path / {"name": "total_fastest", "prefixed": "totalsegmentator_total_fastest"}.get(
-        place, "weights"
+        naming, "weights"
     )
     write_task(folder, "total_fastest")
-    if place != "dataset":
+    if naming != "dataset":
         write_task(folder, "total_fast")
-    if place == "marker":
+    if naming == "marker":
         (folder / "totalsegmentator.json").write_text(json.dumps({"task": "total_fastest"}))
-    if place == "dataset":
+    if naming == "dataset":
         folder = folder / modes()["total_fastest"].parts[0].dataset.folder
-    if place == "below":
+    if naming == "below":
         folder = folder / "total_fastest"
 
     card = find_model(str(folder))

@@ -1,4 +1,4 @@
-"""`scanloom demo`: what ships works, and what was found is what was drawn."""
+"""`scanloom demo`: the shipped model works, and its volumes are those of the drawn phantom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.commands import scanloom
 from support.empty_share import empty_share
 
 
-def found(**volumes: float) -> CaseRecord:
+def record_of(**volumes: float) -> CaseRecord:
     """Return the record of a case with these volumes in ml."""
     none = dict.fromkeys(("mean", "sd", "p05", "p25", "median", "p75", "p95", "box"))
     measured = tuple(
@@ -53,8 +53,10 @@ def test_volumes_found_are_those_drawn(tmp_path: Path) -> None:
     assert f"Preview: {folder / 'preview.png'}" in again.out
 
 
-def test_what_is_far_off_is_not_within() -> None:
-    rows = compare(found(lung=4000.0, fat=104.0, bone=0.0), {"lung": 4000, "fat": 100, "bone": 7})
+def test_volumes_far_off_are_not_within() -> None:
+    rows = compare(
+        record_of(lung=4000.0, fat=104.0, bone=0.0), {"lung": 4000, "fat": 100, "bone": 7}
+    )
 
     assert [(r["structure"], r["difference_percent"], r["within"]) for r in rows] == [
         ("lung", 0.0, True),

@@ -1,4 +1,4 @@
-"""`scanloom doctor` sees what is wrong, and says what to do."""
+"""`scanloom doctor` finds faults and advises."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_text_says_the_same(tmp_path: Path) -> None:
     assert ended.err == ""
 
 
-def test_something_wrong_is_1(tmp_path: Path) -> None:
+def test_exit_code_is_1_if_a_check_is_bad(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     ended = scanloom("doctor", "--out", tmp_path / "file")
 
@@ -91,7 +91,7 @@ def test_decoders_are_all_exact_but_the_lossy_ones() -> None:
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: s.name)
-def test_frames_are_what_they_say(
+def test_frames_decode_as_by_other_libraries(
     syntax: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others decode the same frame: pydicom, and GDCM where pydicom has no decoder for it."""
@@ -138,7 +138,7 @@ GPU = ("NVIDIA H200",)
 
 
 @pytest.mark.parametrize(
-    ("cuda", "driver", "usable", "level", "word"),
+    ("cuda", "driver", "usable", "level", "message"),
     [
         (None, None, 0, "ok", "the CPU is used"),
         ("12.8", None, 0, "warn", "no NVIDIA driver"),
@@ -150,12 +150,12 @@ GPU = ("NVIDIA H200",)
     ],
 )
 def test_torch_is_judged_against_the_driver(
-    cuda: str | None, driver: Driver | None, usable: int, level: str, word: str
+    cuda: str | None, driver: Driver | None, usable: int, level: str, message: str
 ) -> None:
     finding = judge_torch("2.13.0", cuda, driver, usable)
 
     assert finding.level == level
-    assert word in finding.seen
+    assert message in finding.seen
 
 
 def test_devices_of_this_machine() -> None:

@@ -31,12 +31,12 @@ def test_a_dry_run_writes_nothing(
     ended = scanloom("segment", study, "-m", tiny_model, "-o", out, "-n")
 
     assert ended.code == 0, ended.err
-    for words in (
+    for text in (
         "Series: CT, 6 slices of 2.5 mm, folder ",
         "24 x 20 x 6 at 0.7 x 0.8 x 2.5 mm",
         str(out / "cases"),
     ):
-        assert words in ended.out
+        assert text in ended.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study"]
 
 
@@ -92,9 +92,9 @@ def test_the_series_that_is_taken_is_named(
         assert re.match(r"Series [12] of 2: CT, 6 slices of 2.5 mm, folder ", line)
         assert line.endswith("/study")
         assert len(line) <= 80
-    other = {"1": "2", "2": "1"}[line.split()[1]]
-    refused = scanloom(*command[:-1], other)
-    assert f"  Series {other} of 2: MR, 6 files, folder " in refused.err
+    unchosen = {"1": "2", "2": "1"}[line.split()[1]]
+    refused = scanloom(*command[:-1], unchosen)
+    assert f"  Series {unchosen} of 2: MR, 6 files, folder " in refused.err
     for more, key in ((["-n"], "planned"), ([], "cases")):
         [entry] = scanloom(*command, "--json", *more).document[key]
         assert entry["series"]["number"] == int(line.split()[1])

@@ -32,10 +32,10 @@ def test_the_document_accounts_for_every_file(messy: tuple[Path, Outcomes]) -> N
     assert files.pop("found") == sum(files.values()) == len(expected)
     reasons = [code for _, code in expected.values() if code]
     assert reported["reasons"] == {code: reasons.count(code) for code in sorted(set(reasons))}
-    for one in reported["series"]:
-        assert (one["status"] == "used") == (one["reason"] is None)
-        assert (one["shape"] is not None) >= (one["status"] == "used")
-    numbers = [one["number"] for one in reported["series"] if one["number"]]
+    for entry in reported["series"]:
+        assert (entry["status"] == "used") == (entry["reason"] is None)
+        assert (entry["shape"] is not None) >= (entry["status"] == "used")
+    numbers = [entry["number"] for entry in reported["series"] if entry["number"]]
     assert numbers == list(range(1, len(numbers) + 1))
     assert scanloom("index", root, "--json").document == reported | {"opened": 0}
 
@@ -62,8 +62,8 @@ def test_the_exit_code(tmp_path: Path, count: int) -> None:
 def phases(folder: Path) -> None:
     """Write two volumes that share a series."""
     for n in (1, 2):
-        words = Words(name="phases", more={"AcquisitionNumber": n})
-        write_series(folder / str(n), noise((8, 8, 5), n), words=words, edit=numbered(n))
+        header = Words(name="phases", more={"AcquisitionNumber": n})
+        write_series(folder / str(n), noise((8, 8, 5), n), words=header, edit=numbered(n))
 
 
 def numbered(n: int) -> Edit:
@@ -71,7 +71,7 @@ def numbered(n: int) -> Edit:
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_what_waits_for_a_choice_did_not_fail(tmp_path: Path, beside: bool) -> None:
+def test_ambiguous_series_are_no_failures(tmp_path: Path, beside: bool) -> None:
     phases(tmp_path / "phases")
     if beside:
         series(tmp_path, "a", count=5)
@@ -85,11 +85,11 @@ def test_what_waits_for_a_choice_did_not_fail(tmp_path: Path, beside: bool) -> N
         "ambiguous": 10,
         "failed": 0,
     }
-    assert "ambiguous" in {one["status"] for one in ended.document["series"]}
+    assert "ambiguous" in {entry["status"] for entry in ended.document["series"]}
     assert "10 ambiguous, 0 failed" in scanloom("index", tmp_path).out
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_path_is_refused(tmp_path: Path) -> None:
     ended = scanloom("index", tmp_path / "absent")
     assert ended.code == 65
     assert "NOT_FOUND" in ended.err
@@ -100,13 +100,13 @@ def test_with_out_the_index_lies_in_its_private_folder(tmp_path: Path) -> None:
     series(tmp_path / "scan", "a")
     scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--json")
     assert (tmp_path / "out" / "private" / "index.parquet").exists()
-    other = tmp_path / "key"
-    ended = scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--key", other)
+    second_key = tmp_path / "key"
+    ended = scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--key", second_key)
     assert ended.code != 0
     assert "KEY_MISMATCH" in ended.err
 
 
-def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
+def test_segment_takes_the_numbers_of_the_table(tmp_path: Path) -> None:
     """The index and `--series NUMBER` count the same way."""
     from scanloom.io.index.ranking import select_series
     from scanloom.io.index.series import find_series
@@ -115,9 +115,9 @@ def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
     series(tmp_path, "few", count=2)
     series(tmp_path, "six", count=6)
     reported = scanloom("index", tmp_path, "--json").document["series"]
-    for one in reported:
-        [chosen] = select_series(find_series(tmp_path), str(one["number"]))
-        assert len(chosen.files) == one["n_files"]
+    for entry in reported:
+        [chosen] = select_series(find_series(tmp_path), str(entry["number"]))
+        assert len(chosen.files) == entry["n_files"]
 
 
 def test_a_named_key_that_others_may_change_is_told(tmp_path: Path, own_key: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_named_key_that_others_may_change_is_told(tmp_path: Path, own_key: Pat
     key.write_bytes(own_key.read_bytes())
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "notes.txt").write_text("no scan")
-    words = ("index", tmp_path / "scans", "--key", key)
+    arguments = ("index", tmp_path / "scans", "--key", key)
     key.chmod(0o600)
-    assert "others may write" not in scanloom(*words).err
+    assert "others may write" not in scanloom(*arguments).err
     key.chmod(0o666)
-    assert "belongs to another user or is writable by others" in scanloom(*words).err
+    assert "belongs to another user or is writable by others" in scanloom(*arguments).err

@@ -26,8 +26,8 @@ def test_models_show_prints_each(tmp_path: Path) -> None:
 
 def test_a_line_for_each_model_with_the_first_limitation() -> None:
     models = [{"name": "a", "limitations": SENTENCES}, {"name": "b"}]
-    one = {"name": "c", "limitations": SENTENCES[:1]}
-    assert limitation_lines([*models, *models, one]) == [
+    single = {"name": "c", "limitations": SENTENCES[:1]}
+    assert limitation_lines([*models, *models, single]) == [
         "! a: Misses ribs. 1 more: scanloom models show a",
         "! c: Misses ribs.",
     ]

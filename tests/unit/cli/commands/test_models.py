@@ -25,7 +25,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_list_shows_own_models_and_what_is_wrong_with_them(own_models: Path) -> None:
+def test_list_shows_own_models_and_their_errors(own_models: Path) -> None:
     ended = scanloom("models", "list")
 
     lines = {line.split()[0]: line for line in ended.out.splitlines() if line.strip()}
@@ -42,14 +42,14 @@ def test_list_as_json(own_models: Path) -> None:
     assert models["broken"]["error"]["code"].startswith("MODEL_")
 
 
-def test_show_tells_what_a_person_must_know(own_models: Path) -> None:
+def test_show_prints_hash_spacing_licence_and_codes(own_models: Path) -> None:
     digest = hashlib.sha256((own_models / "mine/models/model.pt").read_bytes()).hexdigest()
     ended = scanloom("models", "show", "mine")
 
     assert ended.code == 0
     reported = " ".join(ended.out.split())
-    for word in (digest, "1.5 x 1.5 x 2 mm", "RAS", "UNet", "float32", "Tests only", "SCT"):
-        assert word in reported
+    for text in (digest, "1.5 x 1.5 x 2 mm", "RAS", "UNet", "float32", "Tests only", "SCT"):
+        assert text in reported
 
 
 def test_show_as_json(own_models: Path) -> None:
@@ -61,7 +61,7 @@ def test_show_as_json(own_models: Path) -> None:
     assert model["channels"] == [{"name": "image", "modality": "CT"}]
 
 
-def test_show_of_nothing_says_the_nearest(own_models: Path) -> None:
+def test_show_of_an_unknown_model_names_the_nearest(own_models: Path) -> None:
     ended = scanloom("models", "show", "mien")
 
     assert ended.code == 65
@@ -76,8 +76,8 @@ def test_models_are_added_verified_and_removed(own_models: Path) -> None:
 
     assert [ended.code for ended in (added, shown, again, removed)] == [0, 0, 0, 0]
     assert "Added twin (MONAI bundle)." in added.out
-    for word in ("folder mine", "MONAI bundle", "recorded when it was added; unchanged", "own"):
-        assert word in " ".join(shown.out.split())
+    for text in ("folder mine", "MONAI bundle", "recorded when it was added; unchanged", "own"):
+        assert text in " ".join(shown.out.split())
     assert "already" in again.out
     assert scanloom("models", "show", "twin").code == 65
 
@@ -98,12 +98,12 @@ def test_verify_names_the_file_that_changed(own_models: Path) -> None:
     before = scanloom("models", "verify", "twin")
     (own_models / "twin" / "configs" / "metadata.json").write_text("{}")
 
-    one = scanloom("models", "verify", "twin")
+    single = scanloom("models", "verify", "twin")
     every = scanloom("models", "verify", "--json")
 
     assert (before.code, before.out) == (0, "twin: unchanged\n")
-    assert one.code == 65
-    assert "configs/metadata.json" in one.out
+    assert single.code == 65
+    assert "configs/metadata.json" in single.out
     assert every.code == 1
     results = {m["name"]: m for m in every.document["models"]}
     assert results["twin"]["error"]["code"] == "MODEL_HASH"

@@ -30,7 +30,7 @@ def test_plain_lines_once_each(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_living_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_one_updated_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name with brackets is shown as it is, not taken for markup."""
     monkeypatch.setenv("TERM", "xterm")
     screen, terminal = pty.openpty()

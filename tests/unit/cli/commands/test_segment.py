@@ -22,12 +22,12 @@ from support.bundles import spleen_config, spleen_metadata, write_bundle
 from support.commands import scanloom
 from support.write_dicom import Geometry, Words, noise, write_series
 
-WORDS = Words(more={"PatientName": "Doe^Jane", "PatientID": "4711", "AccessionNumber": "A1"})
+HEADER = Words(more={"PatientName": "Doe^Jane", "PatientID": "4711", "AccessionNumber": "A1"})
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    write_series(tmp_path / "study", noise(), words=WORDS)
+    write_series(tmp_path / "study", noise(), words=HEADER)
     return tmp_path / "study"
 
 
@@ -46,8 +46,8 @@ def test_a_study_becomes_a_case(study: Path, tiny_model: Path, tmp_path: Path) -
 
     assert ended.code == 0, ended.err
     [folder] = (out / "cases").iterdir()
-    for word in ("spleen", "liver", "HU", folder.name, str(folder / "preview.png")):
-        assert word in ended.out
+    for text in ("spleen", "liver", "HU", folder.name, str(folder / "preview.png")):
+        assert text in ended.out
     for step in ("reading\n", "running the network\n", "comparing\n"):
         assert ended.err.count(step) == 1
     labels = sitk.ReadImage(folder / "segmentation.nii.gz")
@@ -130,9 +130,9 @@ def test_quiet_says_nothing(study: Path, tiny_model: Path, tmp_path: Path) -> No
 def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
     """A file that says neither orientation nor modality; image, masks and one structure wanted."""
     scan = nifti(tmp_path / "scan.nii.gz", code=0)
-    wanted = ["--orientation", "lps", "--modality", "ct", "--also", "image"]
-    wanted += ["--also", "masks", "--structures", " liver ", "--device", "cpu"]
-    ended = scanloom("segment", scan, "--model", tiny_model, "--out", tmp_path / "out", *wanted)
+    options = ["--orientation", "lps", "--modality", "ct", "--also", "image"]
+    options += ["--also", "masks", "--structures", " liver ", "--device", "cpu"]
+    ended = scanloom("segment", scan, "--model", tiny_model, "--out", tmp_path / "out", *options)
 
     assert ended.code == 0, ended.err
     [folder] = (tmp_path / "out" / "cases").iterdir()
@@ -146,8 +146,8 @@ def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_structures_may_be_repeated(tiny_model: Path, tmp_path: Path) -> None:
     scan = nifti(tmp_path / "scan.nii.gz")
-    wanted = ["--structures", "spleen", "--structures", "liver", "--modality", "CT", "--json"]
-    ended = scanloom("segment", scan, "-m", tiny_model, "-o", tmp_path / "out", *wanted)
+    options = ["--structures", "spleen", "--structures", "liver", "--modality", "CT", "--json"]
+    ended = scanloom("segment", scan, "-m", tiny_model, "-o", tmp_path / "out", *options)
 
     [case] = ended.document["cases"]
     assert {row["label"] for row in case["measurements"]} == {"spleen", "liver"}
@@ -285,7 +285,7 @@ def test_the_best_series_or_all_of_them(tiny_model: Path, tmp_path: Path) -> Non
     assert nib.load(Path(case["folder"]) / "segmentation.nii.gz").shape == (24, 20, 12)
     assert best.code == 0
     reported = [
-        (one["outcome"], (one["reason"] or {}).get("code")) for one in every.document["cases"]
+        (entry["outcome"], (entry["reason"] or {}).get("code")) for entry in every.document["cases"]
     ]
     assert sorted(reported, key=str) == [
         ("failed", "TOO_FEW_SLICES"),
@@ -322,7 +322,7 @@ def test_other_weights_than_the_pinned_ones_are_refused(study: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_nobody_knows(study: Path, tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused(study: Path, tmp_path: Path) -> None:
     ended = scanloom("segment", study, "--model", "no_such_model", "--out", tmp_path / "out")
 
     assert ended.code == 65
@@ -378,7 +378,7 @@ def test_interrupted_is_130_and_leaves_nothing(tiny_model: Path, tmp_path: Path)
     assert [path.name for path in out.iterdir()] == ["engines"]  # decided for whatever follows
 
 
-def test_what_cannot_work_is_told_before_a_voxel_is_read(
+def test_impossible_options_are_refused_before_a_voxel_is_read(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An output folder that can't be made, a device that is not here; nothing is left behind."""
@@ -396,11 +396,11 @@ def test_what_cannot_work_is_told_before_a_voxel_is_read(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "study"]
 
 
-@pytest.mark.parametrize(("limit", "words"), [("1kB", "1000 bytes"), ("2KiB", "2 KiB")])
+@pytest.mark.parametrize(("limit", "size"), [("1kB", "1000 bytes"), ("2KiB", "2 KiB")])
 def test_a_size_is_told_in_units_that_fit(
-    limit: str, words: str, tmp_path: Path, tiny_model: Path
+    limit: str, size: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     write_series(tmp_path / "study", noise())
     command = ["segment", tmp_path / "study", "--model", tiny_model, "--out", tmp_path / "out"]
 
-    assert f"the limit is {words} (TOO_LARGE)" in scanloom(*command, "--max-size", limit).err
+    assert f"the limit is {size} (TOO_LARGE)" in scanloom(*command, "--max-size", limit).err

@@ -1,4 +1,4 @@
-"""`where` and `join`: the way back from ids, for those who hold key and crosswalk."""
+"""`where` and `join` resolve ids, for users who hold key and crosswalk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyarrow import parquet
 from support.commands import Ended, scanloom
 from support.write_dicom import Words, noise, uid, write_series
 
-WORDS = Words(more={"PatientName": "Doe^Jane", "PatientID": "=4711", "AccessionNumber": "A1"})
+HEADER = Words(more={"PatientName": "Doe^Jane", "PatientID": "=4711", "AccessionNumber": "A1"})
 NOBODY = "a" * 26
 
 
@@ -23,7 +23,7 @@ NOBODY = "a" * 26
 def case(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A published case; it has a key of its own, since the tests' key is set for each test."""
     folder = tmp_path_factory.mktemp("where")
-    write_series(folder / "study", noise(), words=WORDS)
+    write_series(folder / "study", noise(), words=HEADER)
     out, key = folder / "out", folder / "key"
     arguments = ["segment", folder / "study", "--model", tiny_model, "--out", out, "--key", key]
     ended = scanloom(*arguments, "--json")
@@ -44,8 +44,8 @@ def test_where_tells_path_uids_and_patient(case: tuple[Path, str]) -> None:
     ended = where(out, case_id.upper())
 
     assert (ended.code, ended.err) == (0, "")
-    for word in (case_id, out.parent / "study", uid("study"), uid("series"), "=4711", "Doe^Jane"):
-        assert str(word) in ended.out
+    for text in (case_id, out.parent / "study", uid("study"), uid("series"), "=4711", "Doe^Jane"):
+        assert str(text) in ended.out
     [source] = where(out, case_id, "--json").document["sources"]
     assert source["path"] == str(out.parent / "study")
     assert source["patient_name"] == "Doe^Jane"
@@ -116,8 +116,8 @@ def test_a_joined_file_is_for_its_owner_alone(
 def test_joined_tables_do_not_go_into_results(case: tuple[Path, str], tmp_path: Path) -> None:
     out, case_id = case
     (tmp_path / "t.csv").write_text(f"case\n{case_id}\n")
-    for place in ("joined.csv", "cases/joined.csv", "private/../joined.csv"):
-        assert join(out, tmp_path / "t.csv", "--to", out / place).code == 2
+    for path in ("joined.csv", "cases/joined.csv", "private/../joined.csv"):
+        assert join(out, tmp_path / "t.csv", "--to", out / path).code == 2
     assert join(out, tmp_path / "t.csv", "--to", out / "private" / "joined.csv").code == 0
     assert join(out, tmp_path / "t.csv", "--to", tmp_path / "joined.xlsx").code == 2
     ended = join(out, tmp_path / "t.csv", "--to", tmp_path / "no" / "joined.csv")
@@ -136,10 +136,10 @@ def test_a_joined_file_that_fails_leaves_the_old_one(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_source_names_are_there_on_purpose_only(tiny_model: Path, tmp_path: Path) -> None:
+def test_source_names_are_used_on_request_only(tiny_model: Path, tmp_path: Path) -> None:
     """A case keeps its folder's name, and is found done under it, whatever is asked for later."""
-    write_series(tmp_path / "study", noise(), words=WORDS)
-    write_series(tmp_path / "again", noise(), words=Words(name="b", more=WORDS.more))
+    write_series(tmp_path / "study", noise(), words=HEADER)
+    write_series(tmp_path / "again", noise(), words=Words(name="b", more=HEADER.more))
     out = tmp_path / "out"
     command = ["segment", tmp_path / "study", "--model", tiny_model, "--out", out]
     assert scanloom(*command, "--names", "source", "--quiet").code == 0
@@ -157,8 +157,10 @@ def test_source_names_are_there_on_purpose_only(tiny_model: Path, tmp_path: Path
     command[1] = tmp_path / "again"
     [record] = scanloom(*command, "--names", "source", "--json").document["cases"]
     assert Path(record["folder"]).name == f"4711_1-{record['case'][-6:]}"
-    found = scanloom("where", reported, record["case"], "--out", out, "--json").document["sources"]
-    assert [s["folder"] for s in found] == ["4711_1", Path(record["folder"]).name]
+    sources = scanloom("where", reported, record["case"], "--out", out, "--json").document[
+        "sources"
+    ]
+    assert [s["folder"] for s in sources] == ["4711_1", Path(record["folder"]).name]
 
     command[1] = tmp_path / "study"
     assert "STALE" in scanloom(*command, "--seg", "labelmap").err
@@ -169,8 +171,8 @@ def test_source_names_are_there_on_purpose_only(tiny_model: Path, tmp_path: Path
 def test_failures_are_recorded_where_there_are_results(tiny_model: Path, tmp_path: Path) -> None:
     """Whatever the order: a run that has a result records its failures; a result ends one."""
     good, bad = tmp_path / "good", tmp_path / "bad"
-    write_series(good, noise(), words=WORDS)
-    slices = write_series(bad, noise(), words=Words(name="bad", more=WORDS.more))
+    write_series(good, noise(), words=HEADER)
+    slices = write_series(bad, noise(), words=Words(name="bad", more=HEADER.more))
     missing = slices[2].read_bytes()
     slices[2].unlink()
     write_series(tmp_path / "mr", noise(), words=Words("MR", name="mr"))
@@ -185,8 +187,8 @@ def test_failures_are_recorded_where_there_are_results(tiny_model: Path, tmp_pat
     assert failed.stem == record["case"] == cases[0]["case"]
     assert record["reason"] == "SLICE_GAP"
     ids = [case["case"] for case in cases]
-    found = scanloom("where", *ids, "--out", out, "--json").document["sources"]
-    assert {s["path"] for s in found} == {str(bad), str(good), str(tmp_path / "mr")}
+    sources = scanloom("where", *ids, "--out", out, "--json").document["sources"]
+    assert {s["path"] for s in sources} == {str(bad), str(good), str(tmp_path / "mr")}
 
     slices[2].write_bytes(missing)
     assert scanloom(*command, bad).code == 0

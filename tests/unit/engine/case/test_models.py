@@ -29,7 +29,7 @@ def bundle(tmp_path: Path) -> Path:
     return write_tiny_bundle(tmp_path / "bundles")
 
 
-def test_other_weights_another_card_and_none_are_told_apart_from_the_same(bundle: Path) -> None:
+def test_changed_and_missing_models_are_refused(bundle: Path) -> None:
     models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
     check_unchanged(models, digests)
 

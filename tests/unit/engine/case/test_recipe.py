@@ -1,4 +1,4 @@
-"""Recipes: what can change a result, and only that, has a part in them."""
+"""A recipe contains everything that can change a result, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def full(tmp_path: Path) -> ModelCard:
     weights = tmp_path / "model.pt"
     weights.write_bytes(b"weights")
     steps = (cards.ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True), cards.ScaleMinMax())
-    left = Code("7771000", "SCT", "Left")
-    made = card(
+    left_side = Code("7771000", "SCT", "Left")
+    base = card(
         weights,
         before=steps,
         after=(cards.Normalize(nonzero=True),),
@@ -37,16 +37,16 @@ def full(tmp_path: Path) -> ModelCard:
         checks=Checks(low=Range(-1100, 0), refuse=("spacing",)),
         air_below=-500.0,
     )
-    first, *others = made.structures
-    return replace(made, structures=(replace(first, laterality=left), *others))
+    first, *remaining = base.structures
+    return replace(base, structures=(replace(first, laterality=left_side), *remaining))
 
 
 def later(value: Any, **new: Any) -> Any:
     """Return the value as of a later version, whose class has new fields with defaults."""
     kind = type(value)
     defaults = [(name, Any, field(default=None)) for name in new]
-    made = make_dataclass(kind.__name__, defaults, bases=(kind,), frozen=True)
-    return made(**{f: getattr(value, f) for f in kind.__dataclass_fields__}, **new)
+    later_kind = make_dataclass(kind.__name__, defaults, bases=(kind,), frozen=True)
+    return later_kind(**{f: getattr(value, f) for f in kind.__dataclass_fields__}, **new)
 
 
 @pytest.mark.parametrize("name", ["grid", "window", "weights", "network", "checks", "decision"])
@@ -60,9 +60,9 @@ def test_a_new_field_counts_if_it_differs_from_its_default(full: ModelCard, name
 @pytest.mark.parametrize("name", ["before", "after", "cleaning", "channels", "structures"])
 def test_the_same_holds_in_sequences(full: ModelCard, name: str) -> None:
     before = card_digest(full)
-    first, *others = getattr(full, name)
-    assert card_digest(replace(full, **{name: (later(first, new=None), *others)})) == before
-    assert card_digest(replace(full, **{name: (later(first, new=1), *others)})) != before
+    first, *remaining = getattr(full, name)
+    assert card_digest(replace(full, **{name: (later(first, new=None), *remaining)})) == before
+    assert card_digest(replace(full, **{name: (later(first, new=1), *remaining)})) != before
 
 
 def test_the_same_holds_of_cards_and_outputs(full: ModelCard) -> None:

@@ -55,8 +55,8 @@ class Drawn:
     def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
         self.seen.append(volume.grid.shape)
         first = tuple(int(n) for n in np.round(GRID.index(volume.grid.world((0, 0, 0)))))
-        part = tuple(slice(a, a + n) for a, n in zip(first, volume.grid.shape, strict=True))
-        layer = Layer(self._labels[part], self.card.structures)
+        crop = tuple(slice(a, a + n) for a, n in zip(first, volume.grid.shape, strict=True))
+        layer = Layer(self._labels[crop], self.card.structures)
         return Segmentation(self.card.name, (layer,), volume.grid, "1")
 
 
@@ -149,9 +149,9 @@ def test_ensembles_must_agree(cards: list[ModelCard]) -> None:
         "way back": {"restore": "labels"},
     }
     for subject, change in changes.items():
-        other = [cards[0], replace(cards[1], **change), cards[2]]  # type: ignore[arg-type]
+        changed = [cards[0], replace(cards[1], **change), cards[2]]  # type: ignore[arg-type]
         with pytest.raises(ScanError) as error:
-            check_relations(other, relations)
+            check_relations(changed, relations)
         assert error.value.detail == f"ensembles.mean: a and b differ in their {subject}"
 
 
@@ -165,10 +165,10 @@ def test_memory_counts_a_shared_scan_once(cards: list[ModelCard]) -> None:
         return estimate.host["network"]
 
     labels = 120 * 110 * 100
-    other = [replace(card, grid=NetworkGrid("RAS", (2.0, 2.0, 2.5))) for card in cards]
+    coarser = [replace(card, grid=NetworkGrid("RAS", (2.0, 2.0, 2.5))) for card in cards]
     assert need(cards[0], cards[1]) - need(cards[0]) == image
     assert need(*cards) - need(cards[0]) == labels + image
-    assert need(cards[0], other[1]) - need(cards[0]) <= labels
+    assert need(cards[0], coarser[1]) - need(cards[0]) <= labels
     assert need(*cards, placement=None) - need(cards[0]) == 2 * labels  # nothing is shared then
 
 

@@ -14,7 +14,7 @@ from scanloom.engine.case.writers import (
     write_files,
     writers_of,
 )
-from scanloom.io.output.writer import CaseContent, Writer
+from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.options import EXTRAS
 from support import case_folders, model_cards
 

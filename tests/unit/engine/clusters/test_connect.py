@@ -1,4 +1,4 @@
-"""What clusters are asked for: jobs, sessions, GPUs, and what workers answer, without a cluster."""
+"""Requests to clusters (jobs, sessions, GPUs) and answers of workers, without a cluster."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_queue_has_no_time_limit_without_a_worker() -> None:
 
 
 def test_a_new_kind_takes_part_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     def launcher(execution: Execution, hosts: str, private: Path) -> Any:
-        asked.append((execution.in_flight, hosts, private))
+        requests.append((execution.in_flight, hosts, private))
 
     monkeypatch.setitem(KINDS, "grid", ClusterKind(launcher, takes_hosts=True))
     check_cluster("grid:a,b", Execution(in_flight=2))
-    assert asked == [(2, "a,b", Path())]
+    assert requests == [(2, "a,b", Path())]
     assert "grid:HOSTS" in cluster_names()
 
 
@@ -79,10 +79,10 @@ class FakeNvml:
 
     def into(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def slice_of(handle: str, n: int) -> str:
-            found = self.slices[handle][n]
-            if found is None:
+            device = self.slices[handle][n]
+            if device is None:
                 raise pynvml.NVMLError_NotFound
-            return found
+            return device
 
         def mig_mode(handle: str) -> tuple[int, int]:
             if handle == "GPU-c":
@@ -132,7 +132,7 @@ def test_workers_beyond_the_gpus_share_them_and_a_cpu_worker_sees_what_there_is(
 
 
 @pytest.mark.parametrize(
-    ("said", "seen"),
+    ("variable", "seen"),
     [
         ("1, 3", ["1", "3"]),
         ("MIG-x", ["MIG-x"]),
@@ -143,9 +143,9 @@ def test_workers_beyond_the_gpus_share_them_and_a_cpu_worker_sees_what_there_is(
     ],
 )
 def test_a_list_of_the_user_or_of_slurm_is_kept(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str, seen: list[str]
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, variable: str, seen: list[str]
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert devices.visible_gpus() == seen
 
 
@@ -171,7 +171,7 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
 
 
 @pytest.mark.parametrize(
-    ("answer", "word"),
+    ("answer", "message"),
     [
         (GOOD, None),
         (RuntimeError("foreign words"), "1 of 2 workers have no scanloom 1.0"),
@@ -185,11 +185,13 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
         (replace(GOOD, writes=False), "1 of 2 workers can't write in the output folder"),
     ],
 )
-def test_what_is_wrong_with_a_worker_is_said_in_our_words(answer: object, word: str | None) -> None:
-    assert describe_mismatch({"a": GOOD, "b": answer}, GOOD) == word
+def test_a_mismatched_worker_is_described_without_foreign_text(
+    answer: object, message: str | None
+) -> None:
+    assert describe_mismatch({"a": GOOD, "b": answer}, GOOD) == message
 
 
-def test_what_this_process_can_not_do_either_is_not_a_worker_s_fault() -> None:
+def test_a_worker_may_lack_what_this_process_lacks() -> None:
     unable = replace(GOOD, sees_scans=False, reads_scans=False, writes=False)
 
     assert describe_mismatch({"a": GOOD, "b": unable}, unable) is None
@@ -251,11 +253,11 @@ def test_a_job_is_ordered_as_the_site_wants_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("walltime", "seconds"),
     [("24:00:00", 86400), ("'01:30:00'", 5400), ("2-00:00:00", 172800), ("36 h", 129600)],
 )
-def test_a_walltime_as_slurm_or_people_write_it(said: str, seconds: float) -> None:
-    text = WORKFLOW.replace("1-00:30:00", said)
+def test_a_walltime_as_slurm_or_people_write_it(walltime: str, seconds: float) -> None:
+    text = WORKFLOW.replace("1-00:30:00", walltime)
     assert parse_workflow(text).execution.cluster.walltime == seconds
 
 
@@ -267,9 +269,9 @@ def test_the_script_of_a_job_is_shell_whatever_stands_in_a_path(tmp_path: Path) 
     contact = tmp_path / "a b; c.json"
 
     script = SlurmJobs(Execution(cluster=options), contact, tmp_path).script()
-    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
 
-    assert said.split("\n")[:-1] == [
+    assert output.split("\n")[:-1] == [
         "a b",
         "-P",
         "-m",
@@ -278,7 +280,7 @@ def test_the_script_of_a_job_is_shell_whatever_stands_in_a_path(tmp_path: Path) 
     ]
 
 
-def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> None:
+def test_an_ssh_command_has_no_secret_and_is_not_interactive(tmp_path: Path) -> None:
     options = Cluster(ssh_options=("-p", "2222"))
     contact = tmp_path / "contact.json"
 
@@ -287,7 +289,7 @@ def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> 
     assert command[:3] == ["ssh", "-p", "2222"]
     assert "BatchMode=yes" in command
     assert command[-3:-1] == ["--", "node1"]
-    words = [
+    arguments = [
         sys.executable,
         "-P",
         "-m",
@@ -295,11 +297,11 @@ def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> 
         str(contact),
         "--tied",
     ]
-    assert shlex.split(command[-1]) == ["sh", "-c", f"exec {shlex.join(words)}"]
+    assert shlex.split(command[-1]) == ["sh", "-c", f"exec {shlex.join(arguments)}"]
 
 
 class Cluster22:
-    """A SLURM that notes what it is asked, and whose jobs are as the test says."""
+    """A fake SLURM that records its requests; its jobs are in the states that the test sets."""
 
     def __init__(self, folder: Path, alive: int, code: int = 0) -> None:
         self.alive, self.code, self.asked = alive, code, []

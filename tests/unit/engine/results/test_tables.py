@@ -17,7 +17,7 @@ USED, OPEN, FAILED = ("used", ""), ("open", ""), ("failed", "CRASHED")
 
 
 def shard(out: Path, run: str, ends: list[tuple[str, str]], workflow: str = "w") -> None:
-    """Write what a shard leaves: of each file, what it knows of it."""
+    """Write the tables of a shard, with the rows of the files that it knows."""
     folder = out / "runs" / run
     folder.mkdir(parents=True)
     write_json(folder / "workflow.json", {"name": workflow})
@@ -46,7 +46,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_file_has_the_row_of_who_knows_it(out: Path) -> None:
+def test_each_file_has_the_row_of_the_shard_that_decided_it(out: Path) -> None:
     shard(out, "1", [USED, OPEN, OPEN, FAILED])
     shard(out, "2", [OPEN, USED, OPEN, OPEN])
 
@@ -55,8 +55,8 @@ def test_each_file_has_the_row_of_who_knows_it(out: Path) -> None:
     assert parquet.read_table(out / "measurements.parquet")["label"].to_pylist() == ["liver"]
 
 
-def test_what_was_tried_again_counts_as_it_last_ended(out: Path) -> None:
-    """Also what was used before: its scan changed since, and can't be used any more."""
+def test_a_retried_file_has_its_last_outcome(out: Path) -> None:
+    """Also files that were used before: their scan changed since, and can't be used any more."""
     shard(out, "1", [FAILED, USED, USED])
     shard(out, "2", [USED, FAILED, OPEN])
 
@@ -74,7 +74,7 @@ def test_another_workflow_is_another_run(out: Path) -> None:
     assert outcomes(out) == ["open", "used"]
 
 
-def test_a_whole_run_is_left_alone(out: Path) -> None:
+def test_a_run_without_shards_is_not_merged(out: Path) -> None:
     shard(out, "1", [USED])
     (out / "runs" / "2").mkdir()
     write_json(out / "runs" / "2" / "totals.json", {})

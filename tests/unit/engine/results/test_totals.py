@@ -1,4 +1,4 @@
-"""What a run came to, and its status for Prometheus."""
+"""Totals of a run, and its status for Prometheus."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_times_of_folders_that_are_named_by_source(out: Path) -> None:
     assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
 
 
-def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+def test_unknown_values_are_null(tmp_path: Path) -> None:
     (tmp_path / "runs" / STATUS.run).mkdir(parents=True)
 
     totals = write_totals(tmp_path, STATUS)
@@ -131,7 +131,7 @@ def test_prometheus_reads_any_label() -> None:
     assert (sample.labels["reason"], sample.value) == (odd, 3.0)
 
 
-def test_the_board_keeps_them_up_to_date(tmp_path: Path) -> None:
+def test_status_writer_updates_the_metrics(tmp_path: Path) -> None:
     file = tmp_path / "scanloom.prom"
     status_writer = StatusWriter("run", tmp_path, period=0.01, metrics=file)
     status_writer.plan(7, before=2)

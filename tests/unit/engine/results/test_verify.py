@@ -24,7 +24,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nothing_to_say_where_all_is_well(out: Path) -> None:
+def test_unchanged_results_have_no_discrepancy(out: Path) -> None:
     assert list(verify(out)) == []
 
 
@@ -45,7 +45,7 @@ def test_one_flipped_bit_one_missing_one_extra(out: Path) -> None:
     assert subprocess.run(check, cwd=out / "cases" / "aa", capture_output=True).returncode == 1
 
 
-def test_sums_that_are_gone_or_no_sums(out: Path) -> None:
+def test_missing_and_malformed_sums_are_reported(out: Path) -> None:
     (out / "cases" / "aa" / "SHA256SUMS").unlink()
     (out / "cases" / "bb" / "SHA256SUMS").write_text("nonsense\n")
 

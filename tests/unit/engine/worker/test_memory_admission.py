@@ -58,7 +58,7 @@ def need(models: Sequence[em.Threshold], case: Case, limit: int | None) -> int:
     return estimate.peak - estimate.base
 
 
-def test_those_in_memory_fit_and_none_is_passed_over(
+def test_admitted_cases_fit_in_memory_in_order_of_arrival(
     tmp_path: Path, models: Sequence[em.Threshold]
 ) -> None:
     """A large one among many small ones gets its turn before those that came after it."""
@@ -92,7 +92,7 @@ def test_those_in_memory_fit_and_none_is_passed_over(
     np.testing.assert_allclose(places, [10, 26], atol=2)  # two may come in at once
 
 
-def test_who_would_not_fit_alone_is_refused_by_its_header(
+def test_a_case_that_would_not_fit_alone_is_refused_by_its_header(
     tmp_path: Path, models: Sequence[em.Threshold]
 ) -> None:
     cards = [model.card for model in models]
@@ -104,7 +104,7 @@ def test_who_would_not_fit_alone_is_refused_by_its_header(
     assert need(models, only_header(tmp_path, 1000), None) > GIB
 
 
-def test_a_refused_case_costs_its_neighbours_nothing(tmp_path: Path) -> None:
+def test_a_refused_case_does_not_delay_its_neighbours(tmp_path: Path) -> None:
     """It is no reason to start another child, and nothing of it is read: it holds no voxels."""
     (tmp_path / "w.pt").write_bytes(b"none")
     make = partial(em.threshold_models, tmp_path / "w.pt", tmp_path / "starts")

@@ -1,4 +1,4 @@
-"""What a worker and its engine child send each other arrives as it was sent."""
+"""Messages between a worker and its engine child arrive as they were sent."""
 
 from __future__ import annotations
 

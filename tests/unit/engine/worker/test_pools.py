@@ -25,7 +25,7 @@ from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.io.output.work_folder import HOLDER
-from scanloom.io.system.liveness import host_id
+from scanloom.io.system.scratch_folders import host_id
 from support import engine_models as em
 
 
@@ -44,26 +44,26 @@ class Threads:
         self.most, self._now, self._lock = 0, 0, threading.Lock()
         self.stopped: float | None = None
 
-    def submit(self, one: Case) -> Future[CaseOutcome]:
+    def submit(self, case: Case) -> Future[CaseOutcome]:
         future: Future[CaseOutcome] = Future()
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-            self.starts[one.id] += 1
-        threading.Thread(target=self._run, args=(one, future)).start()
+            self.starts[case.id] += 1
+        threading.Thread(target=self._run, args=(case, future)).start()
         return future
 
     def stop(self, patience: float) -> None:
         self.stopped = patience
 
-    def _run(self, one: Case, future: Future[CaseOutcome]) -> None:
+    def _run(self, case: Case, future: Future[CaseOutcome]) -> None:
         time.sleep(self._seconds)
         with self._lock:
             self._now -= 1
-        if self.starts[one.id] <= self._lose:
+        if self.starts[case.id] <= self._lose:
             future.set_exception(self._error("killed"))
         else:
-            future.set_result(CaseOutcome(CaseRecord(one.id, None, "", (), None), ()))
+            future.set_result(CaseOutcome(CaseRecord(case.id, None, "", (), None), ()))
 
 
 def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
@@ -80,7 +80,7 @@ def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
     assert pool.most <= 4
 
 
-def test_who_loses_its_worker_goes_on() -> None:
+def test_a_case_whose_worker_is_lost_runs_again() -> None:
     pool, records = Threads(3, lose=2), []
 
     assert dispatch_cases(map(case, "abc"), pool, lambda t, o: records.append(o.record))
@@ -89,7 +89,7 @@ def test_who_loses_its_worker_goes_on() -> None:
     assert pool.starts == {"a": 3, "b": 3, "c": 3}
 
 
-def test_who_always_loses_its_worker_is_given_up() -> None:
+def test_a_case_that_always_loses_its_worker_fails() -> None:
     pool, records = Threads(3, lose=1000), []
 
     assert dispatch_cases(map(case, "a"), pool, lambda t, o: records.append(o.record))
@@ -98,7 +98,7 @@ def test_who_always_loses_its_worker_is_given_up() -> None:
     assert pool.starts["a"] == MAX_WORKER_LOSSES
 
 
-def test_workers_that_could_never_do_the_work_cost_a_case_nothing() -> None:
+def test_unfit_workers_do_not_count_as_lost_workers() -> None:
     pool, records = Threads(3, lose=3 * MAX_WORKER_LOSSES, error=WorkerUnfitError), []
 
     assert dispatch_cases(map(case, "ab"), pool, lambda t, o: records.append(o.record))
@@ -106,15 +106,15 @@ def test_workers_that_could_never_do_the_work_cost_a_case_nothing() -> None:
     assert [r.reason for r in records] == [None, None]
 
 
-def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
-    """A worker that is retired ends its engine: an outcome without a record is none."""
+def test_a_case_of_a_retired_worker_runs_again() -> None:
+    """A retired worker ends its engine; an outcome without a record does not count."""
     starts: Counter[str] = Counter()
 
     class Leaving(Threads):
-        def submit(self, one: Case) -> Future[CaseOutcome]:
+        def submit(self, case: Case) -> Future[CaseOutcome]:
             future: Future[CaseOutcome] = Future()
-            starts[one.id] += 1
-            record = CaseRecord(one.id, None, "", (), None) if starts.total() > 3 else None
+            starts[case.id] += 1
+            record = CaseRecord(case.id, None, "", (), None) if starts.total() > 3 else None
             future.set_result(CaseOutcome(record, ()))
             return future
 
@@ -126,7 +126,7 @@ def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
 
 
 def test_a_pool_without_workers_is_waited_for() -> None:
-    """Between two workers the window is 0: that is no end."""
+    """Between two workers the window is 0, which does not end the run."""
 
     class Late(Threads):
         looks = 0
@@ -171,7 +171,7 @@ def test_an_error_of_the_caller_stops_the_pool() -> None:
 OPTIONS = ReadOptions(orientation="RAS", modality="CT")
 
 
-def test_the_book_gives_each_case_back_as_it_was(tmp_path: Path) -> None:
+def test_a_case_file_returns_each_case_unchanged(tmp_path: Path) -> None:
     odd = Path("/b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
     series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
     one = Case("one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2)
@@ -238,7 +238,7 @@ TRY_LOCK = """
 import sys
 from pathlib import Path
 from scanloom.engine.run_files import hold_run_lock
-from scanloom.io.system.liveness import observed_state, host_id
+from scanloom.io.system.scratch_folders import observed_state, host_id
 told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
 print(observed_state(told), flush=True)
 with hold_run_lock(Path(sys.argv[1])):
@@ -252,17 +252,17 @@ def test_a_run_in_another_pid_namespace_of_this_host_is_not_taken_for_dead(tmp_p
     if subprocess.run([*OWN_PROCESSES, "true"], check=False).returncode != 0:
         pytest.skip("no PID namespace can be made")
     with hold_run_lock(tmp_path):
-        there = subprocess.run(
+        foreign = subprocess.run(
             [*OWN_PROCESSES, *command], capture_output=True, text=True, check=False
         )
         here = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert there.stdout == "running\n"
-    assert "another container of host" in there.stderr
+    assert foreign.stdout == "running\n"
+    assert "another container of host" in foreign.stderr
     assert here.stdout == "died\n"
     assert "on this host" in here.stderr
 
 
-def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
+def test_one_of_many_processes_takes_a_dead_lock(tmp_path: Path) -> None:
     lock = tmp_path / ".work" / "run.lock"
     inside, most, lockdoor = [0], [0], threading.Lock()
     refused = []
@@ -339,7 +339,7 @@ def test_local_pool(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
+def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
     from scanloom.engine.clusters.contact import Handshake
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
@@ -365,7 +365,7 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
+def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
     from scanloom.engine.clusters.contact import Handshake
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits

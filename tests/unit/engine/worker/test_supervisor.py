@@ -1,4 +1,4 @@
-"""The engine: what brings its process down is convicted, and its neighbours are not."""
+"""A case that ends the engine's process fails; cases beside it do not."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
 
 @pytest.fixture
 def engine(tmp_path: Path, weights: Path) -> Iterator[WorkerSupervisor]:
-    made = WorkerSupervisor(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
-    yield made
-    made.stop()
+    supervisor = WorkerSupervisor(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
+    yield supervisor
+    supervisor.stop()
 
 
 def run_all(engine: WorkerSupervisor, cases: Sequence[Case]) -> list[CaseOutcome]:
@@ -80,7 +80,7 @@ def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "out" / "cases").iterdir()} == {c.id for c in cases}
     assert len({line.split()[1] for line in (tmp_path / "starts").read_text().splitlines()}) == 1
     spans = sorted(o.device for o in outcomes if o.device)
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
 
 
 @pytest.mark.usefixtures("forked")
@@ -98,7 +98,7 @@ def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weigh
 
 
 @pytest.mark.slow
-def test_the_guilty_are_convicted_and_nobody_else(tmp_path: Path, weights: Path) -> None:
+def test_only_cases_that_end_the_process_fail(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=20.0)
     tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.HANG, em.FINE, em.WRONG, em.FINE]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
@@ -116,7 +116,7 @@ def test_the_guilty_are_convicted_and_nobody_else(tmp_path: Path, weights: Path)
 
 
 @pytest.mark.slow
-def test_who_takes_all_memory_ends_alone(tmp_path: Path, weights: Path) -> None:
+def test_a_case_that_takes_all_memory_fails_alone(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(setup(tmp_path, weights, memory_limit=3 << 30), time_limit=60.0)
     cases = [
         em.make_case(tmp_path, f"m{n}", t) for n, t in enumerate((em.FINE, em.GREEDY, em.FINE))
@@ -129,7 +129,7 @@ def test_who_takes_all_memory_ends_alone(tmp_path: Path, weights: Path) -> None:
 
 
 @pytest.mark.slow
-def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> None:
+def test_waiting_time_does_not_count_towards_the_time_limit(tmp_path: Path, weights: Path) -> None:
     """Each works for three seconds and waits for two others: more than the limit in all."""
     engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=8.0)
 
@@ -141,7 +141,7 @@ def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> N
 
 
 @pytest.mark.slow
-def test_who_is_killed_from_outside_is_tried_alone_twice(
+def test_a_case_killed_from_outside_is_tried_alone_twice(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
     """As the system kills for memory, and a person by mistake."""
@@ -185,7 +185,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
 
 
 @pytest.mark.usefixtures("forked")
-def test_stop_cuts_off_without_a_verdict(engine: WorkerSupervisor, tmp_path: Path) -> None:
+def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(engine.run, case)
@@ -219,7 +219,7 @@ from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 
 setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
-print(WorkerProcess(setup).pid, flush=True)
+print(WorkerProcess(setup)._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -238,7 +238,7 @@ def test_the_child_of_a_worker_that_dies_at_once_loads_no_models(tmp_path: Path)
             child.kill()
 
 
-def test_the_gate_lets_one_be_alone() -> None:
+def test_the_gate_admits_an_exclusive_case_alone() -> None:
     gate, seen, inside = AdmissionGate(3), [], threading.Semaphore(0)
 
     def visit(n: int) -> None:
@@ -252,8 +252,8 @@ def test_the_gate_lets_one_be_alone() -> None:
         list(pool.map(visit, range(40)))
 
     now: set[int] = set()
-    for n, what in seen:
-        now.add(n) if what == "in" else now.remove(n)
+    for n, event in seen:
+        now.add(n) if event == "in" else now.remove(n)
         assert len(now) <= 3
         assert len(now) <= 1 or not any(m % 5 == 0 for m in now)
 
@@ -317,7 +317,7 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(
         ("killed", Reason.OUT_OF_MEMORY, MAX_CHILD_STARTS),
     ],
 )
-def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
+def test_faults_that_stop_every_case_fail_no_case(
     tmp_path: Path, weights: Path, how: str, reason: Reason, starts: int
 ) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", how, 1000)
@@ -333,9 +333,7 @@ def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["library", "exit"])
-def test_a_start_that_came_to_nothing_is_made_again(
-    tmp_path: Path, weights: Path, how: str
-) -> None:
+def test_a_failed_start_of_the_child_is_repeated(tmp_path: Path, weights: Path, how: str) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", how, MAX_CHILD_STARTS - 1)
     engine = WorkerSupervisor(setup(tmp_path, weights, make_predictors=models), time_limit=60.0)
 

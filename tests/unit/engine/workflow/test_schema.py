@@ -1,4 +1,4 @@
-"""Workflows: what may stand in them, and what is said about mistakes."""
+"""Workflows: their keys and values, and the messages about mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[4]
 SMALL = "name: small\nmodels: ct_tissue\n"
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_missing_keys_have_defaults() -> None:
     workflow = parse_workflow(SMALL)
 
     assert workflow.models == ("ct_tissue",)
@@ -54,7 +54,7 @@ def test_sizes_may_have_a_unit() -> None:
     assert workflow.execution.memory_limit == 3 << 29
 
 
-def test_it_does_not_change_once_it_is_read() -> None:
+def test_a_workflow_is_frozen() -> None:
     workflow = parse_workflow(SMALL)
 
     with pytest.raises(ValueError, match="frozen"):
@@ -62,7 +62,7 @@ def test_it_does_not_change_once_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("model: x\nname: a\n", "line 1: model is not a key here; did you mean models?"),
         ("name: a\n", "line 1: models is missing"),
@@ -93,12 +93,12 @@ def test_it_does_not_change_once_it_is_read() -> None:
         (SMALL + "outputs: !!python/object/apply:os.system [ls]\n", "not valid YAML"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
+def test_a_mistake_is_named_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ScanError) as caught:
         parse_workflow(text)
 
     assert caught.value.reason is Reason.WORKFLOW
-    assert said in caught.value.detail
+    assert message in caught.value.detail
 
 
 def test_several_mistakes_are_told_at_once() -> None:
@@ -107,16 +107,20 @@ def test_several_mistakes_are_told_at_once() -> None:
     with pytest.raises(ScanError) as caught:
         parse_workflow(text)
 
-    assert [part[:6] for part in caught.value.detail.split("; ")] == ["line 1", "line 3", "line 4"]
+    assert [mistake[:6] for mistake in caught.value.detail.split("; ")] == [
+        "line 1",
+        "line 3",
+        "line 4",
+    ]
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScanError, match="FileNotFoundError"):
         read_workflow(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.yaml")), ids=lambda p: p.stem)
-def test_the_shipped_ones_are_valid(path: Path) -> None:
+def test_shipped_workflows_are_valid(path: Path) -> None:
     assert read_workflow(path).name == path.stem
 
 
@@ -157,6 +161,6 @@ def test_values_that_the_command_refuses_are_refused(text: str, message: str) ->
 
 
 def test_structures_are_a_set_of_names() -> None:
-    one = parse_workflow(SMALL + "outputs: {structures: 'spleen, liver'}").output_options
-    other = parse_workflow(SMALL + "outputs: {structures: [liver, spleen, liver]}").output_options
-    assert one == other == Outputs(structures=("liver", "spleen"))
+    quoted = parse_workflow(SMALL + "outputs: {structures: 'spleen, liver'}").output_options
+    listed = parse_workflow(SMALL + "outputs: {structures: [liver, spleen, liver]}").output_options
+    assert quoted == listed == Outputs(structures=("liver", "spleen"))

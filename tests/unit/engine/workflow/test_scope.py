@@ -13,14 +13,14 @@ from scanloom.io.identity import case_id
 CASES = 4000
 
 
-@pytest.mark.parametrize("parts", [2, 3, 16, 100])
-def test_parts_are_equally_large(parts: int) -> None:
+@pytest.mark.parametrize("shards", [2, 3, 16, 100])
+def test_parts_are_equally_large(shards: int) -> None:
     ids = [
         case_id(Series("dicom", (Path("a"),), "1.2", f"1.3.{n}"), bytes(32)) for n in range(CASES)
     ]
 
-    counts = [sum(Scope(shard=(k + 1, parts)).holds(one) for one in ids) for k in range(parts)]
+    counts = [sum(Scope(shard=(k + 1, shards)).holds(case) for case in ids) for k in range(shards)]
 
     assert sum(counts) == CASES
-    assert min(counts) > CASES / parts / 2
-    assert max(counts) < CASES / parts * 2
+    assert min(counts) > CASES / shards / 2
+    assert max(counts) < CASES / shards * 2

@@ -1,4 +1,4 @@
-"""Which series become cases, and why the others don't."""
+"""Series become cases, or are excluded with a reason."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ CHEST = SeriesInfo(
 
 
 def series(name: str, *, study: str = "s1", **changes: object) -> IndexedSeries:
-    what = CHEST._replace(**changes)  # type: ignore[arg-type]
+    info = CHEST._replace(**changes)  # type: ignore[arg-type]
     fields = {"id": name, "study": study, "kind": "dicom", "study_uid": "1.2", "series_uid": "1.3"}
-    made = IndexedSeries._make([None] * len(IndexedSeries._fields))
-    return made._replace(**fields, files=(0,), info=what)  # type: ignore[arg-type]
+    empty = IndexedSeries._make([None] * len(IndexedSeries._fields))
+    return empty._replace(**fields, files=(0,), info=info)  # type: ignore[arg-type]
 
 
-def workflow(policy: dict[str, object] | None = None, **wanted: object) -> Workflow:
-    return make_workflow(name="w", models=["m"], select=wanted, policy=policy or {})
+def workflow(policy: dict[str, object] | None = None, **select: object) -> Workflow:
+    return make_workflow(name="w", models=["m"], select=select, policy=policy or {})
 
 
-def outcome(one: IndexedSeries, wanted: Workflow) -> Reason | None:
-    chosen, left = select([one], wanted)
-    assert len(chosen) + len(left) == 1
-    return left[0].reason if left else None
+def outcome(candidate: IndexedSeries, definition: Workflow) -> Reason | None:
+    chosen, excluded = select([candidate], definition)
+    assert len(chosen) + len(excluded) == 1
+    return excluded[0].reason if excluded else None
 
 
 @pytest.mark.parametrize(
@@ -56,30 +56,32 @@ def outcome(one: IndexedSeries, wanted: Workflow) -> Reason | None:
         ("max_spacing", 0.9999999, 0.8),
     ],
 )
-def test_each_key_lets_in_and_leaves_out(key: str, right: object, wrong: object) -> None:
-    one = series("a", contrast=False)
-    assert outcome(one, workflow(**{key: right})) is None
-    assert outcome(one, workflow(**{key: wrong})) is Reason.NOT_SELECTED
+def test_each_key_selects_and_excludes(key: str, right: object, wrong: object) -> None:
+    candidate = series("a", contrast=False)
+    assert outcome(candidate, workflow(**{key: right})) is None
+    assert outcome(candidate, workflow(**{key: wrong})) is Reason.NOT_SELECTED
 
 
 def test_a_modality_that_no_file_states_is_the_detail() -> None:
     """The policy's modality counts for such a series only."""
     nifti = series("a", modality="")
-    _, [left] = select([nifti], workflow(modality="CT"))
-    assert left.reason is Reason.NOT_SELECTED
-    assert left.detail == "by select.modality: its files do not state the modality"
+    _, [excluded] = select([nifti], workflow(modality="CT"))
+    assert excluded.reason is Reason.NOT_SELECTED
+    assert excluded.detail == "by select.modality: its files do not state the modality"
     assert outcome(nifti, workflow({"modality": "CT"}, modality="CT")) is None
-    _, [left] = select([series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT"))
-    assert left.detail == "by select.modality"
+    _, [excluded] = select(
+        [series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT")
+    )
+    assert excluded.detail == "by select.modality"
 
 
-def test_what_failed_is_told_unless_nobody_wanted_it() -> None:
-    wanted = workflow(modality="CT", orientation="axial")
+def test_failed_series_are_reported_unless_not_selected() -> None:
+    definition = workflow(modality="CT", orientation="axial")
     gap = {"reason": "SLICE_GAP", "detail": "3", "shape": (), "spacing": (), "plane": ""}
-    assert outcome(series("a", **gap), wanted) is Reason.SLICE_GAP
-    assert outcome(series("a", modality="MR", **gap), wanted) is Reason.NOT_SELECTED
-    assert outcome(series("a", modality="", **gap), wanted) is Reason.SLICE_GAP
-    assert outcome(series("a", modality="MR", reason="LOCALIZER"), wanted) is Reason.LOCALIZER
+    assert outcome(series("a", **gap), definition) is Reason.SLICE_GAP
+    assert outcome(series("a", modality="MR", **gap), definition) is Reason.NOT_SELECTED
+    assert outcome(series("a", modality="", **gap), definition) is Reason.SLICE_GAP
+    assert outcome(series("a", modality="MR", reason="LOCALIZER"), definition) is Reason.LOCALIZER
 
 
 @pytest.mark.parametrize(
@@ -91,23 +93,23 @@ def test_what_failed_is_told_unless_nobody_wanted_it() -> None:
         ("ORIENTATION_UNKNOWN", {"orientation": "RAS"}),
     ],
 )
-def test_the_policy_lets_in_what_is_refused_otherwise(
+def test_the_policy_admits_series_that_are_refused_otherwise(
     reason: str, policy: dict[str, object]
 ) -> None:
-    one = series("a", reason=reason, shape=(), spacing=(), plane="")
-    assert outcome(one, workflow()) is Reason[reason]
-    assert outcome(one, workflow(policy)) is None
+    candidate = series("a", reason=reason, shape=(), spacing=(), plane="")
+    assert outcome(candidate, workflow()) is Reason[reason]
+    assert outcome(candidate, workflow(policy)) is None
 
 
 def test_the_best_and_the_newest_of_each_study() -> None:
     old_thin = series("old_thin", date="20200101")
     new_thick = series("new_thick", date="20240101", spacing=(0.7, 0.7, 5.0), shape=(512, 512, 60))
     derived = series("derived", date="20250101", image_type="DERIVED\\SECONDARY")
-    other = series("other", study="s2", date="19990101")
-    found = [derived, new_thick, old_thin, other]
+    second_study = series("other", study="s2", date="19990101")
+    candidates = [derived, new_thick, old_thin, second_study]
 
     def ids(choose: str, **more: object) -> list[str]:
-        return [one.id for (one,) in select(found, workflow(choose=choose, **more))[0]]
+        return [chosen.id for (chosen,) in select(candidates, workflow(choose=choose, **more))[0]]
 
     assert ids("all") == ["derived", "new_thick", "old_thin", "other"]
     assert ids("best") == ["old_thin", "other"]

@@ -48,8 +48,8 @@ def scan(spacing, shape, codes, modality="CT", dtype=np.int16) -> Volume:
 
 def home_labels(card: ModelCard, volume: Volume) -> np.ndarray:
     """Return labels by TotalSegmentator's steps, without its crop; networks are ours."""
-    given = nibabel.Nifti1Image(np.asarray(volume.array, np.float64), volume.grid.affine)
-    image = nibabel.as_closest_canonical(given)
+    source = nibabel.Nifti1Image(np.asarray(volume.array, np.float64), volume.grid.affine)
+    image = nibabel.as_closest_canonical(source)
     zooms, values = np.array(image.header.get_zooms()), image.get_fdata()
     spacing = zooms
     if card.grid.spacing is not None and not np.array_equal(zooms, card.grid.spacing):
@@ -58,15 +58,15 @@ def home_labels(card: ModelCard, volume: Volume) -> np.ndarray:
     grid = Grid(values.shape, np.diag([*spacing.astype(np.float64), 1.0]))
     small = Volume(np.asfortranarray(values), grid, volume.unit, volume.modality)
     united = np.zeros(values.shape, np.uint8)
-    for part in card.parts:
-        labels = TorchPredictor(part, FULL, device="cpu").predict(small).layers[0].labels
-        mapped = numbers_in(card, part)[labels]
+    for submodel in card.parts:
+        labels = TorchPredictor(submodel, FULL, device="cpu").predict(small).layers[0].labels
+        mapped = numbers_in(card, submodel)[labels]
         united[mapped > 0] = mapped[mapped > 0]
     if spacing is not zooms:
         ratio = np.array(image.shape) / united.shape
         united = ndimage.zoom(united, ratio, mode="nearest", order=0)
     back = nibabel.orientations.ornt_transform(
-        nibabel.orientations.axcodes2ornt("RAS"), nibabel.io_orientation(given.affine)
+        nibabel.orientations.axcodes2ornt("RAS"), nibabel.io_orientation(source.affine)
     )
     return nibabel.Nifti1Image(united, image.affine).as_reoriented(back).get_fdata()
 
@@ -85,10 +85,10 @@ def test_labels_are_those_of_totalsegmentators_steps(weights, task, volume):
     """Resampled corner to corner, truncated, united, mapped back by nearest neighbour."""
     card = read_model(weights / task)
 
-    found = make_predictor(card, FULL, device="cpu").predict(volume)
+    segmentation = make_predictor(card, FULL, device="cpu").predict(volume)
 
-    np.testing.assert_array_equal(found.layers[0].labels, home_labels(card, volume))
-    assert len(np.unique(found.layers[0].labels)) > 5
+    np.testing.assert_array_equal(segmentation.layers[0].labels, home_labels(card, volume))
+    assert len(np.unique(segmentation.layers[0].labels)) > 5
 
 
 def test_all_parts_share_one_resampling(weights):
@@ -97,14 +97,14 @@ def test_all_parts_share_one_resampling(weights):
     card = read_model(weights / "total_mr")
     predictor = CompositePredictor(card, FULL, device="cpu")
     shapes = []
-    for part in predictor.parts:
-        known = part.predict
+    for member in predictor.parts:
+        known = member.predict
 
-        def predict(volume, *given, known=known, **named):
+        def predict(volume, *arguments, known=known, **named):
             shapes.append(volume.array)
-            return known(volume, *given, **named)
+            return known(volume, *arguments, **named)
 
-        part.predict = predict  # type: ignore[method-assign]
+        member.predict = predict  # type: ignore[method-assign]
 
     predictor.predict(scan((3.0, 3.0, 3.0), (12, 12, 9), "RAS", "MR"), StepTimer(steps.append))
 
@@ -126,21 +126,21 @@ def test_scan_is_cropped_to_the_structures_of_a_rough_model(weights, task):
     label = min(extent, key=lambda name: np.ptp(extent[name], axis=0).max())
     card = replace(card, stage=replace(card.stage, labels=(label,)))
 
-    found = make_predictor(card, FULL, device="cpu").predict(volume).layers[0].labels
+    labels = make_predictor(card, FULL, device="cpu").predict(volume).layers[0].labels
 
     margin = (np.array([20, 20, 20]) / np.float32([3.0, 2.4, 4.0])).astype(int)
     first = np.maximum(extent[label].min(axis=0) - margin, 0)
     last = np.minimum(extent[label].max(axis=0) + 1 + margin, volume.array.shape)
     box = tuple(slice(a, b) for a, b in zip(first, last, strict=True))
     assert any(b - a < n for a, b, n in zip(first, last, volume.array.shape, strict=True))
-    part = np.asfortranarray(volume.array[box])
+    crop = np.asfortranarray(volume.array[box])
     affine = volume.grid.affine.copy()
     affine[:3, 3] = (volume.grid.affine @ [*first, 1])[:3]
-    inside = replace(volume, array=part, grid=Grid(part.shape, affine))
+    inside = replace(volume, array=crop, grid=Grid(crop.shape, affine))
     expected = np.zeros(volume.array.shape)
-    expected[box] = home_labels(card, inside) if card.grid.spacing else found[box]
-    np.testing.assert_array_equal(found, expected)
-    assert found.any()
+    expected[box] = home_labels(card, inside) if card.grid.spacing else labels[box]
+    np.testing.assert_array_equal(labels, expected)
+    assert labels.any()
 
 
 def test_scan_without_the_structures_has_an_empty_result(weights):
@@ -149,13 +149,13 @@ def test_scan_without_the_structures_has_an_empty_result(weights):
     card = replace(card, stage=replace(card.stage, labels=("no_such_label",)))
     clock = StepTimer()
 
-    found = make_predictor(card, FULL, device="cpu").predict(
+    segmentation = make_predictor(card, FULL, device="cpu").predict(
         scan((6.0, 6.0, 6.0), (16, 16, 16), "RAS"), clock
     )
 
-    assert found.model == card.name
-    assert not found.layers[0].labels.any()
-    assert found.layers[0].structures == card.structures
+    assert segmentation.model == card.name
+    assert not segmentation.layers[0].labels.any()
+    assert segmentation.layers[0].structures == card.structures
     assert "crop" in clock.notes
 
 
@@ -167,7 +167,7 @@ def test_only_requested_parts_run(weights):
     predictor = make_predictor(card, FULL, device="cpu", structures=("brain",))
     labels = predictor.predict(volume).layers[0].labels
 
-    assert [part.name for part in predictor.parts] == ["dataset851"]
+    assert [member.name for member in predictor.parts] == ["dataset851"]
     assert predictor.card is card
     numbers = {int(n) for n in numbers_in(card, card.parts[1])}
     assert set(np.unique(labels)) <= numbers
@@ -177,34 +177,36 @@ def test_work_and_memory_are_those_of_all_networks(weights):
     """Weights count together, windows too; memory is that of the largest network."""
     card = read_model(weights / "liver_segments")
     grid = Grid((64, 64, 40), np.diag([2.0, 2.0, 3.0, 1.0]))
-    part, stage = card.parts[0], card.stage.card
+    submodel, stage = card.parts[0], card.stage.card
 
-    inner = window_values(part, grid_for_parts(grid, card))
+    inner = window_values(submodel, grid_for_parts(grid, card))
     rough = window_values(stage.parts[0], grid_for_parts(grid, stage))
     assert window_values(card, grid) == inner + rough
-    sizes = [w.file.stat().st_size for w in (part.weights, stage.parts[0].weights)]
+    sizes = [w.file.stat().st_size for w in (submodel.weights, stage.parts[0].weights)]
     assert base_bytes([card]) - base_bytes([]) == sum(sizes) + max(sizes)
     whole, alone = (estimate_case(grid, np.int16, [each]) for each in (card, stage))
     assert whole.host["network"] > alone.host["network"]
-    some = needed_parts(read_model(weights / "total_mr"), ("brain",))
-    assert window_values(some, grid) < window_values(read_model(weights / "total_mr"), grid)
+    needed = needed_parts(read_model(weights / "total_mr"), ("brain",))
+    assert window_values(needed, grid) < window_values(read_model(weights / "total_mr"), grid)
 
 
 def test_small_components_are_removed_on_request(weights):
     """On the grid of the united labels, before they are mapped back (TotalSegmentator)."""
     card = read_model(weights / "total_mr")
     volume = scan((1.5, 1.5, 1.5), (20, 18, 16), "RAS", "MR")
-    some = replace(FULL, remove_small=200.0)
+    cleaning = replace(FULL, remove_small=200.0)
 
     plain, cleaned = (
         make_predictor(card, options, device="cpu").predict(volume).layers[0].labels
-        for options in (FULL, some)
+        for options in (FULL, cleaning)
     )
 
     expected = np.array(plain)
     for number in np.unique(plain)[1:]:
-        found, _ = ndimage.label(plain == number)
-        expected[(np.bincount(found.ravel()) <= 200.0 / 1.5**3)[found] & (plain == number)] = 0
+        components, _ = ndimage.label(plain == number)
+        expected[
+            (np.bincount(components.ravel()) <= 200.0 / 1.5**3)[components] & (plain == number)
+        ] = 0
     np.testing.assert_array_equal(cleaned, expected)
     assert (cleaned != plain).any()
 
@@ -236,9 +238,9 @@ def test_a_requested_structure_has_the_labels_of_the_cropped_scan(tmp_path):
         ),
     )
 
-    found = make_predictor(card, FULL, device="cpu", structures=[label]).predict(volume)
+    segmentation = make_predictor(card, FULL, device="cpu", structures=[label]).predict(volume)
 
     expected = np.zeros_like(labels)
     expected[box] = home_labels(card, small)
-    np.testing.assert_array_equal(found.layers[0].labels, expected)
+    np.testing.assert_array_equal(segmentation.layers[0].labels, expected)
     assert expected.shape != small.grid.shape

@@ -31,12 +31,12 @@ WINDOWS = (Window((16, 16, 16), 0.5), Window((32, 24, 16), 0.25))
 @pytest.fixture
 def cards(tmp_path: Path) -> list[ModelCard]:
     """Two models that differ in weights, window and intensities."""
-    made = []
+    models = []
     for n, (steps, window) in enumerate(zip(STEPS, WINDOWS, strict=True)):
         (folder := tmp_path / str(n)).mkdir()
         weights = model_cards.small_weights(folder, seed=n)
-        made.append(model_cards.card(weights, name=f"model-{n}", after=(steps,), window=window))
-    return made
+        models.append(model_cards.card(weights, name=f"model-{n}", after=(steps,), window=window))
+    return models
 
 
 def scan() -> Volume:
@@ -64,23 +64,25 @@ def monai_scores(card: ModelCard, volume: Volume) -> torch.Tensor:
 def test_labels_are_those_of_the_mean(cards: list[ModelCard], restore: str) -> None:
     volume = scan()
     members = [TorchPredictor(replace(c, restore=restore), device="cpu") for c in cards]
-    found = Ensemble("mean", members).predict(volume)
+    segmentation = Ensemble("mean", members).predict(volume)
     expected = sum(monai_scores(card, volume) for card in cards)
     assert isinstance(expected, torch.Tensor)
-    equal = found.layers[0].labels == expected.argmax(0).numpy()
+    equal = segmentation.layers[0].labels == expected.argmax(0).numpy()
     assert equal.mean() > 0.9999
-    assert (found.model, found.sources) == ("mean", ("model-0", "model-1"))
-    assert found.version == "model-0 1, model-1 1"
+    assert (segmentation.model, segmentation.sources) == ("mean", ("model-0", "model-1"))
+    assert segmentation.version == "model-0 1, model-1 1"
     alone = [member.predict(volume).layers[0].labels for member in members]
-    assert all((found.layers[0].labels != labels).any() for labels in alone)
+    assert all((segmentation.layers[0].labels != labels).any() for labels in alone)
 
 
 def test_members_share_a_scan_and_free_it(cards: list[ModelCard]) -> None:
     members = [TorchPredictor(card, device="cpu") for card in cards]
     shared = SharedScan((card, "cpu") for card in cards)
     ensemble = Ensemble("mean", members)
-    found = ensemble.predict(scan(), shared=shared)
-    np.testing.assert_array_equal(found.layers[0].labels, ensemble.predict(scan()).layers[0].labels)
+    segmentation = ensemble.predict(scan(), shared=shared)
+    np.testing.assert_array_equal(
+        segmentation.layers[0].labels, ensemble.predict(scan()).layers[0].labels
+    )
     assert not shared._kept
 
 
@@ -97,9 +99,9 @@ def blocks(scores: torch.Tensor, *sizes: int) -> Iterator[ScorePlanes]:
 def test_blocks_of_any_size_are_averaged() -> None:
     a, b, c = torch.rand(3, 9, 2, 4, 5).unbind()
     streams = [blocks(a, 9), blocks(b, 2, 4, 3), blocks(c, 1, 1, 7)]
-    made = [(block.first, block.scores.clone()) for block in mean_of_planes(streams, 2)]
-    assert [first for first, _ in made] == [0, 1, 2, 6]
-    torch.testing.assert_close(torch.cat([scores for _, scores in made]), (a + b + c) / 3)
+    means = [(block.first, block.scores.clone()) for block in mean_of_planes(streams, 2)]
+    assert [first for first, _ in means] == [0, 1, 2, 6]
+    torch.testing.assert_close(torch.cat([scores for _, scores in means]), (a + b + c) / 3)
 
 
 def test_a_network_of_fewer_classes_is_refused() -> None:

@@ -50,11 +50,11 @@ def names() -> set[str]:
 
 
 def test_an_export_is_written_once() -> None:
-    with cached_export(KEY, write) as (folder, found):
-        assert not found
+    with cached_export(KEY, write) as (folder, cached):
+        assert not cached
         assert (folder / "graph").read_text() == "whole"
-    with cached_export(KEY, refuse) as (folder, found):
-        assert found
+    with cached_export(KEY, refuse) as (folder, cached):
+        assert cached
         assert (folder / "graph").read_text() == "whole"
     assert names() == {KEY, f"{KEY}.lock"}
 
@@ -76,8 +76,8 @@ def test_a_damaged_export_is_written_again(damage: str) -> None:
     else:
         hashes.write_text("[1]")
 
-    with cached_export(KEY, write) as (folder, found):
-        assert not found
+    with cached_export(KEY, write) as (folder, cached):
+        assert not cached
         assert (folder / "graph").read_text() == "whole"
         assert {path.name for path in folder.iterdir()} == {"graph", cache.HASHES}
 
@@ -96,8 +96,8 @@ def test_a_read_only_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # no folder can be made in a file, even by root
-    with cached_export(KEY, write) as (folder, found):
-        assert not found
+    with cached_export(KEY, write) as (folder, cached):
+        assert not cached
         assert (folder / "graph").read_text() == "whole"
     assert not folder.exists()
 
@@ -134,8 +134,8 @@ def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    with cached_export(KEY, write) as (folder, found):
-        assert not found
+    with cached_export(KEY, write) as (folder, cached):
+        assert not cached
         assert (folder / "graph").read_text() == "whole"
     assert names() == {KEY, f"{KEY}.lock"}
 

@@ -1,4 +1,4 @@
-"""Each engine computes what torch computes, or says why it can't."""
+"""Each engine computes torch's scores, or states the reason why it can't."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import nn
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.engines import cache, openvino_engine
 from scanloom.inference.engines import onnxruntime_engine as ort
-from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
+from scanloom.inference.engines.compile_engine import TorchCompile
+from scanloom.inference.engines.cudagraphs_engine import CudaGraphs
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime
 from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
-from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
+from scanloom.inference.engines.tensorrt_engine import TensorRt
 from scanloom.inference.network.layers import MixedBfloat16, PlaneNetwork
 
 CPU = torch.device("cpu")
@@ -46,18 +48,18 @@ def request(name: str, dtype: torch.dtype = torch.float32) -> NetworkRequest:
     return NetworkRequest(lambda: build(name), (name,), shape, dtype, CPU, 1)
 
 
-def windows(asked: NetworkRequest, seed: int = 1) -> torch.Tensor:
+def windows(network_request: NetworkRequest, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(asked.shape, generator=generator)
+    return torch.randn(network_request.shape, generator=generator)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_openvino_is_exact_in_float32(name: str) -> None:
-    asked = request(name)
-    prepared, network = OpenVino().prepare(asked), build(name)
+    network_request = request(name)
+    prepared, network = OpenVino().prepare(network_request), build(name)
     with torch.inference_mode():
         for seed in (1, 2):
-            image = windows(asked, seed)
+            image = windows(network_request, seed)
             torch.testing.assert_close(prepared.run(image), network(image), rtol=1e-3, atol=1e-4)
 
 
@@ -77,11 +79,11 @@ def test_large_windows_are_normalised_without_loss_of_digits(name: str) -> None:
         nn.init.uniform_(parameter, 0.5, 2.0, generator=generator)
     shape = (1, 4, 96, 96, 96)
     image = torch.randn(shape, generator=generator) + torch.tensor([1, 10, -5, 20]).view(4, 1, 1, 1)
-    asked = NetworkRequest(lambda: norm, (name,), shape, torch.float32, CPU, 1)
-    found = OpenVino().prepare(asked).run(image)
+    norm_request = NetworkRequest(lambda: norm, (name,), shape, torch.float32, CPU, 1)
+    scores = OpenVino().prepare(norm_request).run(image)
     with torch.inference_mode():
         exact = norm.double()(image.double()).float()
-    torch.testing.assert_close(found, exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores, exact, rtol=0, atol=1e-5)
 
 
 FINAL_LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -102,45 +104,51 @@ def test_the_final_layer_is_exact_however_it_is_written(
         monkeypatch.setattr(openvino_engine, "multiply_final_layer", lambda _: None)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.ReLU(), FINAL_LAYERS[name]()).eval()
-    asked = replace(request("UNet"), build=lambda: network, identity=(name,))
+    network_request = replace(request("UNet"), build=lambda: network, identity=(name,))
     limits = {torch.float32: 1e-5}
     if bfloat16_units() is not None:
         limits[torch.bfloat16] = 5e-4
     with torch.inference_mode():
-        exact = network(windows(asked))
+        exact = network(windows(network_request))
     for dtype, limit in limits.items():
-        found = OpenVino().prepare(replace(asked, dtype=dtype)).run(windows(asked))
-        torch.testing.assert_close(found, exact, rtol=0, atol=limit)
+        scores = (
+            OpenVino().prepare(replace(network_request, dtype=dtype)).run(windows(network_request))
+        )
+        torch.testing.assert_close(scores, exact, rtol=0, atol=limit)
 
 
 def test_scores_outlive_the_next_window() -> None:
-    asked = request("UNet")
-    run = OpenVino().prepare(asked).run
-    first = run(windows(asked, 1))
+    unet = request("UNet")
+    run = OpenVino().prepare(unet).run
+    first = run(windows(unet, 1))
     kept = first.clone()
-    run(windows(asked, 2))
+    run(windows(unet, 2))
     assert torch.equal(first, kept)
-    assert torch.equal(run(windows(asked, 1)), kept)
+    assert torch.equal(run(windows(unet, 1)), kept)
 
 
 def test_an_export_is_read_again() -> None:
-    asked = request("UNet")
-    first = OpenVino().prepare(asked)
+    unet = request("UNet")
+    first = OpenVino().prepare(unet)
 
     def again() -> nn.Module:
         raise AssertionError("built again")
 
-    second = OpenVino().prepare(NetworkRequest(again, ("UNet",), asked.shape, asked.dtype, CPU, 1))
+    second = OpenVino().prepare(NetworkRequest(again, ("UNet",), unet.shape, unet.dtype, CPU, 1))
     assert (first.cached, second.cached) == (False, True)
-    assert torch.equal(first.run(windows(asked)), second.run(windows(asked)))
+    assert torch.equal(first.run(windows(unet)), second.run(windows(unet)))
 
 
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU has no bfloat16 units")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ends_are_exact_in_bfloat16(name: str) -> None:
     """Errors are about as large as those of torch with exact ends; they are larger without."""
-    asked = request(name, torch.bfloat16)
-    run, exact, image = OpenVino().prepare(asked).run, build(name), windows(asked)
+    network_request = request(name, torch.bfloat16)
+    run, exact, image = (
+        OpenVino().prepare(network_request).run,
+        build(name),
+        windows(network_request),
+    )
     mixed = build(name)
     if isinstance(mixed, PlaneNetwork):
         mixed = PlaneNetwork(MixedBfloat16(mixed.network, 1, (32, 32)), 2)
@@ -157,9 +165,9 @@ def test_a_network_that_cannot_be_traced_is_refused() -> None:
         def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return values, values
 
-    asked = NetworkRequest(Twice, ("twice",), (1, 1, 8, 8, 8), torch.float32, CPU, 1)
+    untraceable = NetworkRequest(Twice, ("twice",), (1, 1, 8, 8, 8), torch.float32, CPU, 1)
     with pytest.raises(EngineUnfitError, match="2 outputs"):
-        OpenVino().prepare(asked)
+        OpenVino().prepare(untraceable)
 
 
 needs_onnxruntime = pytest.mark.skipif(
@@ -170,21 +178,21 @@ needs_onnxruntime = pytest.mark.skipif(
 @needs_onnxruntime
 @pytest.mark.parametrize("name", NETWORKS)
 def test_onnxruntime_is_exact(name: str) -> None:
-    asked = request(name)
-    prepared, image = OnnxRuntime().prepare(asked), windows(asked)
+    network_request = request(name)
+    prepared, image = OnnxRuntime().prepare(network_request), windows(network_request)
     with torch.inference_mode():
         expected = build(name)(image)
     first = prepared.run(image)
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)
     kept = first.clone()
-    prepared.run(windows(asked, 2))
+    prepared.run(windows(network_request, 2))
     assert torch.equal(first, kept)
 
 
 @needs_onnxruntime
 def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
-    asked = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
-    run, image = OnnxRuntime().prepare(asked).run, windows(asked)
+    unet = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
+    run, image = OnnxRuntime().prepare(unet).run, windows(unet)
     assert run(image[:2]).shape == (2, 4, 32, 32, 32)
     torch.testing.assert_close(run(image[:2]), run(image)[:2])
 
@@ -192,13 +200,13 @@ def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
 @needs_onnxruntime
 def test_onnxruntime_in_half_precision() -> None:
     """The path of CUDA devices, whose input and output are float16."""
-    asked = request("UNet", torch.float16)
-    prepared, image = OnnxRuntime().prepare(asked), windows(asked)
+    unet = request("UNet", torch.float16)
+    prepared, image = OnnxRuntime().prepare(unet), windows(unet)
     with torch.inference_mode():
         expected = build("UNet")(image)
-    found = prepared.run(image.half())
-    assert found.dtype is torch.float16
-    assert (found.float() - expected).abs().mean() < 2e-3 * expected.abs().mean() + 2e-3
+    scores = prepared.run(image.half())
+    assert scores.dtype is torch.float16
+    assert (scores.float() - expected).abs().mean() < 2e-3 * expected.abs().mean() + 2e-3
 
 
 @needs_onnxruntime
@@ -210,11 +218,10 @@ def test_a_provider_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_providers_follow_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, mps = torch.device("cuda", 1), torch.device("mps")
-    assert [OnnxRuntime().provider(each) for each in (CPU, cuda, mps)] == [
+    cuda = torch.device("cuda", 1)
+    assert [OnnxRuntime().provider(each) for each in (CPU, cuda)] == [
         "CPUExecutionProvider",
         "CUDAExecutionProvider",
-        "CoreMLExecutionProvider",
     ]
     assert [TensorRt().provider(each) for each in (CPU, cuda)] == [None, ort.TENSORRT]
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -223,25 +230,25 @@ def test_providers_follow_from_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_providers_are_used_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort, "_installed_providers", lambda version: [ort.CUDA, ort.CORE_ML])
-    cuda, mps = torch.device("cuda"), torch.device("mps")
+    monkeypatch.setattr(ort, "_installed_providers", lambda version: [ort.CUDA])
+    cuda = torch.device("cuda")
     float32, float16, bfloat16 = torch.float32, torch.float16, torch.bfloat16
-    supported = {(CPU, float32), (cuda, float32), (cuda, float16), (mps, float32)}
-    for device in (CPU, cuda, mps, torch.device("xpu")):
+    supported = {(CPU, float32), (cuda, float32), (cuda, float16)}
+    for device in (CPU, cuda, torch.device("mps")):
         for dtype in (float32, float16, bfloat16):
             assert OnnxRuntime().supports(device, dtype) is ((device, dtype) in supported)
             assert not TensorRt().supports(device, dtype)
 
 
 def test_options_of_providers(tmp_path: Path) -> None:
-    asked = replace(request("UNet", torch.float16), device=torch.device("cuda", 1))
-    assert ort.provider_options(ort.CUDA, asked, tmp_path) == {"device_id": "1", "use_tf32": "0"}
-    options = ort.provider_options(ort.TENSORRT, asked, tmp_path)
+    unet = replace(request("UNet", torch.float16), device=torch.device("cuda", 1))
+    assert ort.provider_options(ort.CUDA, unet, tmp_path) == {"device_id": "1", "use_tf32": "0"}
+    options = ort.provider_options(ort.TENSORRT, unet, tmp_path)
     assert options["trt_fp16_enable"] == "1"
     assert options["trt_engine_cache_path"] == str(tmp_path)
-    exact = replace(asked, dtype=torch.float32)
+    exact = replace(unet, dtype=torch.float32)
     assert ort.provider_options(ort.TENSORRT, exact, tmp_path)["trt_fp16_enable"] == "0"
-    assert ort.provider_options(ort.CPU, asked, tmp_path) == {}
+    assert ort.provider_options(ort.CPU, unet, tmp_path) == {}
 
 
 @pytest.mark.parametrize("engine", [OpenVino(), OnnxRuntime(), CudaGraphs()])
@@ -254,12 +261,12 @@ def test_engines_name_what_they_support(engine: OpenVino | OnnxRuntime | CudaGra
 
 @pytest.mark.slow
 def test_compiled_by_torch() -> None:
-    asked = request("UNet")
+    unet = request("UNet")
     try:
-        prepared = TorchCompile().prepare(asked)
+        prepared = TorchCompile().prepare(unet)
     except EngineUnfitError as exc:
         pytest.skip(str(exc))  # without a C++ compiler
-    image = windows(asked)
+    image = windows(unet)
     with torch.inference_mode():
         expected = build("UNet")(image)
         torch.testing.assert_close(prepared.run(image), expected, rtol=1e-3, atol=1e-4)

@@ -29,17 +29,17 @@ def test_steps_and_operations_of_all_threads(tmp_path: Path, name: str) -> None:
             with clock.step("load"):
                 torch.ones(3).cumsum(0)
 
-        other = threading.Thread(target=read)
-        other.start()
-        other.join()
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
         with clock.step("network"):
             torch.ones(30, 30) @ torch.ones(30, 30)
-    found = events(
+    trace = events(
         gzip.decompress(path.read_bytes()).decode() if name[-1] == "z" else path.read_text()
     )
-    network, product = found["network"], found["aten::mm"]
+    network, product = trace["network"], trace["aten::mm"]
     assert network["ts"] <= product["ts"] <= network["ts"] + network["dur"]
-    assert found["load"]["tid"] == found["aten::cumsum"]["tid"] != network["tid"]
+    assert trace["load"]["tid"] == trace["aten::cumsum"]["tid"] != network["tid"]
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 

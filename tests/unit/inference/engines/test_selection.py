@@ -16,7 +16,7 @@ import torch
 from scanloom.cards.card import ModelCard, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.engines import cache, selection
-from scanloom.inference.engines.cache import Verdict, all_verdicts, exports_folder
+from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_folder
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
@@ -28,11 +28,12 @@ from support import model_cards
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Other:
+class FakeEngine:
     """Torch itself, with its scores changed and its passes delayed: an engine to be judged."""
 
     name: ClassVar[str] = "openvino"
     package: ClassVar[str] = "openvino"
+    automatic: ClassVar[bool] = True
 
     def __init__(self, change: Change = torch.clone, faster: bool = True) -> None:
         self.change, self.faster = change, faster
@@ -68,16 +69,15 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "user_cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
-    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
+    monkeypatch.setattr(selection, "ENGINES", {"openvino": selection.ENGINES["openvino"]})
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Other]:
-    def install(change: Change = torch.clone, faster: bool = True) -> Other:
-        other = Other(change, faster)
-        monkeypatch.setitem(selection.ENGINES, "openvino", other)
-        return other
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
+    def install(change: Change = torch.clone, faster: bool = True) -> FakeEngine:
+        fake = FakeEngine(change, faster)
+        monkeypatch.setitem(selection.ENGINES, "openvino", fake)
+        return fake
 
     return install
 
@@ -96,7 +96,7 @@ def predictor(card: ModelCard, engine: str = "auto", cases: int = 1000) -> Torch
 
 
 def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
-    other = engine()
+    fake = engine()
     first, clock = predictor(card), StepTimer()
     labels = first.predict(scan(), clock).layers[0].labels
 
@@ -105,19 +105,19 @@ def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
     assert first.engine.why == "measured here"
     assert "engine" in clock.steps
     assert np.array_equal(labels, predictor(card, "torch").predict(scan()).layers[0].labels)
-    (verdict,) = all_verdicts()
-    assert verdict.used
-    prepared = other.prepared
+    (trial,) = all_trials()
+    assert trial.used
+    prepared = fake.prepared
 
     again, clock = predictor(card), StepTimer()
     again.predict(scan(), clock)
     again.predict(scan(), clock)
     assert again.engine == first.engine
-    assert other.prepared == prepared + 1  # not measured again, prepared once
+    assert fake.prepared == prepared + 1  # not measured again, prepared once
 
 
 def test_torch_keeps_no_weights_of_what_an_engine_runs(card, engine) -> None:
-    """They are loaded again for what torch runs: labels are the same."""
+    """They are loaded again for the runs of torch: labels are the same."""
     engine()
     model, reference = predictor(card), predictor(card, "torch")
     labels = reference.predict(scan()).layers[0].labels
@@ -132,10 +132,10 @@ def test_torch_keeps_no_weights_of_what_an_engine_runs(card, engine) -> None:
 
 def test_an_engine_that_changes_labels_is_not_used(card, engine, caplog) -> None:
     engine(lambda scores: scores.flip(1))
-    one = predictor(card)
-    labels = one.predict(scan()).layers[0].labels
-    assert one.engine.name == "torch"
-    assert "labels differ" in one.engine.measured
+    measured = predictor(card)
+    labels = measured.predict(scan()).layers[0].labels
+    assert measured.engine.name == "torch"
+    assert "labels differ" in measured.engine.measured
     assert np.array_equal(labels, predictor(card, "torch").predict(scan()).layers[0].labels)
 
     with caplog.at_level(logging.WARNING):
@@ -147,9 +147,9 @@ def test_an_engine_that_changes_labels_is_not_used(card, engine, caplog) -> None
 
 def test_a_slower_engine_is_used_on_request_only(card, engine) -> None:
     engine(faster=False)
-    one = predictor(card)
-    one.predict(scan())
-    assert one.engine.name == "torch"
+    measured = predictor(card)
+    measured.predict(scan())
+    assert measured.engine.name == "torch"
     forced = predictor(card, "openvino")
     forced.predict(scan())
     assert forced.engine.name == "openvino"
@@ -160,28 +160,28 @@ def test_an_engine_that_fails_is_not_used(card, engine) -> None:
         raise EngineUnfitError("the library lacks an operation")
 
     engine().prepare = fail
-    one = predictor(card)
-    one.predict(scan())
-    assert one.engine.name == "torch"
-    assert "the library lacks an operation" in one.engine.measured
-    assert [verdict.failed for verdict in all_verdicts()] == ["the library lacks an operation"]
+    measured = predictor(card)
+    measured.predict(scan())
+    assert measured.engine.name == "torch"
+    assert "the library lacks an operation" in measured.engine.measured
+    assert [trial.failed for trial in all_trials()] == ["the library lacks an operation"]
 
 
 def test_few_windows_are_not_worth_a_measurement(card, engine) -> None:
-    other = engine()
-    one, clock = predictor(card, cases=1), StepTimer()
-    one.predict(scan(), clock)
-    assert one.engine.name == "torch"
-    assert other.prepared == 0
+    fake = engine()
+    unmeasured, clock = predictor(card, cases=1), StepTimer()
+    unmeasured.predict(scan(), clock)
+    assert unmeasured.engine.name == "torch"
+    assert fake.prepared == 0
     assert "engine" not in clock.steps
     assert not exports_folder().exists()
 
 
 def test_whole_scans_are_run_by_torch(card, engine) -> None:
     engine()
-    one = predictor(replace(card, window=Window(None)))
-    one.predict(scan((16, 16, 16), (2.0, 2.0, 2.0)))
-    assert "whole scan" in one.engine.why
+    unmeasured = predictor(replace(card, window=Window(None)))
+    unmeasured.predict(scan((16, 16, 16), (2.0, 2.0, 2.0)))
+    assert "whole scan" in unmeasured.engine.why
 
 
 def test_an_engine_that_is_not_installed_is_refused(card, engine) -> None:
@@ -189,9 +189,9 @@ def test_an_engine_that_is_not_installed_is_refused(card, engine) -> None:
     with pytest.raises(ScanError, match="pip install openvino") as caught:
         predictor(card, "openvino")
     assert caught.value.reason is Reason.DEVICE_UNAVAILABLE
-    one = predictor(card)
-    one.predict(scan())
-    assert one.engine.measured == "no other engine is installed"
+    only_torch = predictor(card)
+    only_torch.predict(scan())
+    assert only_torch.engine.measured == "no other engine is installed"
 
 
 def test_another_version_is_measured_again(card, engine) -> None:
@@ -201,7 +201,7 @@ def test_another_version_is_measured_again(card, engine) -> None:
     newer.version = lambda: "2.0"
     predictor(card).predict(scan())
     assert newer.prepared > 1
-    assert len(all_verdicts()) == 2
+    assert len(all_trials()) == 2
 
 
 def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
@@ -210,10 +210,10 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     (path,) = (exports_folder() / "verdicts").glob("*.json")
     path.write_text(path.read_text()[:-5])
     predictor(card).predict(scan())
-    assert len(all_verdicts()) == 1
+    assert len(all_trials()) == 1
 
 
-MEASURED = Verdict(
+MEASURED = EngineTrial(
     "m", "openvino", "1", "float32", 2, equal=0.9999, dice=0.998, torch_s=1.0, engine_s=0.5
 )
 

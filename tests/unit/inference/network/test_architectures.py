@@ -158,7 +158,7 @@ def test_a_program_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no weights at all", b"PK\x03\x04 torn"])
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_what_is_no_weights_file_is_damaged(content: bytes, name: str, tmp_path: Path) -> None:
+def test_files_that_are_no_weights_are_damaged(content: bytes, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
 
     assert refused(tmp_path / name) is Reason.MODEL_DAMAGED

@@ -75,7 +75,7 @@ def test_scores_equal_those_of_the_whole_network_in_monais_inferer(
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_what_the_network_gives_then_are_its_features(name: str) -> None:
+def test_a_network_without_its_final_layer_gives_features(name: str) -> None:
     network, head = split(of_classes(MANY[name], 21))
     with torch.inference_mode():
         assert network(torch.zeros(2, 1, *SIZE)).shape == (2, head.weight.shape[1], *SIZE)
@@ -103,7 +103,7 @@ def test_another_last_layer_stays_where_it_is(spec: NetworkSpec) -> None:
     assert not list(network.children())
 
 
-def test_where_no_window_was_run_is_background_whatever_the_head_says() -> None:
+def test_voxels_without_a_window_are_background_for_any_head() -> None:
     network, head = split(of_classes(MANY["BasicUNet"], 9))
     loud = FinalLayer(head.weight, head.bias + torch.arange(9.0)[:, None] * 100)
     image = torch.zeros(16, 16, 48)

@@ -24,14 +24,14 @@ def file_pages() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux")
 def test_pages_of_a_file_are_dropped(tmp_path: Path) -> None:
     content = bytes(range(256)) * (SIZE // 256)
-    file, other = tmp_path / "weights 1.bin", tmp_path / "other.bin"
+    file, second_file = tmp_path / "weights 1.bin", tmp_path / "other.bin"
     file.write_bytes(content)
-    other.write_bytes(content)
+    second_file.write_bytes(content)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as view:
         assert bytes(view) == content
         before = file_pages()
 
-        drop_file_pages(other)
+        drop_file_pages(second_file)
         assert file_pages() > before - SIZE // 2
         drop_file_pages(file)
 

@@ -85,10 +85,10 @@ def test_a_model_whose_half_precision_is_wrong_runs_in_float32(
     )
     with caplog.at_level(logging.WARNING):
         model = TorchPredictor(card, ComputeOptions(precision="half", engine="torch"), device="cpu")
-    found = model.predict(volume)
+    segmentation = model.predict(volume)
     exact = TorchPredictor(card, ComputeOptions(precision="float32", engine="torch"), device="cpu")
     labels = exact.predict(volume).layers[0].labels
-    assert model.precision_name == found.precision == ("float32" if wrong else "bfloat16")
-    assert (Flag.HALF_WRONG in found.flags) is wrong
+    assert model.precision_name == segmentation.precision == ("float32" if wrong else "bfloat16")
+    assert (Flag.HALF_WRONG in segmentation.flags) is wrong
     assert ("runs in float32: bfloat16 was wrong" in caplog.text) is wrong
-    assert not wrong or np.array_equal(found.layers[0].labels, labels)
+    assert not wrong or np.array_equal(segmentation.layers[0].labels, labels)

@@ -94,9 +94,9 @@ def test_the_final_layer_stays_where_scores_are_rounded(
 
     size = card.window.size or ()
     with torch.inference_mode():
-        given = loaded.network(torch.zeros(2, 1, *size))
+        output = loaded.network(torch.zeros(2, 1, *size))
     assert (loaded.head is None) == (sums == "float16")
-    assert given.shape == (2, 4 if loaded.head else 9, *size)
+    assert output.shape == (2, 4 if loaded.head else 9, *size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -109,12 +109,12 @@ def test_a_network_of_planes(dtype: torch.dtype, tmp_path: Path) -> None:
     plain.load_state_dict(torch.load(card.weights.file, weights_only=True))
 
     with torch.inference_mode():
-        found = load_network(card, dtype).network(slices[:, :, None])
+        scores = load_network(card, dtype).network(slices[:, :, None])
         expected = plain(slices)
 
-    assert found.shape == (3, 3, 1, 32, 32)
+    assert scores.shape == (3, 3, 1, 32, 32)
     tolerance = 1e-5 if dtype is torch.float32 else 0.05
-    torch.testing.assert_close(found[:, :, 0], expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(scores[:, :, 0], expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[s
     real = layer(4, 6, **how)
     image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if real.weight.ndim == 4 else ...]
     with torch.inference_mode():
-        wanted = real(image)
+        expected = real(image)
         with meta_dispatch():
-            found = real.to("meta")(image.to("meta"))
+            output = real.to("meta")(image.to("meta"))
 
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    assert found.is_meta
+    assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
+    assert output.is_meta
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[s
 def test_pooling_gives_what_torch_says(pool: nn.Module) -> None:
     image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if isinstance(pool, nn.MaxPool2d) else ...]
     with torch.inference_mode(), meta_dispatch():
-        found = pool(image.to("meta"))
-    assert found.shape == pool(image).shape
+        output = pool(image.to("meta"))
+    assert output.shape == pool(image).shape
 
 
 @pytest.mark.parametrize("mode", ["constant", "replicate"])
@@ -63,12 +63,12 @@ def test_padding_gives_what_torch_says(mode: str, widths: tuple[int, ...]) -> No
     image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if len(widths) == 2 else ...]
     image = image[..., 0] if len(widths) == 2 else image
     with torch.inference_mode(), meta_dispatch():
-        found = nn.functional.pad(image.to("meta"), widths, mode)
-    assert found.shape == nn.functional.pad(image, widths, mode).shape
+        output = nn.functional.pad(image.to("meta"), widths, mode)
+    assert output.shape == nn.functional.pad(image, widths, mode).shape
 
 
 @pytest.mark.parametrize("image", [torch.zeros(1, 3, 9, 9, 9), torch.zeros(1, 4, 2, 9, 9)])
-def test_what_does_not_fit_is_refused_as_torch_refuses_it(image: torch.Tensor) -> None:
+def test_mismatched_shapes_are_refused_as_by_torch(image: torch.Tensor) -> None:
     layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
     with torch.inference_mode(), meta_dispatch(), pytest.raises(RuntimeError):
         layer(image.to("meta"))

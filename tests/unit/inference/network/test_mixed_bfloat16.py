@@ -1,4 +1,4 @@
-"""What comes in and what goes out stays float32, whatever network stands in between."""
+"""Input and output of a network stay float32, whatever network is in between."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
     half.to(torch.bfloat16)
 
     with torch.inference_mode():
-        wanted = full(window)
+        expected = full(window)
         plain = half(window.to(torch.bfloat16)).float()
-        found = MixedBfloat16(mixed, 1, (64, 32, 32))(window)
+        scores = MixedBfloat16(mixed, 1, (64, 32, 32))(window)
 
-    assert found.dtype == torch.float32
-    off, before = ((given - wanted).abs().mean() for given in (found, plain))
+    assert scores.dtype == torch.float32
+    off, before = ((values - expected).abs().mean() for values in (scores, plain))
     print(f"{name}: {float(off / before):.2f} of bfloat16's difference is left")
     assert float(off) < float(before)
 
 
 def test_a_result_changed_in_place_is_seen() -> None:
-    """What was remembered of the last layer is no longer the network's result then."""
+    """A remembered result of the last layer is no longer the network's result then."""
     torch.manual_seed(4)
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU(inplace=True))
 
@@ -108,8 +108,8 @@ def test_average_pooling() -> None:
     network = build_network(NetworkSpec("ResidualEncoderUNet", args))
     window = torch.randn(1, 1, 16, 16, 16)
     with torch.inference_mode():
-        wanted = network(window)
-        found = MixedBfloat16(network, 1, (16, 16, 16))(window)
+        expected = network(window)
+        scores = MixedBfloat16(network, 1, (16, 16, 16))(window)
 
-    assert found.dtype == torch.float32
-    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
+    assert scores.dtype == torch.float32
+    assert (scores - expected).abs().mean() < 0.02 * expected.abs().mean()

@@ -147,27 +147,29 @@ def test_format_of_weights_follows_from_their_content(
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_files_that_are_no_weights(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_files_that_are_no_weights_are_refused(kind: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"model{suffix}"
     path.write_bytes(CONTENTS[kind])
 
-    found = refusal(path).reason
+    reason = refusal(path).reason
 
-    assert found in (Reason.MODEL_DAMAGED, Reason.MODEL_UNSAFE, Reason.MODEL_WEIGHTS)
+    assert reason in (Reason.MODEL_DAMAGED, Reason.MODEL_UNSAFE, Reason.MODEL_WEIGHTS)
 
 
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize("new", [True, False])
-def test_a_part_of_a_file(state: State, part: float, new: bool, tmp_path: Path) -> None:
+def test_a_truncated_file_is_damaged(
+    state: State, fraction: float, new: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "model.pt"
     torch.save(state, path, _use_new_zipfile_serialization=new)
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(part * len(whole))])
+    path.write_bytes(whole[: int(fraction * len(whole))])
 
     assert refusal(path).reason is Reason.MODEL_DAMAGED
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     (tmp_path / "folder.pt").mkdir()
     for name in ("pipe.pt", "folder.pt"):
@@ -193,7 +195,7 @@ def test_weights_that_grow_are_refused(state: State, tmp_path: Path) -> None:
     assert "would expand to 4096 GiB" in spread.detail
 
 
-def test_names_that_share_their_numbers_are_no_growth(state: State, tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_counted_once(state: State, tmp_path: Path) -> None:
     shared = {**state, "model.1.submodule.adn.N.running_var": torch.ones(8)}
     shared["model.1.submodule.adn.N.weight"] = shared["model.1.submodule.adn.N.running_var"]
     torch.save(shared, tmp_path / "model.pt")
@@ -251,7 +253,7 @@ def test_a_network_that_can_not_be_built(name: str, args: dict[str, Any]) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
-def test_other_networks_count_for_themselves() -> None:
+def test_a_network_is_built_after_a_refusal() -> None:
     """After a refusal the next network is built as ever."""
     with pytest.raises(ScanError):
         build_network(NetworkSpec("UNet", SMALL_UNET), 10)

@@ -53,11 +53,11 @@ def test_zeros_are_monais(name: str) -> None:
     requested, array = NetworkGrid("RAS", spacing), scan_with_zeros(grid.shape)
     plan = plan_grid(grid, requested)
 
-    found = to_network(array, plan, CPU, options=ZEROS).numpy()
+    image = to_network(array, plan, CPU, options=ZEROS).numpy()
 
     expected = monai_image(array, grid, requested)[0].numpy()
-    np.testing.assert_array_equal(found == 0, expected == 0)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_array_equal(image == 0, expected == 0)
+    np.testing.assert_allclose(image, expected, atol=1e-5)
 
 
 def test_zeros_after_intensity_steps_are_those_of_the_changed_scan() -> None:
@@ -65,14 +65,14 @@ def test_zeros_after_intensity_steps_are_those_of_the_changed_scan() -> None:
     requested, array = NetworkGrid("RAS", spacing), scan_with_zeros(grid.shape)
     steps = (ScaleRange(0.0, 2.0, 1.0, 2.0), ScaleRange(1.0, 2.0, 0.0, 1.0))  # halves all values
 
-    found = to_network(array, plan_grid(grid, requested), CPU, steps, options=ZEROS).numpy()
+    image = to_network(array, plan_grid(grid, requested), CPU, steps, options=ZEROS).numpy()
 
     expected = monai_image(array / 2, grid, requested)[0].numpy()
-    np.testing.assert_array_equal(found == 0, expected == 0)
+    np.testing.assert_array_equal(image == 0, expected == 0)
 
 
 def test_normalised_nonzero_voxels_and_labels_equal_monais() -> None:
-    """What the network sees, and at least 99.99 % of its labels, at a ratio of 3 to 1.5 mm."""
+    """The network's input, and at least 99.99 % of its labels, at a ratio of 3 to 1.5 mm."""
     from monai.networks.nets.segresnet import SegResNet
     from monai.transforms import NormalizeIntensity
 
@@ -80,17 +80,17 @@ def test_normalised_nonzero_voxels_and_labels_equal_monais() -> None:
     requested, array = NetworkGrid("RAS", spacing), scan_with_zeros(grid.shape)
     resampled = to_network(array, plan_grid(grid, requested), CPU, options=ZEROS)
 
-    found = apply_steps(resampled, [Normalize(nonzero=True)])
+    normalised = apply_steps(resampled, [Normalize(nonzero=True)])
 
     expected = NormalizeIntensity(nonzero=True)(monai_image(array, grid, requested))[0].as_tensor()
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(normalised, expected, atol=1e-5, rtol=0)
     torch.manual_seed(0)
     network = SegResNet(init_filters=8, out_channels=4, blocks_down=(1, 1), blocks_up=(1,)).eval()
-    size = [n // 2 * 2 for n in found.shape]
+    size = [n // 2 * 2 for n in normalised.shape]
     with torch.inference_mode():
         ours, theirs = (
             network(image[None, None, : size[0], : size[1], : size[2]])
-            for image in (found, expected)
+            for image in (normalised, expected)
         )
     balanced = theirs.median(dim=2).values.median(dim=2).values.median(dim=2).values
     labels, reference = ((s - balanced[..., None, None, None]).argmax(1) for s in (ours, theirs))
@@ -107,18 +107,18 @@ def test_truncated_values_are_those_of_scipys_zoom(codes: str) -> None:
     requested = NetworkGrid("RAS", (1.5, 1.5, 1.5), alignment="ends")
     plan = plan_grid(grid, requested)
 
-    found = apply_steps(to_network(array, plan, CPU, options=INTEGERS), [Truncate()]).numpy()
+    image = apply_steps(to_network(array, plan, CPU, options=INTEGERS), [Truncate()]).numpy()
 
     oriented = array.transpose(plan.follows)[
         tuple(slice(None, None, -1 if back else None) for back in plan.flipped)
     ].astype(np.float64)
     zoom = np.array(plan.oriented.spacing) / 1.5
     expected = ndimage.zoom(oriented, zoom, order=1, mode="nearest").astype(np.int32)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(image, expected)
 
 
 def test_only_steps_that_depend_on_the_last_bit_need_exact_voxels(tmp_path: Any) -> None:
-    """No card pays for what it does not need."""
+    """No card pays for a precision that it does not need."""
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"")
     steps: dict[Any, Any] = {

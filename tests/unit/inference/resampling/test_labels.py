@@ -39,19 +39,19 @@ def test_the_largest_indicator_decides_and_the_nearest_voxel_settles_ties(
     rng = np.random.default_rng(classes)
     labels = rng.integers(-1, classes, size).astype(np.int32)
 
-    found = resample_labels(labels, shape)
+    resampled = resample_labels(labels, shape)
 
-    np.testing.assert_array_equal(found, reference(labels, shape))
+    np.testing.assert_array_equal(resampled, reference(labels, shape))
 
 
 def test_slices_of_a_coarse_axis_are_resampled_one_by_one() -> None:
     labels = np.random.default_rng(0).integers(0, 4, (5, 9, 8)).astype(np.int32)
 
-    found = resample_labels(labels, (8, 13, 16), coarse=0)
+    resampled = resample_labels(labels, (8, 13, 16), coarse=0)
 
     slices = np.stack([reference(plane, (13, 16)) for plane in labels])
     at = np.floor((np.arange(8) + 0.5) * (5 / 8) - 0.5 + 0.5).astype(int)
-    np.testing.assert_array_equal(found, slices[at])
+    np.testing.assert_array_equal(resampled, slices[at])
 
 
 def test_equal_grids_change_nothing() -> None:

@@ -36,15 +36,15 @@ def models(tmp_path: Path) -> list[ModelCard]:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows with each resampling."""
-    made: list[int] = []
+    resamplings: list[int] = []
     to_network = image_module.to_network
 
     def counted(*args: object, **keywords: object) -> object:
-        made.append(1)
+        resamplings.append(1)
         return to_network(*args, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(image_module, "to_network", counted)
-    return made
+    return resamplings
 
 
 def scan() -> Volume:
@@ -86,10 +86,10 @@ def test_only_equal_images_are_shared(models: list[ModelCard], calls: list[int])
 
 
 def test_a_model_of_several_shares_nothing(models: list[ModelCard]) -> None:
-    parts = replace(models[0], parts=tuple(models[1:]))
-    assert sharing_key(parts) is None
-    shared = SharedScan([(parts, "cpu"), (parts, "cpu")])
-    assert not shared.is_shared(parts, "cpu")
+    composite = replace(models[0], parts=tuple(models[1:]))
+    assert sharing_key(composite) is None
+    shared = SharedScan([(composite, "cpu"), (composite, "cpu")])
+    assert not shared.is_shared(composite, "cpu")
 
 
 def test_nothing_is_kept_where_memory_is_scarce(

@@ -32,10 +32,10 @@ def test_matrix_is_that_of_scipys_zoom(size: int, count: int) -> None:
     at = size / count * (np.arange(count) + 0.5) - 0.5
     samples = np.random.default_rng(0).standard_normal(size)
 
-    found = cubic_matrix(at, size) @ samples
+    resized = cubic_matrix(at, size) @ samples
 
     expected = ndimage.zoom(samples, count / size, order=3, mode="nearest", grid_mode=True)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(resized, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("spacing", [(1.5, 1.5, 1.5), (0.6, 0.7, 2.5), (1.0, 2.0, 2.5)])
@@ -48,14 +48,14 @@ def test_scan_is_resized_as_scikit_image_does(
     array = model_cards.smooth_scan(SHAPE)
     plan = plan_grid(grid, NetworkGrid(None, spacing, "cubic", (2, 1, 0), "edges"))
 
-    found = to_network(array, plan, CPU, slab_bytes=slab_bytes).numpy()
+    image = to_network(array, plan, CPU, slab_bytes=slab_bytes).numpy()
 
     own = np.array(grid.spacing)
     shape = [round(n) for n in (own / spacing * SHAPE)[::-1]]
-    assert found.shape == tuple(shape)
+    assert image.shape == tuple(shape)
     expected = resize(array.T.astype(np.float64), tuple(shape)).astype(np.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-3)
-    assert expected.max() == found.max()
+    np.testing.assert_allclose(image, expected, atol=1e-3)
+    assert expected.max() == image.max()
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
@@ -64,12 +64,12 @@ def test_slices_far_apart_are_resized_one_by_one(order: tuple[int, int, int], co
     """nnU-Net's separate z: slice by slice, each limited to its range; then the nearest slice."""
     grid = model_cards.grid(SHAPE, (0.9, 0.8, 4.0), codes)
     array = model_cards.smooth_scan(SHAPE)
-    wanted = (1.2, 1.1, 1.7)
-    requested = NetworkGrid(None, wanted, "cubic", order, "edges", separate_above=3.0)
+    spacing = (1.2, 1.1, 1.7)
+    requested = NetworkGrid(None, spacing, "cubic", order, "edges", separate_above=3.0)
 
-    found = to_network(array, plan_grid(grid, requested), CPU).numpy()
+    image = to_network(array, plan_grid(grid, requested), CPU).numpy()
 
-    shape = [round(n) for n in np.array(grid.spacing) / wanted * SHAPE]
+    shape = [round(n) for n in np.array(grid.spacing) / spacing * SHAPE]
     slices = np.stack(
         [resize(array[..., k].astype(np.float64), (shape[0], shape[1])) for k in range(SHAPE[2])]
     )
@@ -78,7 +78,7 @@ def test_slices_far_apart_are_resized_one_by_one(order: tuple[int, int, int], co
     expected = ndimage.map_coordinates(slices, places, order=0, mode="nearest")
     expected = np.moveaxis(expected, 0, 2).transpose(order)
     assert plan_grid(grid, requested).nearest[0] == order.index(2)
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(image, expected, atol=1e-3)
 
 
 def test_nearest_slices_at_exact_ratios_are_scipys() -> None:
@@ -88,11 +88,11 @@ def test_nearest_slices_at_exact_ratios_are_scipys() -> None:
     grid = model_cards.grid(shape, (1.0, 1.0, 4.0))
     requested = NetworkGrid(None, (1.0, 1.0, 8.0), "cubic", alignment="edges", separate_above=3.0)
 
-    found = to_network(array, plan_grid(grid, requested), CPU).numpy()[0, 0]
+    image = to_network(array, plan_grid(grid, requested), CPU).numpy()[0, 0]
 
     at = 24 / 12 * (np.arange(12) + 0.5) - 0.5
     expected = ndimage.map_coordinates(np.arange(24.0), at[None], order=0, mode="nearest")
-    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_allclose(image, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("codes", ["RAS", "LPI"])
@@ -103,9 +103,9 @@ def test_nearest_neighbours_are_scipys(codes: str, alignment: str) -> None:
     requested = NetworkGrid("RAS", (2.0, 1.0, 2.0), "nearest", alignment=alignment)  # type: ignore[arg-type]
     plan = plan_grid(grid, requested)
 
-    found = to_network(array, plan, CPU).numpy()
+    image = to_network(array, plan, CPU).numpy()
 
     oriented = array[::-1, ::-1, ::-1] if codes == "LPI" else array
     zoom = np.array(plan.network.shape) / grid.shape
     expected = ndimage.zoom(oriented, zoom, order=0, mode="nearest", grid_mode=alignment == "edges")
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(image, expected)

@@ -59,7 +59,7 @@ def in_source_order(values: NDArray[Any], plan: NetworkPlan) -> NDArray[Any]:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("order", [(2, 1, 0), (0, 2, 1)])
 @pytest.mark.parametrize(
-    ("own", "wanted"),
+    ("own", "spacing"),
     [
         ((1.1, 0.9, 2.5), (1.5, 1.5, 1.5)),
         ((0.8, 0.9, 5.0), (1.5, 1.2, 2.5)),  # slices far apart, at a ratio of exactly 1/2
@@ -68,13 +68,13 @@ def in_source_order(values: NDArray[Any], plan: NetworkPlan) -> NDArray[Any]:
 )
 def test_argmax_is_that_of_scores_restored_in_half(
     own: tuple[float, float, float],
-    wanted: tuple[float, float, float],
+    spacing: tuple[float, float, float],
     order: tuple[int, int, int],
     fused: bool,
 ) -> None:
     """nnU-Net: scores are half on both grids, so that several classes have the largest one."""
     source = cards_by_hand.grid((17, 20, 14), own, "LPS")
-    requested = NetworkGrid(None, wanted, "cubic", order, "edges", separate_above=3.0)
+    requested = NetworkGrid(None, spacing, "cubic", order, "edges", separate_above=3.0)
     plan = plan_grid(source, requested)
     scores = half_scores(plan, 4)
     restorer = ScoreRestorer(plan, Argmax(), 4, fused=fused, rounded=True)
@@ -100,7 +100,7 @@ def test_labels_come_back_as_scipys_zoom_of_order_0(
     restorer = LabelRestorer(plan, Argmax(), 5)
 
     restore(restorer, scores, plan)
-    (labels,) = restorer.finish(lambda found: found)
+    (labels,) = restorer.finish(lambda labels: labels)
 
     zoom = np.array(plan.oriented.shape) / plan.network.shape
     expected = ndimage.zoom(scores.numpy().argmax(axis=0), zoom, order=0, mode="nearest")
@@ -122,7 +122,7 @@ def test_nothing_is_found_outside_a_centred_grid(restore_by: str) -> None:
     else:
         nearest = LabelRestorer(plan, Argmax(), 2)
         restore(nearest, scores, plan)
-        (labels,) = nearest.finish(lambda found: found)
+        (labels,) = nearest.finish(lambda labels: labels)
 
     index = np.stack(np.meshgrid(*map(np.arange, source.shape), indexing="ij"), axis=-1)
     at = plan.network.index(source.world(index))
@@ -146,5 +146,5 @@ def test_later_regions_are_painted_over_earlier_ones(inclusive: bool) -> None:
     if inclusive:
         expected[2:] = 2
     np.testing.assert_array_equal(by_scores.labels[0], expected)
-    np.testing.assert_array_equal(by_labels.finish(lambda found: found)[0], expected)
+    np.testing.assert_array_equal(by_labels.finish(lambda labels: labels)[0], expected)
     assert len(by_scores.labels) == 1

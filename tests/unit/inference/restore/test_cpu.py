@@ -84,8 +84,8 @@ def test_labels_are_those_of_plain_torch_but_for_ties(case: Case) -> None:
     rounding = 1e-5 * max(1.0, float(np.abs(truth).max()))
     if isinstance(case.decision, Threshold):
         tied = np.abs(truth - case.decision.value) < rounding
-        for number, (one, other) in enumerate(zip(kernels, torches, strict=True)):
-            assert ((one == other) | tied[:, number]).all()
+        for number, (kernel_mask, torch_mask) in enumerate(zip(kernels, torches, strict=True)):
+            assert ((kernel_mask == torch_mask) | tied[:, number]).all()
         return
     ranked = np.sort(truth, axis=1)
     tied = ranked[:, -1] - ranked[:, -2:][:, 0] < rounding
@@ -97,13 +97,19 @@ def test_labels_are_those_of_plain_torch_but_for_ties(case: Case) -> None:
 def test_kernels_do_the_work_on_a_cpu(
     dtype: torch.dtype, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are chosen, and they are called: counted at the kernels themselves."""
-    way = choose_backend(decision, 3, CPU, dtype)
-    assert way.label is cpu.label
-    assert "Numba" in way.why
+    """They are chosen, and they are called: counted at the kernel itself."""
+    backend = choose_backend(decision, 3, CPU, dtype)
+    assert backend.label is cpu.label
+    assert "Numba" in backend.why
     called: list[int] = []
-    each = cpu._each
-    monkeypatch.setattr(cpu, "_each", lambda *given: (called.append(1), each(*given)))
+    kernels = cpu._kernels()
+    label_rows = kernels.label_rows
+
+    def counted(*arguments: Any) -> None:
+        called.append(1)
+        label_rows(*arguments)
+
+    monkeypatch.setattr(kernels, "label_rows", counted)
     plan = plan_grid(model_cards.grid((9, 8, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     shape = plan.network.shape
     restorer = ScoreRestorer(plan, decision, 3)
@@ -111,7 +117,7 @@ def test_kernels_do_the_work_on_a_cpu(
     scores = restore_cases.smooth(shape[2], 3, shape[0], shape[1], dtype)
     restorer.add(ScorePlanes(0, scores))
 
-    assert restorer.way == way
+    assert restorer.backend == backend
     assert called
     assert restorer.labels[0].any()
 
@@ -119,14 +125,14 @@ def test_kernels_do_the_work_on_a_cpu(
 def test_more_threads_give_the_same_labels() -> None:
     case = restore_cases.cases()["float32"]
     before = torch.get_num_threads()
-    (one,) = labelled(case, cpu.label)
+    (single,) = labelled(case, cpu.label)
     try:
         torch.set_num_threads(5)
         (five,) = labelled(case, cpu.label)
     finally:
         torch.set_num_threads(before)
 
-    np.testing.assert_array_equal(one, five)
+    np.testing.assert_array_equal(single, five)
 
 
 def test_scores_that_are_no_numbers_give_labels_all_the_same() -> None:
@@ -161,17 +167,17 @@ import numba, torch
 from scanloom.cards.card import Argmax
 from scanloom.inference.restore.restorers import choose_backend
 before = numba.config.CACHE_DIR
-way = choose_backend(Argmax(), 3, torch.device("cpu"))
+backend = choose_backend(Argmax(), 3, torch.device("cpu"))
 assert numba.config.CACHE_DIR == before
-print(way.label.__name__, "|", way.why)
+print(backend.label.__name__, "|", backend.why)
 """
 
 
 def probed(code: str = PROBE, **environment: str) -> str:
     """Return which way a process of its own chooses."""
-    given = {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **given})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -181,7 +187,7 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path: Path) -> None
     assert probed(XDG_CACHE_HOME=str(tmp_path)).startswith("label |")
 
     kept = tmp_path / "scanloom" / "numba"
-    assert list(kept.rglob("*argmax_rows*.nbc"))
+    assert list(kept.rglob("*label_rows*.nbc"))
     assert not kept.stat().st_mode & 0o077
 
 
@@ -189,10 +195,10 @@ def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path
     blocked = tmp_path / "file"
     blocked.write_text("a file where a folder should be")
 
-    found = probed(XDG_CACHE_HOME=str(blocked))
+    backend = probed(XDG_CACHE_HOME=str(blocked))
 
     assert (
-        found
+        backend
         == "restore_torch | plain torch: compiled code can't be kept in the user's cache folder"
     )
 
@@ -213,8 +219,8 @@ def test_code_is_not_loaded_from_where_others_can_add_some(
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
     usual = base / "scanloom" / "numba"
     assert cpu.cache_folder() == usual
-    made = (tmp_path / "a", base, base / "scanloom", usual)
-    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+    folders = (tmp_path / "a", base, base / "scanloom", usual)
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o700] * 4
     if fault == "a link":
         usual.rmdir()
         (tmp_path / "theirs").mkdir()

@@ -44,11 +44,15 @@ for name, case in restore_cases.cases().items():
     labels = restore_cases.labelled(case, cpu)
     seen[name] = [restore_cases.wrong(case, labels), np.unique(labels).tolist()]
 scores = restore_cases.smooth(9, 40, 18, 30)
-blocks = cuda._Blocks.of(scores)
-words = blocks.empty(1, cpu)
-triton_kernels.survivors[blocks.grid](
-    scores, words, *scores.shape, *scores.stride(), blocks.columns, **blocks.constants
-)
+noted, launch = [], triton_kernels.mark_classes.run
+
+def run(*args, **constants):
+    noted.append(args[1])
+    return launch(*args, **constants)
+
+triton_kernels.mark_classes.run = run
+restore_cases.labelled(restore_cases.Case(scores, [np.zeros(1)] * 3), cpu)
+words = noted[0]
 print(json.dumps({"cases": seen, "words": words[0].tolist()}))
 """
 
@@ -70,7 +74,8 @@ compiled, launch = {}, jit.JITFunction.run
 
 def only_compile(kernel, *args, grid, warmup, **constants):
     code = launch(kernel, *args, grid=grid, warmup=True, **constants)
-    compiled.setdefault(f"{kernel.__name__} {args[0].dtype}", set()).add(code.hash)
+    name = f"{kernel.__name__} {args[0].dtype} {constants['ARGMAX']}"
+    compiled.setdefault(name, set()).add(code.hash)
     assert len(code.asm["cubin"]) > 0
 
 jit.JITFunction.run = only_compile
@@ -92,13 +97,13 @@ def answer(script: str, **variables: str) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, Any]:
-    """Return what the kernels gave for every case, and who was left in each block."""
+    """Return the kernels' labels for every case, and the classes kept in each block."""
     return answer(RUN, TRITON_INTERPRET="1")
 
 
@@ -117,7 +122,7 @@ def test_cases_hold_several_labels(interpreted: dict[str, Any]) -> None:
     plain = {"one class", "ties"}
 
     assert all(
-        len(found) > 2 for name, (_, found) in interpreted["cases"].items() if name not in plain
+        len(labels) > 2 for name, (_, labels) in interpreted["cases"].items() if name not in plain
     )
 
 
@@ -127,24 +132,24 @@ def test_the_first_of_equal_scores_wins(interpreted: dict[str, Any]) -> None:
 
 
 @needs_triton
-def test_who_can_win_a_block_is_left_and_nobody_else(interpreted: dict[str, Any]) -> None:
+def test_a_block_keeps_exactly_the_classes_that_can_win(interpreted: dict[str, Any]) -> None:
     """Exactly those whose largest value reaches the largest of the smallest ones."""
     scores = restore_cases.smooth(9, 40, 18, 30).numpy()
-    words = np.array(interpreted["words"])
+    class_bits = np.array(interpreted["words"])
 
-    for place in np.ndindex(words.shape[:3]):
-        p, b, d = (slice(4 * n, 4 * n + 5) for n in place)
+    for block_index in np.ndindex(class_bits.shape[:3]):
+        p, b, d = (slice(4 * n, 4 * n + 5) for n in block_index)
         block = scores[p, :, b, d].transpose(1, 0, 2, 3).reshape(40, -1)
         expected = block.max(axis=1) >= block.min(axis=1).max()
-        found = [bool(words[place][c // 31] >> (c % 31) & 1) for c in range(40)]
-        assert found == expected.tolist()
-    left = np.vectorize(int.bit_count)(words.astype(object)).sum(axis=-1)
-    assert left.min() < 20, "no block leaves anybody out: the test shows nothing"
+        possible = [bool(class_bits[block_index][c // 31] >> (c % 31) & 1) for c in range(40)]
+        assert possible == expected.tolist()
+    class_counts = np.vectorize(int.bit_count)(class_bits.astype(object)).sum(axis=-1)
+    assert class_counts.min() < 20, "no block leaves anybody out: the test shows nothing"
 
 
 @needs_triton
 def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> None:
-    """For four kernels and three types of scores; no GPU is needed to compile."""
+    """For two kernels, two decisions and three types of scores; no GPU is needed to compile."""
     compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 
     assert len(compiled) == 12

@@ -40,7 +40,7 @@ grids = st.builds(
     turn=st.sampled_from([0.0, 7.0]),
     tilt=st.sampled_from([0.0, 0.0, 14.0, -25.0]),
 )
-wanted = st.builds(
+network_grids = st.builds(
     NetworkGrid,
     st.sampled_from(["RAS", "LPS", "PIR", None]),
     st.one_of(st.none(), st.tuples(spacings, spacings, spacings)),
@@ -77,7 +77,7 @@ def restored(
 
 
 @settings(max_examples=150, deadline=None)
-@given(grids, wanted, st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
+@given(grids, network_grids, st.integers(1, 5), st.integers(1, 5), st.integers(0, 99))
 def test_labels_are_the_argmax_of_scores_brought_back(
     source: Grid, network: NetworkGrid, classes: int, step: int, seed: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_half_scores_are_mixed_in_float32(dtype: torch.dtype) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(grids, wanted, st.integers(0, 99))
+@given(grids, network_grids, st.integers(0, 99))
 def test_thresholds_are_applied_to_scores_brought_back(
     source: Grid, network: NetworkGrid, seed: int
 ) -> None:
@@ -147,9 +147,9 @@ def test_more_classes_than_a_byte_holds() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(grids, wanted, st.integers(0, 99))
+@given(grids, network_grids, st.integers(0, 99))
 def test_a_scan_is_shown_linearly(source: Grid, network: NetworkGrid, seed: int) -> None:
-    """What the network sees is the scan at its voxels' places, sheared scans too."""
+    """The network's input is the scan at its voxels' positions, for sheared scans too."""
     plan = plan_grid(source, network)
     noise = np.random.default_rng(seed).integers(-1000, 1000, source.shape)
     array = np.asfortranarray(noise.astype(np.int16))
@@ -161,7 +161,7 @@ def test_a_scan_is_shown_linearly(source: Grid, network: NetworkGrid, seed: int)
 
 
 @settings(max_examples=60, deadline=None)
-@given(grids, wanted)
+@given(grids, network_grids)
 def test_the_networks_grid_covers_the_scan(source: Grid, network: NetworkGrid) -> None:
     """Every voxel lies on it, but for MONAI's rounding of shape and of the middle of a shear."""
     plan = plan_grid(source, network)
@@ -183,6 +183,6 @@ def test_labels_on_the_scans_own_voxels_come_back_unchanged(axes: str) -> None:
     for block in planes(scores, plan, 2):
         restorer.add(block)
 
-    (labels,) = restorer.finish(lambda found: found)
+    (labels,) = restorer.finish(lambda labels: labels)
 
     np.testing.assert_array_equal(labels, restored(scores, plan, Argmax())[0])

@@ -63,7 +63,7 @@ def scores_of_folds(card: ModelCard, volume: Volume) -> np.ndarray:
     plan = plan_grid(volume.grid, card.grid)
     image = to_network(volume.array, plan, torch.device("cpu"), ())
     image = ((image - step.a_min) / (step.a_max - step.a_min)).clip(0.0, 1.0)
-    found = []
+    fold_scores = []
     for weights in (card.weights, *card.folds):
         network = UNet(**model_cards.SMALL_UNET).eval()
         network.load_state_dict(torch.load(weights.file, weights_only=True))
@@ -72,8 +72,8 @@ def scores_of_folds(card: ModelCard, volume: Volume) -> np.ndarray:
             scores = sliding_window_inference(
                 image[None, None], window.size, 1, network, window.overlap
             )
-        found.append(torch.as_tensor(scores)[0].numpy())
-    return np.stack(found)
+        fold_scores.append(torch.as_tensor(scores)[0].numpy())
+    return np.stack(fold_scores)
 
 
 def on_source(values: np.ndarray, card: ModelCard, volume: Volume) -> np.ndarray:
@@ -95,7 +95,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 def test_entropy_and_disagreement_of_folds(card: ModelCard, activation: str | None) -> None:
     card = replace(card, activation=activation)
     volume, predictor = scan(), TorchPredictor(card, device="cpu")
-    found = predictor.predict(volume, uncertainty=True)
+    segmentation = predictor.predict(volume, uncertainty=True)
     logits = scores_of_folds(card, volume)
 
     def interpolated(scores: np.ndarray) -> np.ndarray:
@@ -104,14 +104,14 @@ def test_entropy_and_disagreement_of_folds(card: ModelCard, activation: str | No
     probabilities = interpolated(logits.mean(axis=0))
     probabilities = probabilities if activation else softmax(probabilities)
     expected = stats.entropy(probabilities, axis=0) / np.log(3)
-    assert found.uncertainty is not None
-    assert found.uncertainty.disagreement is not None
-    np.testing.assert_allclose(found.uncertainty.entropy / 255, expected, atol=STEP)
+    assert segmentation.uncertainty is not None
+    assert segmentation.uncertainty.disagreement is not None
+    np.testing.assert_allclose(segmentation.uncertainty.entropy / 255, expected, atol=STEP)
     assert expected.max() > 0.9 > 0.5 > expected.min()
 
-    labels = found.layers[0].labels
+    labels = segmentation.layers[0].labels
     share = np.mean([interpolated(each).argmax(axis=0) != labels for each in logits], axis=0)
-    equal = np.abs(found.uncertainty.disagreement / 255 - share) < STEP
+    equal = np.abs(segmentation.uncertainty.disagreement / 255 - share) < STEP
     assert equal.mean() > 0.9995  # the last bit decides between classes of equal scores
     assert {0.0, 1 / 3, 2 / 3} <= set(np.unique(share))
 
@@ -123,14 +123,16 @@ def test_entropy_and_disagreement_of_folds(card: ModelCard, activation: str | No
 def test_labels_of_the_network_grid_have_its_uncertainty(card: ModelCard) -> None:
     card = replace(card, restore="labels", grid=NetworkGrid("RAS"))
     volume = scan(2.0)
-    found = TorchPredictor(card, device="cpu").predict(volume, uncertainty=True).uncertainty
+    uncertainty = TorchPredictor(card, device="cpu").predict(volume, uncertainty=True).uncertainty
     logits = scores_of_folds(card, volume)
     mean = softmax(logits.mean(axis=0))
-    assert found is not None
-    assert found.disagreement is not None
-    np.testing.assert_allclose(found.entropy / 255, stats.entropy(mean) / np.log(3), atol=STEP)
+    assert uncertainty is not None
+    assert uncertainty.disagreement is not None
+    np.testing.assert_allclose(
+        uncertainty.entropy / 255, stats.entropy(mean) / np.log(3), atol=STEP
+    )
     share = np.mean([each.argmax(axis=0) != mean.argmax(axis=0) for each in logits], axis=0)
-    assert (np.abs(found.disagreement / 255 - share) < STEP).mean() > 0.9995
+    assert (np.abs(uncertainty.disagreement / 255 - share) < STEP).mean() > 0.9995
 
 
 def test_the_models_of_an_ensemble_are_compared(card: ModelCard) -> None:
@@ -140,12 +142,12 @@ def test_the_models_of_an_ensemble_are_compared(card: ModelCard) -> None:
         for n, weights in enumerate((card.weights, *card.folds))
     ]
     members = [TorchPredictor(each, device="cpu") for each in cards]
-    found = Ensemble("mean", members).predict(volume, uncertainty=True)
+    segmentation = Ensemble("mean", members).predict(volume, uncertainty=True)
     alone = [member.predict(volume, uncertainty=True) for member in members]
-    share = np.mean([s.layers[0].labels != found.layers[0].labels for s in alone], axis=0)
-    assert found.uncertainty is not None
-    assert found.uncertainty.disagreement is not None
-    np.testing.assert_allclose(found.uncertainty.disagreement / 255, share, atol=STEP)
+    share = np.mean([s.layers[0].labels != segmentation.layers[0].labels for s in alone], axis=0)
+    assert segmentation.uncertainty is not None
+    assert segmentation.uncertainty.disagreement is not None
+    np.testing.assert_allclose(segmentation.uncertainty.disagreement / 255, share, atol=STEP)
     assert share.max() > 0
     assert all(s.uncertainty is not None and s.uncertainty.disagreement is None for s in alone)
 
@@ -174,9 +176,9 @@ def test_air_that_no_window_saw_is_certain(card: ModelCard) -> None:
     array = np.full(grid.shape, -1000.0, np.float32)
     array[:12] = model_cards.smooth_scan((12, 24, 24))
     card = replace(card, air_below=-500.0, folds=())
-    found = TorchPredictor(card, device="cpu").predict(
+    segmentation = TorchPredictor(card, device="cpu").predict(
         Volume(array, grid, "HU", "CT"), uncertainty=True
     )
-    assert found.uncertainty is not None
-    assert not found.uncertainty.entropy[40:].any()
-    assert found.uncertainty.entropy[:12].any()
+    assert segmentation.uncertainty is not None
+    assert not segmentation.uncertainty.entropy[40:].any()
+    assert segmentation.uncertainty.entropy[:12].any()

@@ -75,12 +75,12 @@ def test_windows_of_three_dimensions(
     """Any grid, window, step and flips; planes along any axis."""
     network, image = Positioned(3), torch.randn(2, *shape)
 
-    found = slide(SlidingWindow(network, nnunet_window(size, step, mirror), slab=999), image, axis)
+    scores = slide(SlidingWindow(network, nnunet_window(size, step, mirror), slab=999), image, axis)
 
     with torch.inference_mode():
         expected = nnunet_windows.scores_of(network, image, size, step, mirror)
-    assert found.dtype is torch.float16
-    assert torch.equal(found, expected)
+    assert scores.dtype is torch.float16
+    assert torch.equal(scores, expected)
 
 
 @settings(max_examples=30, deadline=None)
@@ -90,11 +90,11 @@ def test_windows_of_two_dimensions(shape: Shape, size: tuple[int, int], axis: in
     network, image = Positioned(2), torch.randn(2, *shape)
     window = nnunet_window((1, *size), mirror=(1, 2), plane=0)
 
-    found = slide(SlidingWindow(PlaneNetwork(network, 0), window), image, axis)
+    scores = slide(SlidingWindow(PlaneNetwork(network, 0), window), image, axis)
 
     with torch.inference_mode():
         expected = nnunet_windows.scores_of(network, image, size, mirror=(0, 1))
-    assert torch.equal(found, expected)
+    assert torch.equal(scores, expected)
 
 
 @pytest.mark.parametrize("axis", [0, 2])
@@ -104,11 +104,11 @@ def test_mean_of_folds(axis: int, count: int) -> None:
     window = nnunet_window((6, 6, 6), mirror=(0,))
     folds = [Fold(network) for network in networks[1:]]
 
-    found = slide(SlidingWindow(networks[0], window, folds=folds), image, axis)
+    scores = slide(SlidingWindow(networks[0], window, folds=folds), image, axis)
 
     with torch.inference_mode():
         each = [nnunet_windows.scores_of(n, image, (6, 6, 6), mirror=(0,)) for n in networks]
-    assert torch.equal(found, nnunet_windows.mean_of(each))
+    assert torch.equal(scores, nnunet_windows.mean_of(each))
 
 
 def test_mean_of_folds_in_float32_is_that_of_their_scores() -> None:
@@ -116,10 +116,10 @@ def test_mean_of_folds_in_float32_is_that_of_their_scores() -> None:
     window = Window((6, 6, 6), 0.5, "gaussian")
     folds = [Fold(network) for network in networks[1:]]
 
-    found = slide(SlidingWindow(networks[0], window, folds=folds, batch=BatchSize(3)), image, 1)
+    scores = slide(SlidingWindow(networks[0], window, folds=folds, batch=BatchSize(3)), image, 1)
 
     each = [slide(SlidingWindow(network, window), image, 1) for network in networks]
-    torch.testing.assert_close(found, torch.stack(each).mean(dim=0))
+    torch.testing.assert_close(scores, torch.stack(each).mean(dim=0))
 
 
 def test_flips_of_a_network_that_works_in_place() -> None:
@@ -197,8 +197,8 @@ def test_planes_equal_those_of_monais_slice_inferer(axis: int, plane: Any, blend
         roi_size=(8, 8), spatial_dim=plane, overlap=0.3, mode=blending, sw_batch_size=2
     )
 
-    found = slide(slider, image, axis)
+    scores = slide(slider, image, axis)
 
     with torch.inference_mode():
         expected = inferer(image[None], network)[0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)

@@ -42,7 +42,7 @@ def empty(*bright: tuple[int, int, int]) -> Volume:
     return body(background, 0)
 
 
-def made(folder: Path, **changes: Any) -> ModelCard:
+def card_in(folder: Path, **changes: Any) -> ModelCard:
     card: ModelCard = model_cards.card(model_cards.small_weights(folder), **changes)
     return card
 
@@ -57,13 +57,16 @@ def of_nnunet(folder: Path, scheme: str, *, masked: bool = False) -> ModelCard:
 
 MR = (Channel("mr", "MR"),)
 MODELS: dict[str, tuple[Callable[[Path], ModelCard], Callable[[], Volume]]] = {
-    "clipped CT": (made, noisy_air),
-    "clipped before": (lambda f: made(f, before=(Clip(-200.0, 300.0), Normalize())), noisy_air),
-    "z-score": (lambda f: made(f, channels=MR, after=(Normalize(),)), empty),
-    "z-score, nonzero": (lambda f: made(f, channels=MR, after=(Normalize(nonzero=True),)), empty),
-    "minimum to maximum": (lambda f: made(f, channels=MR, after=(ScaleMinMax(),)), empty),
+    "clipped CT": (card_in, noisy_air),
+    "clipped before": (lambda f: card_in(f, before=(Clip(-200.0, 300.0), Normalize())), noisy_air),
+    "z-score": (lambda f: card_in(f, channels=MR, after=(Normalize(),)), empty),
+    "z-score, nonzero": (
+        lambda f: card_in(f, channels=MR, after=(Normalize(nonzero=True),)),
+        empty,
+    ),
+    "minimum to maximum": (lambda f: card_in(f, channels=MR, after=(ScaleMinMax(),)), empty),
     "overlapping structures": (
-        lambda f: made(f, decision=Threshold(), activation="sigmoid"),
+        lambda f: card_in(f, decision=Threshold(), activation="sigmoid"),
         noisy_air,
     ),
     "nnU-Net's CT": (lambda f: of_nnunet(f, "CTNormalization"), noisy_air),
@@ -82,13 +85,13 @@ def compared(card: ModelCard, *volumes: Volume) -> tuple[int, int]:
         compute = ComputeOptions(precision="float32", skip_air=skip, engine="torch")
         clock = StepTimer()
         predictor = TorchPredictor(card, compute, device="cpu")
-        found = predictor.predict(volumes[0], clock, further_channels=volumes[1:])
-        layers.append([layer.labels for layer in found.layers])
+        segmentation = predictor.predict(volumes[0], clock, further_channels=volumes[1:])
+        layers.append([layer.labels for layer in segmentation.layers])
     for whole, labels in zip(*layers, strict=True):
         assert whole.any()
         np.testing.assert_array_equal(whole, labels)
     (note,) = clock.notes["skip air"]
-    shared, windows = (int(word) for word in note.split() if word.isdecimal())
+    shared, windows = (int(token) for token in note.split() if token.isdecimal())
     return shared, windows
 
 

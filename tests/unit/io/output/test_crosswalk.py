@@ -15,9 +15,8 @@ import pytest
 
 from scanloom.core import ScanError, Series
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index
+from scanloom.io.index.build import build_index, record_series, source_from_index
 from scanloom.io.index.series import find_series
-from scanloom.io.index.sources import record_series, source_from_index
 from scanloom.io.output.crosswalk import (
     SourceRecord,
     add_sources,
@@ -111,7 +110,7 @@ def test_series_of_an_index_are_remembered_once(
     key, out = b"k" * 32, tmp_path / "out"
     index = build_index([tmp_path / "scans"], key, out)
     ids = [one.id for one in index.series]
-    monkeypatch.setattr("scanloom.io.index.sources.BATCH_ROWS", 2)
+    monkeypatch.setattr("scanloom.io.index.build.BATCH_ROWS", 2)
 
     record_series(out, key_fingerprint(key), index, ids[:1])
     assert [s.id for s in find_sources(out, ids)] == ids[:1]

@@ -12,8 +12,8 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.io.output.crosswalk import SourceRecord
-from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.output.join_sources import SOURCE_COLUMNS, join_csv, join_parquet, read_ids
+from scanloom.io.output.measurements import escape_formula
 
 SOURCES = {
     "aaa": SourceRecord(

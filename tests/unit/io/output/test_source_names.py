@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanloom.io.output.crosswalk import SourceRecord
-from scanloom.io.output.source_names import MAX_NAME_BYTES, folder_name, safe_file_name
+from scanloom.io.output.crosswalk import MAX_NAME_BYTES, SourceRecord, folder_name, safe_file_name
 
 ID = "abcdefghijklmnopqrstuvwxyz"
 

@@ -13,7 +13,7 @@ from nibabel.nifti1 import Nifti1Header
 from scipy.spatial.transform import Rotation
 
 from scanloom.core import Grid
-from scanloom.io.volumes.quaternion import (
+from scanloom.io.volumes.nifti import (
     MAX_DISPLACEMENT_MM,
     quaternion_from_affine,
     rotations_from_quaternions,

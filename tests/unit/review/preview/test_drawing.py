@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from scanloom.review.preview.drawing import (
+from scanloom.review.preview.page import (
     MUTED,
     PAGE,
     TEXT,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scanloom.review.preview.layout import (
+from scanloom.review.preview.page import (
     CONTENT_WIDTH,
     GAP,
     Frame,

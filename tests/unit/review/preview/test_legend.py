@@ -10,12 +10,7 @@ from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import coding
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.drawing import (
-    Legend,
-    legend_entries,
-    legend_notes,
-    milliliters,
-)
+from scanloom.review.preview.page import Legend, legend_entries, legend_notes, milliliters
 from support.review_phantoms import case, structure, torso
 
 TASKS = Path(totalsegmentator.__file__).parent / "tasks.json"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.review.preview.drawing import OVERSAMPLING, Overlay, overlay_structures
+from scanloom.review.preview.content import OVERSAMPLING, Overlay, overlay_structures
 
 RED = (255.0, 0.0, 0.0)
 

@@ -11,10 +11,21 @@ from scipy.spatial.transform import Rotation
 
 from scanloom.core import Code, Flag, Grid, Layer, Segmentation, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.content import Plane, PreviewContent, choose_content
-from scanloom.review.preview.drawing import TEXT, Legend, legend_entries, legend_notes
-from scanloom.review.preview.layout import HEADER_HEIGHT, MARGIN, About, Planes, arrange_planes
-from scanloom.review.preview.preview import RULE_Y, TILE_MAP_KEYWORD, draw_preview, draw_thumbnail
+from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
+from scanloom.review.preview.page import (
+    HEADER_HEIGHT,
+    MARGIN,
+    RULE_Y,
+    TEXT,
+    TILE_MAP_KEYWORD,
+    Legend,
+    Planes,
+    arrange_planes,
+    draw_preview,
+    draw_thumbnail,
+    legend_entries,
+    legend_notes,
+)
 from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL
 from support.empty_share import empty_share
 from support.review_phantoms import BODY, FRONT, HEAD, LEFT, MARKERS, case, stored, structure, torso

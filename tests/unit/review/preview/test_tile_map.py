@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from scanloom.review.preview.preview import TILE_MAP_KEYWORD, TileMap, draw_preview, read_tile_map
+from scanloom.review.preview.page import TILE_MAP_KEYWORD, TileMap, draw_preview, read_tile_map
 from support.review_phantoms import LEFT, case, stored, torso
 
 TILTED = Rotation.from_euler("x", 15, degrees=True).as_matrix()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from scanloom.core import Flag, Reason
-from scanloom.review.preview.preview import draw_preview
+from scanloom.review.preview.page import draw_preview
 from scanloom.review.report.page import write_report
 from support.axe import axe_core, violations
 from support.make_report import add_case, add_failure, id_of, make_out, measured, usual

@@ -9,8 +9,8 @@ import pytest
 
 from scanloom.core import Flag, Measurement
 from scanloom.review.outliers import Finding
-from scanloom.review.preview.preview import MosaicSlice, TileMap
-from scanloom.review.report.rows import read_mosaic, slices_of
+from scanloom.review.preview.page import MosaicSlice, TileMap
+from scanloom.review.report.page import read_mosaic, slices_of
 from support.make_report import draw_noise, measured
 
 SHAPE = (100, 100, 40)

@@ -13,8 +13,7 @@ import pytest
 
 from scanloom.review.report.page import write_report
 from scanloom.review.verdicts.log import VerdictLog
-from scanloom.review.verdicts.results import seen_of
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 from support.axe import axe_core, violations
 from support.review_cases import affine_of, publish, scan_array
 

@@ -19,9 +19,9 @@ with warnings.catch_warnings():
 
 from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.server.app import make_app
+from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.desk import Desk
-from scanloom.review.server.open_cases import OpenCases
-from scanloom.review.server.sessions import Sessions
+from scanloom.review.server.security import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
 from support.review_cases import affine_of, enter, publish, scan_array

@@ -21,11 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
-from scanloom.review.corrections.draft import Draft
-from scanloom.review.corrections.revisions import read_label_maps, revision_folders
-from scanloom.review.server import drafts, open_cases
-from scanloom.review.server.open_cases import expected_bytes
-from scanloom.review.server.opened_case import OpenedCase
+from scanloom.review.revisions import read_label_maps, revision_folders
+from scanloom.review.server import cases, drafts
+from scanloom.review.server.cases import OpenedCase, expected_bytes
+from scanloom.review.server.drafts import Draft
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
@@ -675,17 +674,17 @@ def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
 
 def test_a_case_has_room_ahead_only_beside_those_that_are_shown(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
-    cases = server.desk.open_cases
+    open_cases = server.desk.open_cases
     about(client, first)
-    opened = cases.get(first)
-    cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
+    opened = open_cases.get(first)
+    open_cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
 
     assert client.get(f"/api/case/{second}?ahead=1").status_code == 204
-    assert cases.get(first) is opened
-    cases.limit = 1 << 30
+    assert open_cases.get(first) is opened
+    open_cases.limit = 1 << 30
     ahead = client.get(f"/api/case/{second}?ahead=1")
     assert ahead.json() == about(client, second)
-    assert cases.get(first) is opened
+    assert open_cases.get(first) is opened
 
 
 def test_no_reviewer_closes_the_case_of_another(
@@ -693,24 +692,24 @@ def test_no_reviewer_closes_the_case_of_another(
 ) -> None:
     """Each keeps the case that he looks at, also if there is room for one only."""
     anna, ben, (first, second) = server.client("r1"), server.client("r2"), server.cases
-    cases = server.desk.open_cases
-    cases.limit = 1
+    open_cases = server.desk.open_cases
+    open_cases.limit = 1
     about(anna, first)
-    of_anna = cases.get(first)
+    of_anna = open_cases.get(first)
     about(ben, second)
-    of_ben = cases.get(second)
+    of_ben = open_cases.get(second)
     labels = "labels/0/axial/0-0"
     for client, name in ((anna, first), (ben, second)) * 2:
         assert client.get(f"/api/case/{name}/{labels}").status_code == 200
 
-    assert (cases.get(first), cases.get(second)) == (of_anna, of_ben)
+    assert (open_cases.get(first), open_cases.get(second)) == (of_anna, of_ben)
     ben.get(f"/api/case/{first}/draft")  # he goes to the other case
-    cases.get(second)
-    assert cases.get(first) is of_anna
-    monkeypatch.setattr(open_cases, "SHOWN_S", -1.0)
-    cases.forget(second)
-    cases.get(second)
-    assert cases.get(first) is not of_anna  # nobody has looked at it for long
+    open_cases.get(second)
+    assert open_cases.get(first) is of_anna
+    monkeypatch.setattr(cases, "SHOWN_S", -1.0)
+    open_cases.forget(second)
+    open_cases.get(second)
+    assert open_cases.get(first) is not of_anna  # nobody has looked at it for long
 
 
 @pytest.mark.parametrize("cause", ["moved", "other key", "no key"])

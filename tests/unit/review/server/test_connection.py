@@ -16,8 +16,7 @@ import uvicorn
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from scanloom.review.server.connection import BACKLOG, Connection, Listener
-from scanloom.review.server.security import Guard
+from scanloom.review.server.security import BACKLOG, Connection, Guard, Listener
 
 SOON_S = 0.4
 BODY = b"x" * (8 << 20)

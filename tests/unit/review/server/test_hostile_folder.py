@@ -26,8 +26,8 @@ from scanloom.io.system.regular_files import (
     open_regular_file,
     refuse_links_below,
 )
-from scanloom.review.corrections.revisions import read_label_maps
 from scanloom.review.report.page import write_report
+from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.tables import write_review_tables

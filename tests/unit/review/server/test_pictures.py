@@ -12,8 +12,7 @@ import SimpleITK as sitk
 
 from scanloom.core import Grid, Volume
 from scanloom.review.preview.slicing import View
-from scanloom.review.server.opened_case import OpenedCase, describe, open_case
-from scanloom.review.server.pixels import PLANES, as_image, slices
+from scanloom.review.server.cases import PLANES, OpenedCase, as_image, describe, open_case, slices
 from support.case_folders import ORDERS
 from support.review_cases import affine_of, publish, scan_array
 

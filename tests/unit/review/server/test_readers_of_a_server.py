@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scanloom.review.verdicts.readers as readers_module
-from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.verdicts.log import read_verdicts
 from scanloom.review.verdicts.tables import agreements
 from support.review_cases import change

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_number
-from scanloom.review.server.worklist import Worklist
+from scanloom.review.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.server.desk import Worklist
 from support.review_cases import affine_of, publish, scan_array, seen
 
 

@@ -17,12 +17,11 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.review.corrections.revisions import latest_result, read_label_maps
 from scanloom.review.report.page import write_report
+from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
-from scanloom.review.verdicts.results import seen_of
 from scanloom.review.verdicts.tables import COLUMNS, review_states, write_review_tables
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Verdict, seen_of
 from support.commands import scanloom
 from support.review_cases import affine_of, publish, scan_array
 

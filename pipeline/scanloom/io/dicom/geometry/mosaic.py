@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.siemens_protocol import planned_slice_centres, tile_direction
-from scanloom.io.dicom.geometry.slices import Slice, Tile, parse_decimal, single_slice
+from scanloom.io.dicom.geometry.slices import Slice, Tile, decode_text, parse_decimal, single_slice
 from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import Header, pydicom_muted
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
 
 _Floats = NDArray[np.float64]
 
@@ -170,3 +171,212 @@ def _slice_spacing(header: Header) -> float:
     if not (math.isfinite(distance) and distance > 0):
         raise ScanError(Reason.BAD_GEOMETRY, "a mosaic has no valid SpacingBetweenSlices")
     return distance
+
+
+Numbers = NDArray[np.float64]
+
+_PROTOCOL = re.compile(r"### ASCCONV BEGIN.*?###(.*?)### ASCCONV END ###", re.DOTALL)
+_SLICE_COUNT = re.compile(r"^\s*sSliceArray\.lSize\s*=\s*(0x[0-9a-fA-F]+|\d+)\s*$", re.MULTILINE)
+_SLICE_CENTRE = re.compile(
+    r"^\s*sSliceArray\.asSlice\[(\d+)\]\.sPosition\.d(Sag|Cor|Tra)\s*=\s*([-+.\deE]+)\s*$",
+    re.MULTILINE,
+)
+_AXES = {"Sag": 0, "Cor": 1, "Tra": 2}
+_MAX_SPACING_DIFFERENCE = 0.02
+"""Share of the slice distance by which that of the protocol may differ."""
+_MAX_DEVIATION = 0.1
+"""Distance of a planned slice from its position in a regular stack, as a share of the distance."""
+_MAX_TILE_SHIFT = 0.25
+"""Distance of the first tile from an end of the plan, in steps from slice to slice."""
+
+
+def planned_slice_centres(protocol: str, max_count: int) -> Numbers:
+    """Return the centre of each slice in the order of the plan.
+
+    A coordinate of 0 is left out of the text.
+
+    Parameters
+    ----------
+    protocol : str
+        Text of the header that contains the protocol.
+    max_count : int
+        Number of slices, at most.
+
+    Returns
+    -------
+    (N, 3) array
+        LPS mm.
+
+    Raises
+    ------
+    ValueError
+        If the protocol has fewer than 2 slices, or more than `max_count`.
+    """
+    section = _PROTOCOL.search(protocol)
+    text = section[1] if section else ""
+    size = _SLICE_COUNT.search(text)
+    count = int(size[1], 0) if size else 0
+    if not 2 <= count <= max_count:
+        raise ValueError("the protocol has no valid number of slices")
+    centres = np.zeros((count, 3))
+    for number, axis, value in _SLICE_CENTRE.findall(text):
+        if int(number) < count:
+            centres[int(number), _AXES[axis]] = float(value)
+    return centres
+
+
+def tile_direction(centres: Numbers, first: Numbers, distance: float) -> Numbers:
+    """Return the unit vector from tile to tile.
+
+    Its sign depends on the end of the plan at which the first tile lies.
+
+    Parameters
+    ----------
+    centres : (N, 3) array
+        Result of `planned_slice_centres`, LPS mm.
+    first : (3,) array
+        Centre of the first tile, LPS mm.
+    distance : float
+        Distance from tile to tile, mm.
+
+    Raises
+    ------
+    ValueError
+        If the plan is not a regular stack of that distance, or the first tile is at neither end.
+    """
+    count = len(centres)
+    step = (centres[-1] - centres[0]) / (count - 1)
+    length = float(np.linalg.norm(step))
+    deviation = np.abs(centres - centres[0] - np.outer(np.arange(count), step)).max()
+    same_distance = abs(length - distance) <= _MAX_SPACING_DIFFERENCE * distance
+    if not same_distance or deviation > _MAX_DEVIATION * distance:
+        raise ValueError("the slices of the protocol differ from the tiles")
+    if not np.isfinite(first).all():
+        raise ValueError("the position of the first tile is not finite")
+    steps_from_start = float((first - centres[0]) @ step) / length**2
+    direction: Numbers = step / length
+    if abs(steps_from_start) < _MAX_TILE_SHIFT:
+        return direction
+    if abs(steps_from_start - (count - 1)) < _MAX_TILE_SHIFT:
+        return -direction
+    raise ValueError("the first tile is at neither end of the plan")
+
+
+_UIH_GROUP, _UIH_COUNT, _UIH_FRAMES = 0x0065, 0x50, 0x51
+_UIH_CREATOR = "Image Private Header"
+_UIH_DEFAULT_BLOCK = 0x10
+_POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
+_COSINE_TOLERANCE = 1e-4
+
+
+def is_uih_grid(header: Header) -> bool:
+    """Whether ImageType marks a grid of tiles and the file has no position of its own."""
+    return "VFRAME" in header.image_type and header.position is None
+
+
+def uih_grid_slices(header: Header) -> list[Slice]:
+    """Return the tiles of a grid as slices with their own positions.
+
+    N tiles are stored row by row in ceil(sqrt(N)) columns and as many rows as needed.
+
+    Raises
+    ------
+    ScanError
+        MOSAIC if the private attributes are missing or unreadable; DAMAGED if the tiles do not
+        fit the plane; SLICE_ORIENTATION if they differ in orientation.
+    """
+    template = single_slice(header)
+    try:
+        with pydicom_muted():
+            positions, cosines = _tile_geometry(header.read_dataset())
+    except (OSError, *PARSE_ERRORS) as exc:
+        detail = f"the private attributes of a grid can't be parsed ({type(exc).__name__})"
+        raise ScanError(Reason.MOSAIC, detail) from exc
+    if any(
+        tile_cosines and _differ(tile_cosines, header.orientation or cosines[0])
+        for tile_cosines in cosines
+    ):
+        raise ScanError(Reason.SLICE_ORIENTATION, "tiles of a grid differ in orientation")
+    count = len(positions)
+    across = math.ceil(math.sqrt(count))
+    down = -(-count // across)
+    rows, columns = header.rows // down, header.columns // across
+    if rows * down != header.rows or columns * across != header.columns or not rows * columns:
+        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a grid")
+    return [
+        replace(
+            template,
+            position=position,
+            orientation=header.orientation or cosines[0] or None,
+            tile=Tile(n // across * rows, n % across * columns, rows, columns),
+            shared=None,
+        )
+        for n, position in enumerate(positions)
+    ]
+
+
+def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Return the position (LPS mm) and the direction cosines of each tile.
+
+    The cosines of a tile may be empty. A missing position or a contradictory count is a ValueError.
+    """
+    block = next(
+        (
+            element
+            for element in range(_UIH_DEFAULT_BLOCK, 0x100)
+            if _raw_text(dataset, element) == _UIH_CREATOR
+        ),
+        _UIH_DEFAULT_BLOCK,
+    )
+    count, items = (_element(dataset, block << 8 | n) for n in (_UIH_COUNT, _UIH_FRAMES))
+    number = parse_decimal(_text(count))
+    frames = _items(items)
+    if not number.is_integer() or not 1 <= number <= _MAX_TILES or number != len(frames):
+        raise ValueError("unexpected number of tiles")
+    positions = [_finite_numbers(frame, _POSITION, 3) for frame in frames]
+    cosines = [_finite_numbers(frame, _ORIENTATION, 6) for frame in frames]
+    if () in positions:
+        raise ValueError("a tile without a position")
+    return positions, cosines
+
+
+def _element(dataset: Dataset, element: int) -> object:
+    return dataset[_UIH_GROUP, element].value
+
+
+def _raw_text(dataset: Dataset, element: int) -> str:
+    if (_UIH_GROUP, element) not in dataset:
+        return ""
+    return _text(dataset[_UIH_GROUP, element].value)
+
+
+def _text(value: object) -> str:
+    return decode_text(value) if isinstance(value, bytes) else str(value).strip(" \0")
+
+
+def _items(value: object) -> Sequence[Dataset]:
+    """Return the items of a sequence; raw bytes of unknown VR are parsed as implicit VR."""
+    from pydicom.sequence import Sequence as Items
+    from pydicom.values import convert_SQ
+
+    if isinstance(value, bytes):
+        value = convert_SQ(value, is_implicit_VR=True, is_little_endian=True)
+    if not isinstance(value, Items):
+        raise TypeError("not a sequence")
+    return tuple(value)
+
+
+def _finite_numbers(frame: Dataset, tag: int, count: int) -> tuple[float, ...]:
+    if tag not in frame:
+        return ()
+    value = frame.get_item(tag).value
+    if not isinstance(value, bytes):
+        raise TypeError("not text")
+    values = tuple(map(parse_decimal, decode_text(value).split("\\")))
+    if len(values) != count or not all(map(math.isfinite, values)):
+        raise ValueError("unexpected number of values")
+    return values
+
+
+def _differ(first: Sequence[float], second: Sequence[float]) -> bool:
+    return any(abs(a - b) > _COSINE_TOLERANCE for a, b in zip(first, second, strict=True))

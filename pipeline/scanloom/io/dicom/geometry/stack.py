@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,25 +15,29 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Gaps, Reason, ScanError, counted
 from scanloom.core.grid import LPS_TO_RAS_AFFINE, ORTHOGONAL
 from scanloom.io.affines import orthogonalize
-from scanloom.io.dicom.geometry.header_agreement import header_disagrees
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.positions import (
     MAX_JITTER_MM,
-    SAME_POSITION_MM,
-    SlicePositions,
-    locate_slices,
-    spacing_deviation,
-)
-from scanloom.io.dicom.geometry.rounded_positions import (
     MAX_ROUNDING_SHARE,
+    SAME_POSITION_MM,
     Line,
+    SlicePositions,
     fit_line,
     fit_line_along,
     is_rounded_stack,
+    locate_slices,
     rounding_shift,
+    spacing_deviation,
 )
-from scanloom.io.dicom.geometry.slices import Slice, unique_by_shared
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    first_disagreement,
+    kinds_of,
+    parse_decimal,
+    unique_by_shared,
+)
+from scanloom.io.dicom.header.header import Header
 from scanloom.io.dicom.slice_attributes import SliceAttribute
-from scanloom.io.dicom.splitting.agreement import first_disagreement, kinds_of
 
 MIN_SLICES = 3
 """Two slices have a single distance, which cannot be checked for regularity."""
@@ -418,3 +424,80 @@ def duplicate_position_error(stack: Stack) -> ScanError:
     return ScanError(
         Reason.DUPLICATE_SLICES, f"{counted(conflicting, 'position')} with slices that differ"
     )
+
+
+MAX_TILT_DIFFERENCE_DEG = 1.0
+"""Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
+MAX_SPACING_DIFFERENCE = 0.02
+"""The same for SpacingBetweenSlices, as a share of the slice distance."""
+
+
+def header_disagrees(
+    header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]
+) -> bool:
+    """Return whether tilt or spacing in a header contradict the positions of slices.
+
+    SliceThickness is not compared: slices may overlap, or leave gaps.
+
+    Parameters
+    ----------
+    header : Header
+        Of any slice.
+    step : (3,) array
+        From one slice to the next, LPS mm.
+    normal : (3,) array
+        Unit normal of the slices.
+    """
+    along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
+    lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
+    tilt = _finite_number(header, tags.GANTRY_DETECTOR_TILT)
+    spacing = _finite_number(header, tags.SPACING_BETWEEN_SLICES)
+    if tilt is not None and abs(abs(tilt) - lean) > MAX_TILT_DIFFERENCE_DEG:
+        return True
+    if spacing is None or spacing == 0:
+        return False
+    # Some scanners measure it along the normal, some along the table
+    distances = (along, length)
+    return min(abs(abs(spacing) - d) / d for d in distances) > MAX_SPACING_DIFFERENCE
+
+
+def _finite_number(header: Header, tag: int) -> float | None:
+    try:
+        number = parse_decimal(header.elements.text(tag))
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None
+
+
+def fill_gaps(
+    values: NDArray[Any], slices: Sequence[Slice | None], padding: float | None = None
+) -> None:
+    """Interpolate missing slices linearly between the nearest present ones, in place.
+
+    Parameters
+    ----------
+    values : (I, J, K) array
+        Changed in place; integers are rounded.
+    slices : sequence of Slice or None
+        The slice at each index k, None if it is missing; the first and the last are present.
+    padding : float or None
+        Value of pixels without a measurement. A pixel that is padding in either neighbour
+        becomes padding.
+    """
+    present = [k for k, slice_ in enumerate(slices) if slice_ is not None]
+    for lower, upper in itertools.pairwise(present):
+        if upper - lower > 1:
+            _fill_between(values, lower, upper, padding)
+
+
+def _fill_between(values: NDArray[Any], lower: int, upper: int, padding: float | None) -> None:
+    before, after = values[:, :, lower], values[:, :, upper]
+    is_padding = (before == padding) | (after == padding) if padding is not None else None
+    for k in range(lower + 1, upper):
+        weight = (k - lower) / (upper - lower)
+        interpolated = before * (1 - weight) + after * weight
+        if values.dtype.kind in "iu":
+            interpolated = np.rint(interpolated)
+        if is_padding is not None:
+            interpolated[is_padding] = padding
+        values[:, :, k] = interpolated

@@ -20,6 +20,13 @@ from scanloom.io.dicom.header.elements import (
     PixelDataLocation,
     elements_from_values,
 )
+from scanloom.io.dicom.header.parser import (
+    BIG,
+    LITTLE,
+    MAX_SEQUENCE_DEPTH,
+    ByteOrder,
+    UnusualHeaderError,
+)
 from scanloom.io.system.unpacking import open_inflated
 
 if TYPE_CHECKING:
@@ -40,6 +47,12 @@ _MAX_ZERO_HEADS = 64
 _CHUNK_BYTES = 1 << 16
 _META_BYTES = 1 << 11
 """The transfer syntax is within so many bytes from the start of the file."""
+_META_START_BYTES = 144
+"""Preamble, DICM and FileMetaInformationGroupLength."""
+_FUNCTIONAL_GROUPS = (
+    tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE,
+    tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE,
+)
 _MIN_HEAD_BYTES = 8
 _PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
@@ -235,7 +248,7 @@ def inflate_header(file: BinaryIO) -> tuple[Any, bytes] | None:
         or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META_BYTES]
     ):
         return None
-    end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
+    end = _META_START_BYTES + int.from_bytes(start[140:144], "little")
     meta = read_partial(BytesIO(start[:end])).file_meta
     if _named_syntax(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
@@ -251,6 +264,100 @@ def _inflate(file: BinaryIO) -> bytes:
         size += len(chunks[-1])
         compressed = decompressor.unconsumed_tail or file.read(_CHUNK_BYTES)
     return b"".join(chunks)
+
+
+def has_contradicting_groups(path: Path, elements: Elements) -> bool:
+    """Return whether an element of the functional groups occurs twice with different values.
+
+    pydicom silently takes the last of them, such as another PixelSpacing. Identical repetitions
+    count as one. Data that cannot be walked over are not judged: pydicom, which reads them later,
+    reports the fault.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE.
+    """
+    try:
+        with open_inflated(path, MAX_INFLATED_BYTES) as file:
+            inflated = inflate_header(file)
+            if inflated is not None:
+                data = inflated[1]
+            else:
+                file.seek(0)
+                pixels = elements.pixels
+                data = file.read(min(pixels.offset, MAX_INFLATED_BYTES)) if pixels else b""
+                if data[128:132] == b"DICM":
+                    data = data[_META_START_BYTES + int.from_bytes(data[140:144], "little") :]
+        explicit = elements.syntax != uids.IMPLICIT_VR_LITTLE_ENDIAN
+        order = BIG if elements.syntax == uids.EXPLICIT_VR_BIG_ENDIAN else LITTLE
+        _GroupsWalk(data, order, explicit=explicit).check(0, len(data), compare=False)
+    except OSError as exc:
+        detail = f"a file can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+    except _ContradictionError:
+        return True
+    except (UnusualHeaderError, *PARSE_ERRORS):
+        pass
+    return False
+
+
+class _ContradictionError(Exception):
+    """An element occurs twice with different values."""
+
+
+class _GroupsWalk:
+    """A walk over a data set as bytes; all offsets count from its first byte."""
+
+    def __init__(self, data: bytes, order: ByteOrder, *, explicit: bool) -> None:
+        self._data, self._order, self._explicit = data, order, explicit
+        self._groups = set(map(order.swap_tag, _FUNCTIONAL_GROUPS))
+        self._item = struct.pack("<I" if order.little else ">I", order.item)
+
+    def check(self, offset: int, end: int, *, compare: bool, depth: int = 0) -> int:
+        """Visit the elements of a data set or item; return its end, with a delimiter.
+
+        Elements are compared in the functional groups, at all levels.
+        """
+        if depth > MAX_SEQUENCE_DEPTH:
+            raise UnusualHeaderError
+        data, order = self._data, self._order
+        seen: dict[int, bytes] = {}
+        while offset + 8 <= end:
+            tag, length = order.unpack_implicit(data, offset)
+            if tag == order.item_end:
+                return offset + 8
+            start = offset + 8
+            is_sequence = data[start : start + 4] == self._item
+            if self._explicit:
+                _, vr, length = order.unpack_explicit(data, offset)
+                if vr in order.long_vrs:
+                    (length,) = order.unpack_length(data, start)
+                    start += 4
+                elif vr not in order.short_vrs:
+                    raise UnusualHeaderError
+                is_sequence = vr == order.sequence_vr
+            compared = compare or tag in self._groups
+            if length == _UNDEFINED or (is_sequence and compared):
+                offset = self._check_items(start, length, compare=compared, depth=depth)
+            else:
+                offset = start + length
+            if compared and seen.setdefault(tag, data[start:offset]) != data[start:offset]:
+                raise _ContradictionError
+        return offset
+
+    def _check_items(self, offset: int, length: int, *, compare: bool, depth: int) -> int:
+        end = len(self._data) if length == _UNDEFINED else offset + length
+        while offset < end:
+            tag, length = self._order.unpack_implicit(self._data, offset)
+            offset += 8
+            if tag == self._order.sequence_end:
+                return offset
+            if tag != self._order.item:
+                raise UnusualHeaderError
+            item_end = len(self._data) if length == _UNDEFINED else offset + length
+            offset = self.check(offset, item_end, compare=compare, depth=depth + 1)
+        return offset
 
 
 def _named_syntax(meta: Any) -> str:

@@ -234,9 +234,8 @@ def is_dicom(start: bytes) -> bool:
 def header_from_elements(path: Path | str, elements: Elements) -> Header:
     """Build the header of a file from its elements."""
     own = elements.own
-    header = object.__new__(Header)  # __init__ would take as long as reading the file
-    header.__dict__.update(
-        _shared_fields(elements.common),
+    return Header(
+        **_shared_fields(elements.common),
         shared=elements.common,
         path_string=str(path),
         elements=elements,
@@ -246,7 +245,6 @@ def header_from_elements(path: Path | str, elements: Elements) -> Header:
         phase=tuple(map(own.get, _PHASE_TAGS, _EMPTY)),
         sop_instance=elements.text(tags.SOP_INSTANCE_UID),
     )
-    return header
 
 
 @lru_cache(1024)

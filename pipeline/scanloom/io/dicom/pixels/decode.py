@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
 from scanloom.io.dicom.header.header import PixelFormat
-from scanloom.io.dicom.pixels.byte_source import MemorySource, open_pixels
-from scanloom.io.dicom.pixels.codestream import has_size_mismatch
-from scanloom.io.dicom.pixels.encapsulated import FrameTable, join_fragments, locate_frames
-from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES, FrameRef
-from scanloom.io.dicom.pixels.native import check_excess, exceeds_header, read_native
+from scanloom.io.dicom.pixels.frame import (
+    NATIVE_TRANSFER_SYNTAXES,
+    FrameRef,
+    FrameTable,
+    MemorySource,
+    check_excess,
+    exceeds_header,
+    has_size_mismatch,
+    join_fragments,
+    locate_frames,
+    open_pixels,
+    read_native,
+)
 
 _END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
@@ -155,3 +163,436 @@ def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
         raise ScanError(Reason.DAMAGED, "samples of one bit can't be signed")
     itemsize = next(n for n in (1, 2, 4) if pixel_format.allocated <= 8 * n)
     return np.dtype(f"<{'i' if pixel_format.signed else 'u'}{itemsize}")
+
+
+_BLOCK = 1 << 17
+"""Packed samples that are unpacked at a time (one byte a bit); bytes that are checked at a time."""
+
+
+def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
+    """Read the samples of a frame into `out`.
+
+    Parameters
+    ----------
+    frame : FrameRef
+        Frame as located in `source`.
+    source : ByteSource
+        Bytes that hold the frame.
+    out : (rows, columns) array of the stored type
+        Contiguous.
+
+    Raises
+    ------
+    ScanError
+        TRUNCATED or DAMAGED.
+    """
+    bits = frame.format.allocated
+    if exceeds_header(frame) and frame.frame == 0:
+        check_excess(frame, source)
+    if -(-(frame.frame + 1) * frame.count * bits // 8) > (frame.length or 0):
+        raise _truncated_error()
+    if bits == 8 * out.itemsize and not _has_swapped_bytes(frame, source):
+        position = frame.offset + frame.frame * out.nbytes
+        if source.read_into(position, memoryview(out).cast("B")) < out.nbytes:
+            raise _truncated_error()
+        if frame.syntax == uids.EXPLICIT_VR_BIG_ENDIAN and out.itemsize > 1:
+            out.byteswap(inplace=True)
+        return
+    _read_packed(frame, source, out.reshape(-1))
+
+
+def exceeds_header(frame: FrameRef) -> bool:
+    """Return whether at least a row or column follows the pixels that the header describes.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if the length is unknown, or twice that of the pixels: the size is wrong.
+    """
+    if frame.length is None:
+        raise ScanError(Reason.DAMAGED, "uncompressed pixels have no length")
+    total_bytes = _total_bytes(frame)
+    if frame.length >= 2 * max(total_bytes, 1):
+        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+    excess_bits = 8 * (frame.length - total_bytes)
+    return excess_bits >= min(frame.rows, frame.columns) * frame.format.allocated
+
+
+def check_excess(frame: FrameRef, source: ByteSource) -> None:
+    """Refuse data other than 0 after the pixels: the size is wrong."""
+    end = frame.length or 0
+    for start in range(_total_bytes(frame), end, _BLOCK):
+        if source.read(frame.offset + start, min(_BLOCK, end - start)).strip(b"\0"):
+            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+
+
+def _total_bytes(frame: FrameRef) -> int:
+    return -(-frame.frames * frame.count * frame.format.allocated // 8)
+
+
+def _read_packed(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
+    """Read samples that share bytes: lowest bits first, without gaps between frames."""
+    bits = frame.format.allocated
+    weights = (1 << np.arange(bits, dtype=np.uint64)).astype(np.uint32)
+    first_sample = frame.frame * frame.count
+    for done in range(0, frame.count, _BLOCK):
+        count = min(_BLOCK, frame.count - done)
+        start = (first_sample + done) * bits
+        packed = _bytes(frame, source, start // 8, -(-(start + count * bits) // 8))
+        unpacked_bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+        first_bit = start % 8
+        samples = unpacked_bits[first_bit : first_bit + count * bits].reshape(count, bits) @ weights
+        out[done : done + count] = samples.astype(out.dtype)
+
+
+def _bytes(frame: FrameRef, source: ByteSource, start: int, stop: int) -> bytes:
+    """Return a byte range of the pixel data in little endian order."""
+    aligned_start, aligned_stop = start & ~1, stop + (stop & 1)  # to whole words
+    data = source.read(frame.offset + aligned_start, aligned_stop - aligned_start)
+    if len(data) < stop - aligned_start:
+        raise _truncated_error()
+    if _has_swapped_bytes(frame, source):
+        data = np.frombuffer(data[: len(data) & ~1], ">u2").astype("<u2").tobytes()
+    return data[start - aligned_start : stop - aligned_start]
+
+
+def _has_swapped_bytes(frame: FrameRef, source: ByteSource) -> bool:
+    """Whether samples that are not whole words are stored in big endian words (OW)."""
+    if frame.syntax != uids.EXPLICIT_VR_BIG_ENDIAN or frame.format.allocated in (16, 32):
+        return False
+    return source.read(frame.offset - 8, 2) == b"OW"
+
+
+def _truncated_error() -> ScanError:
+    return ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+
+
+MAX_OVERHEAD_BYTES = 1 << 20
+"""Bytes by which a compressed frame may exceed twice the size of its samples."""
+
+_ITEM_TAG = b"\xfe\xff\x00\xe0"
+_START_MARKERS = (b"\xff\xd8", b"\xff\x4f\xff\x51")
+"""First marker of JPEG and JPEG-LS, and first two markers of JPEG 2000."""
+_END_MARKER = b"\xff\xd9"
+"""Last marker of all three; a zero byte may pad it to an even length."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A fragment of encapsulated pixel data: its position in the file, in bytes."""
+
+    start: int
+    length: int
+
+
+FrameTable = tuple[tuple[Fragment, ...], ...]
+
+
+def locate_frames(frame: FrameRef, source: ByteSource) -> FrameTable:
+    """Return the fragments of every frame of a file.
+
+    With one fragment per frame, as an extended offset table requires, each fragment is a frame.
+    Otherwise the starts of the frames come from the basic offset table, else from JPEG's first
+    marker.
+    A file with several images, but one frame by its header, is refused.
+
+    Raises
+    ------
+    ScanError
+        TRUNCATED or DAMAGED.
+    """
+    table, fragments = _fragments(frame, source)
+    if not fragments:
+        raise ScanError(Reason.DAMAGED, "a slice has no pixels")
+    if frame.frames == 1:
+        if _has_second_image(source, fragments):
+            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+        return (tuple(fragments),)
+    if len(fragments) == frame.frames:
+        return tuple((fragment,) for fragment in fragments)
+    if len(fragments) < frame.frames:
+        raise ScanError(Reason.TRUNCATED, "a file has fewer frames than its header describes")
+    for starts in (
+        _starts_by_table(table, fragments),
+        _starts_by_marker(source, fragments),
+    ):
+        if len(starts) == frame.frames and starts[0] == 0:
+            ends = [*starts[1:], len(fragments)]
+            return tuple(tuple(fragments[a:b]) for a, b in zip(starts, ends, strict=True))
+    raise ScanError(Reason.DAMAGED, "the frames of a file can't be distinguished")
+
+
+def join_fragments(frame: FrameRef, source: ByteSource, fragments: Sequence[Fragment]) -> bytes:
+    """Return the bytes of one compressed frame, from its joined fragments.
+
+    Raises
+    ------
+    ScanError
+        TRUNCATED or DAMAGED.
+    """
+    size = sum(fragment.length for fragment in fragments)
+    if size > 2 * frame.count * frame.dtype.itemsize + MAX_OVERHEAD_BYTES:
+        raise ScanError(Reason.DAMAGED, "a compressed slice is implausibly large")
+    encoded = b"".join(source.read(fragment.start, fragment.length) for fragment in fragments)
+    if len(encoded) < size:
+        raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+    return encoded
+
+
+def _fragments(frame: FrameRef, source: ByteSource) -> tuple[bytes, list[Fragment]]:
+    """Return the basic offset table, possibly empty, and the fragments after it."""
+    if frame.length is not None:
+        raise ScanError(Reason.DAMAGED, "compressed pixels are not encapsulated")
+    items: list[Fragment] = []
+    position = frame.offset
+    while True:
+        item_header = source.read(position, 8)
+        if len(item_header) < 8 or item_header[:4] != _ITEM_TAG:
+            break
+        (length,) = struct.unpack("<I", item_header[4:])
+        position += 8 + length
+        if position > source.size:
+            raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+        items.append(Fragment(position - length, length))
+    if not items:
+        reason = Reason.TRUNCATED if len(item_header) < 8 else Reason.DAMAGED
+        raise ScanError(reason, "the pixel data have no fragments")
+    table = source.read(items[0].start, items[0].length)
+    if table and (len(table) % 4 or any(table[:4])):  # some writers omit the item of the table
+        return b"", items
+    return table, [fragment for fragment in items[1:] if fragment.length]
+
+
+def _starts_by_table(table: bytes, fragments: Sequence[Fragment]) -> list[int]:
+    """Return each frame's first fragment by the basic offset table; empty if that is wrong."""
+    origin = fragments[0].start
+    numbers = {fragment.start - origin: n for n, fragment in enumerate(fragments)}
+    offsets = np.frombuffer(table[: len(table) & ~3], "<u4").tolist()
+    starts = [numbers.get(offset, -1) for offset in offsets]
+    rising = all(a < b for a, b in itertools.pairwise(starts))
+    return starts if rising and -1 not in starts else []
+
+
+def _starts_by_marker(source: ByteSource, fragments: Sequence[Fragment]) -> list[int]:
+    markers = [source.read(fragment.start, 4) for fragment in fragments]
+    return [n for n, marker in enumerate(markers) if marker.startswith(_START_MARKERS)]
+
+
+def _has_second_image(source: ByteSource, fragments: Sequence[Fragment]) -> bool:
+    """Whether an image ends with a fragment and a second image begins with the next."""
+    for fragment, following in itertools.pairwise(fragments):
+        end = source.read(fragment.start + max(0, fragment.length - 3), 3).rstrip(b"\0")
+        if end.endswith(_END_MARKER) and source.read(following.start, 4).startswith(_START_MARKERS):
+            return True
+    return False
+
+
+_J2K_START = b"\xff\x4f\xff\x51"  # SOC, and SIZ which must follow (ISO 15444-1 A.5.1)
+_SIZ_STRUCT = struct.Struct(">2x2x8IH")
+_SOF_STRUCT = struct.Struct(">xHHB")
+"""Lines, samples per line and components, after the precision (ISO 10918-1 B.2.2)."""
+_MAX_TILES = 65535
+_MARKERS_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # ISO 10918-1 B.1.1.3
+_SOF_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7}
+"""Start of frame (SOF) markers; 0xF7 is the one of JPEG-LS."""
+
+
+def has_size_mismatch(frame: bytes, rows: int, columns: int) -> bool:
+    """Whether a JPEG, JPEG-LS or JPEG 2000 frame has another size, or several components.
+
+    A frame whose size can't be parsed is left to its decoder.
+    """
+    start = frame.find(_J2K_START, 0, 1 << 12)  # a JP2 container may precede it
+    try:
+        if start >= 0:
+            return _j2k_contradicts(frame, start + len(_J2K_START), rows, columns)
+        if frame[:2] == b"\xff\xd8":
+            return _jpeg_contradicts(frame, rows, columns)
+    except (struct.error, IndexError):  # truncated: the decoder will report it
+        pass
+    return False
+
+
+def _j2k_contradicts(frame: bytes, position: int, rows: int, columns: int) -> bool:
+    x_end, y_end, x_start, y_start, tile_width, tile_height, tile_x, tile_y, components = (
+        _SIZ_STRUCT.unpack_from(frame, position)
+    )
+    if (y_end - y_start, x_end - x_start, components) != (rows, columns, 1):
+        return True
+    if not (tile_width and tile_height) or tile_x > x_start or tile_y > y_start:
+        return True
+    tiles = -(-(x_end - tile_x) // tile_width) * -(-(y_end - tile_y) // tile_height)
+    return bool(tiles > _MAX_TILES)
+
+
+def _jpeg_contradicts(frame: bytes, rows: int, columns: int) -> bool:
+    position = 2
+    while True:
+        if frame[position] != 0xFF:
+            return False
+        marker = frame[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+        elif marker in _MARKERS_WITHOUT_LENGTH:
+            position += 2
+        elif marker in _SOF_MARKERS:
+            lines, samples, components = _SOF_STRUCT.unpack_from(frame, position + 4)
+            return samples != columns or lines not in (rows, 0) or components != 1
+        else:
+            position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
+
+
+_MAX_HEADER_BYTES = 1 << 26
+"""Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
+
+_CHUNK_BYTES = 1 << 18
+_GROUP_LENGTH_END = 132 + 12  # preamble and "DICM", then FileMetaInformationGroupLength
+
+
+class ByteSource(Protocol):
+    """Bytes with random access; `size` is their number."""
+
+    size: int
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position`, fewer at the end."""
+
+    def read_into(self, position: int, view: memoryview) -> int:
+        """Fill `view` from `position`, and return the number of bytes read."""
+
+
+class _FileSource:
+    """An open file, read by `pread`, so that threads can share its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def read(self, position: int, count: int) -> bytes:
+        data = os.pread(self._descriptor, min(count, max(0, self.size - position)), position)
+        while 0 < len(data) < count and position + len(data) < self.size:
+            more = os.pread(self._descriptor, count - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_into(self, position: int, view: memoryview) -> int:
+        filled = 0
+        while filled < len(view):
+            count = os.preadv(self._descriptor, [view[filled:]], position + filled)
+            if not count:
+                break
+            filled += count
+        return filled
+
+
+class MemorySource:
+    """Byte source in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position`, fewer at the end."""
+        return bytes(self._data[position : position + count])
+
+    def read_into(self, position: int, view: memoryview) -> int:
+        """Fill `view` from `position`, and return the number of bytes read."""
+        data = self._data[position : position + len(view)]
+        view[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, ByteSource]]:
+    """Open the file of a frame, inflating it if it is deflated.
+
+    Yields
+    ------
+    (FrameRef, ByteSource)
+        The byte source, and the frame as located in it: native if the file was deflated.
+
+    Raises
+    ------
+    OSError
+        If the file can't be read.
+    ScanError
+        TRUNCATED, DAMAGED or TOO_LARGE if a deflated file can't be inflated.
+    """
+    descriptor = os.open(frame.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        source = _FileSource(descriptor)
+        yield (
+            _inflated_source(frame, source)
+            if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+            else (frame, source)
+        )
+    finally:
+        os.close(descriptor)
+
+
+def inflation_bytes(frame: FrameRef) -> int:
+    """Return the most memory, in bytes, that `open_pixels` needs; 0 if the file is not deflated."""
+    return (
+        2 * _max_inflated_bytes(frame)
+        if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+        else 0
+    )
+
+
+def _max_inflated_bytes(frame: FrameRef) -> int:
+    """Return the largest size, in bytes, of an inflated file of such frames."""
+    return frame.frames * frame.count * frame.dtype.itemsize + _MAX_HEADER_BYTES
+
+
+def _inflated_source(frame: FrameRef, source: ByteSource) -> tuple[FrameRef, ByteSource]:
+    """Inflate a deflated data set (PS3.5 A.5) and locate the frame in it."""
+    from pydicom import dcmread
+    from pydicom.uid import ExplicitVRLittleEndian
+
+    from scanloom.io.dicom.header.header import pydicom_muted
+
+    start = source.read(0, _GROUP_LENGTH_END)
+    if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
+        raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
+    (meta_length,) = struct.unpack("<I", start[-4:])
+    data = _inflate(source, _GROUP_LENGTH_END + meta_length, _max_inflated_bytes(frame))
+    stream = BytesIO(data)
+    try:
+        with pydicom_muted():
+            dcmread(stream, stop_before_pixels=True, force=True)
+        position = stream.tell()
+        group, element, vr, value_length = struct.unpack("<HH2s2xI", data[position : position + 12])
+    except (ArithmeticError, EOFError, LookupError, OSError, TypeError, ValueError) as exc:
+        raise ScanError(Reason.DAMAGED, "a deflated file can't be parsed") from exc
+    except (AttributeError, NotImplementedError, RecursionError, struct.error) as exc:
+        raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels") from exc
+    if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
+        raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
+    located = replace(
+        frame, syntax=ExplicitVRLittleEndian, offset=position + 12, length=value_length
+    )
+    return located, MemorySource(data)
+
+
+def _inflate(source: ByteSource, start: int, max_bytes: int) -> bytes:
+    """Inflate the bytes after `start`; refuse more than `max_bytes`."""
+    decompressor, chunks, size, position = zlib.decompressobj(-zlib.MAX_WBITS), [], 0, start
+    compressed = b""
+    while not decompressor.eof:
+        if not compressed:
+            compressed = source.read(position, _CHUNK_BYTES)
+            position += len(compressed)
+        if not compressed:
+            raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
+        try:
+            chunks.append(decompressor.decompress(compressed, max_bytes + 1 - size))
+        except zlib.error as exc:
+            raise ScanError(Reason.DAMAGED, "a deflated file can't be inflated") from exc
+        size += len(chunks[-1])
+        if size > max_bytes:
+            raise ScanError(Reason.TOO_LARGE, "a deflated file is larger than its header describes")
+        compressed = decompressor.unconsumed_tail
+    return b"".join(chunks)

@@ -16,24 +16,25 @@ from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header
-from scanloom.io.dicom.pixels.byte_source import inflation_bytes
 from scanloom.io.dicom.pixels.decode import (
     check_native_length,
     find_frame_tables,
     is_decodable,
     read_stored_samples,
 )
-from scanloom.io.dicom.pixels.encapsulated import MAX_OVERHEAD_BYTES, FrameTable
 from scanloom.io.dicom.pixels.frame import (
+    MAX_OVERHEAD_BYTES,
     FrameRef,
+    FrameTable,
     as_words,
     frame_ref,
     from_words,
+    inflation_bytes,
     slice_frame_ref,
     stored_dtype,
 )
-from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed, shared_empty
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 _MAX_THREADS = 8
 """Most reader threads: with more, disk or memory bandwidth is the limit."""

@@ -1,74 +1,136 @@
 // Corrections: a brush on any plane; the server paints, and every plane shows the result.
 // Steps are sent one by one, each with the version of the correction that it changes: another window may change it too.
-import { element, get, post } from "./api.js";
+import { addressOf, get, post } from "./api.js";
+import { byId, element, press, say } from "./dom.js";
 
 const RETRY_MS = 2000;
-const strokes = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
+const counted = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
+
+/**
+ * A change of a correction that the server does not have yet.
+ * @typedef {{id: string, path: string, body: object}} Step
+ */
+
+/**
+ * State of a correction by the server.
+ * @typedef {object} DraftState
+ * @property {string} version Changes with each stroke.
+ * @property {number} undo Strokes that can be undone.
+ * @property {number} redo
+ * @property {boolean} strokes Whether there are any.
+ */
 
 export class Correction {
-  // page: { about, at, active, planes, reload(), say, failed, saved() }
-  constructor(byId, page) {
-    Object.assign(this, { byId, page, on: false, eraser: false, points: null, waiting: [], sending: null, versions: new Map() });
+  /**
+   * @param {Viewer} viewer
+   * @param {{saved: (id: string, revision: number) => Promise, failed: (error: Error) => void}} page
+   */
+  constructor(viewer, page) {
+    this.viewer = viewer;
+    this.page = page;
+    this.on = false;
+    this.isEraser = false;
+    /** Points of the stroke that is drawn; null between strokes. @type {?number[][]} */
+    this.points = null;
+    /** @type {Step[]} */
+    this.waiting = [];
+    this.sending = null;
+    /** Version of the correction of each case, by id. @type {Map<string, string>} */
+    this.versions = new Map();
     byId("correct").addEventListener("click", () => this.toggle());
-    byId("eraser").addEventListener("click", () => this.erase(!this.eraser));
+    byId("eraser").addEventListener("click", () => this.erase(!this.isEraser));
     byId("stroke-undo").addEventListener("click", () => this.send("draft/undo"));
     byId("stroke-redo").addEventListener("click", () => this.send("draft/redo"));
     byId("discard").addEventListener("click", () => this.discard());
     byId("save-correction").addEventListener("click", () => this.save());
   }
 
-  show() {
-    this.set(false);
-    this.erase(false);
-    this.steps({ undo: 0, redo: 0, strokes: false });
-    this.byId("brush-label").replaceChildren(...this.page.about.layers.flatMap((layer) =>
-      layer.labels.map((each) => element("option", each.name, { value: `${layer.index}:${each.value}` }))));
-    this.byId("correct").disabled = !this.page.about.layers.length;
+  /** Strokes that the server does not have yet: those that it has are on its disk. */
+  get unsaved() {
+    return this.waiting.length > 0;
   }
 
-  // Show the strokes that were not saved. `answer`: the server's, awaited here.
+  show() {
+    const { layers } = this.viewer.about;
+    this.set(false);
+    this.erase(false);
+    this.enable({ undo: 0, redo: 0, strokes: false });
+    const options = layers.flatMap((layer) =>
+      layer.labels.map((each) =>
+        element("option", each.name, { value: `${layer.index}:${each.value}` }),
+      ),
+    );
+    byId("brush-label").replaceChildren(...options);
+    byId("correct").disabled = !layers.length;
+  }
+
+  /**
+   * Show the strokes that were not saved.
+   * @param {Promise<DraftState>} answer
+   * @returns {Promise<string>} The message about them.
+   */
   async resume(answer) {
-    const { about } = this.page, left = await answer;
-    if (this.page.about !== about) return "";
-    this.versions.set(about.id, left.version);
-    if (left.dropped) return `${strokes(left.dropped)} that were not saved are dropped: the result has other voxels or structures now.`;
-    this.steps(left);
-    if (!left.strokes && !left.redo) return "";
+    const { about } = this.viewer;
+    const draft = await answer;
+    if (this.viewer.about !== about) return "";
+    this.versions.set(about.id, draft.version);
+    if (draft.dropped) {
+      return `${counted(draft.dropped)} that were not saved are dropped: the result has other voxels or structures now.`;
+    }
+    this.enable(draft);
+    if (!draft.strokes && !draft.redo) return "";
     this.set(true);
-    await this.page.reload();
-    if (left.carried) return `The result was replaced: ${strokes(left.carried)} of yours were painted on the new one. Look at it, then save or discard.`;
-    return left.strokes ? `${strokes(left.undo)} of your correction not saved yet: save or discard.` : "";
+    await this.reload();
+    if (draft.carried) {
+      return `The result was replaced: ${counted(draft.carried)} of yours were painted on the new one. Look at it, then save or discard.`;
+    }
+    if (!draft.strokes) return "";
+    return `${counted(draft.undo)} of your correction not saved yet: save or discard.`;
+  }
+
+  reload() {
+    return this.viewer.reload(this.on);
   }
 
   set(on) {
     this.on = on;
-    this.byId("correct").setAttribute("aria-pressed", String(on));
-    this.byId("tools").hidden = !on;
+    press(byId("correct"), on);
+    byId("tools").hidden = !on;
   }
 
   toggle() {
     this.set(!this.on);
-    this.page.say(this.on ? "Correction: drag to paint; the wheel changes the slice." : "");
-    this.page.reload();
+    say(this.on ? "Correction: drag to paint; the wheel changes the slice." : "");
+    this.reload();
   }
 
   erase(on) {
-    this.eraser = on;
-    this.byId("eraser").setAttribute("aria-pressed", String(on));
+    this.isEraser = on;
+    press(byId("eraser"), on);
   }
 
-  steps({ undo, redo, strokes }) {
-    this.byId("stroke-undo").disabled = !undo;
-    this.byId("save-correction").disabled = this.byId("discard").disabled = !strokes;
-    this.byId("stroke-redo").disabled = !redo;
+  enable({ undo, redo, strokes }) {
+    byId("stroke-undo").disabled = !undo;
+    byId("stroke-redo").disabled = !redo;
+    byId("save-correction").disabled = !strokes;
+    byId("discard").disabled = !strokes;
   }
 
-  // Strokes that the server does not have yet: those that it has are on its disk.
-  get unsaved() { return this.waiting.length > 0; }
+  // The brush
 
-  get radius() { return Number(this.byId("radius").value); }
+  get radius() {
+    return Number(byId("radius").value);
+  }
 
-  begin(name, point) { this.points = [point]; this.trace(name); }
+  /** Layer and label that the brush paints. */
+  get brush() {
+    return byId("brush-label").value.split(":").map(Number);
+  }
+
+  begin(name, point) {
+    this.points = [point];
+    this.trace(name);
+  }
 
   extend(name, point) {
     const [x, y] = this.points.at(-1);
@@ -79,104 +141,131 @@ export class Correction {
 
   // Draw the stroke until the server has painted it.
   trace(name) {
-    const plane = this.page.planes[name], context = plane.context, [width, height] = plane.about.pixel_mm;
+    const { context, about } = this.viewer.planes[name];
+    const [width, height] = about.pixel_mm;
+    const [layer, value] = this.brush;
+    const { labels } = this.viewer.about.layers[layer];
+    const [x, y] = this.points.at(-1);
     context.save();
     context.globalAlpha = 0.5;
-    context.fillStyle = this.eraser ? "#fff" : this.colour();
-    const [x, y] = this.points.at(-1);
+    context.fillStyle = this.isEraser ? "#fff" : labels.find((each) => each.value === value).color;
     context.beginPath();
     context.ellipse(x + 0.5, y + 0.5, this.radius / width, this.radius / height, 0, 0, 2 * Math.PI);
     context.fill();
     context.restore();
   }
 
-  chosen() { return this.byId("brush-label").value.split(":").map(Number); }
-
-  colour() {
-    const [layer, value] = this.chosen();
-    return this.page.about.layers[layer].labels.find((each) => each.value === value).color;
-  }
-
   async end(name) {
-    const points = this.points, [layer, value] = this.chosen();
+    const { points } = this;
+    const [layer, value] = this.brush;
     this.points = null;
     if (!points) return;
-    const index = this.page.at[this.page.about.planes[name].normal];
-    await this.send("stroke", { layer, plane: name, index, points, radius_mm: this.radius, label: this.eraser ? 0 : value,
-      only: this.eraser && this.byId("only").checked ? [value] : null });
+    await this.send("stroke", {
+      layer,
+      plane: name,
+      index: this.viewer.at[this.viewer.about.planes[name].normal],
+      points,
+      radius_mm: this.radius,
+      label: this.isEraser ? 0 : value,
+      only: this.isEraser && byId("only").checked ? [value] : null,
+    });
   }
 
   // Paint at the crosshair: for the keyboard.
   dot(name) {
-    const plane = this.page.about.planes[name];
-    this.points = [[this.page.at[plane.across], this.page.at[plane.down]]];
+    const { across, down } = this.viewer.about.planes[name];
+    this.points = [[this.viewer.at[across], this.viewer.at[down]]];
     return this.end(name);
   }
 
+  // Steps
+
   send(path, body = {}) {
-    this.waiting.push({ id: this.page.about.id, path, body });
-    return this.start();
+    this.waiting.push({ id: this.viewer.about.id, path, body });
+    return this.startSending();
   }
 
-  start() {
-    this.sending ??= this.sendAll().finally(() => { this.sending = null; if (this.waiting.length) this.start(); });
+  startSending() {
+    this.sending ??= this.sendAll().finally(() => {
+      this.sending = null;
+      if (this.waiting.length) this.startSending();
+    });
     return this.sending;
   }
 
-  // Send what waits. Strokes that were refused because another window changed the correction are sent again.
+  // Send the steps that wait. Strokes that were refused because another window changed the correction are sent again.
   async sendAll() {
-    const again = new Set(), lost = [];
-    let said = "", id = null, refused = null;
+    const again = new Set();
+    const lost = [];
+    let message = "";
+    let id = null;
+    let refused = null;
     while (this.waiting.length) {
       const [step] = this.waiting;
       id = step.id;
       try {
         const answer = await this.post(step);
-        if (typeof answer.changed === "number") said = `${answer.changed} voxels changed`;
+        if (typeof answer.changed === "number") message = `${answer.changed} voxels changed`;
       } catch (error) {
-        if (!error.reason || error.reason === "SESSION" || error.status === 503) { await this.pause(error); continue; }
-        if (error.reason === "DRAFT_CHANGED" && step.path === "stroke") { again.add(step); continue; }
+        if (!error.reason || error.reason === "SESSION" || error.status === 503) {
+          await this.pause(error);
+          continue;
+        }
+        if (error.reason === "DRAFT_CHANGED" && step.path === "stroke") {
+          again.add(step);
+          continue;
+        }
         refused = error;
-        lost.push(...this.waiting.filter((each) => each === step || error.reason === "STALE" && each.id === id));
+        const isStale = error.reason === "STALE";
+        lost.push(...this.waiting.filter((each) => each === step || (isStale && each.id === id)));
       }
       this.waiting = this.waiting.filter((each) => each !== step && !lost.includes(each));
     }
-    if (again.size) said = `Another window changed this correction: ${strokes(again.size)} of this window painted on it again.`;
-    await this.tell(id, said, refused, lost.filter(({ path }) => path === "stroke").length);
+    if (again.size) {
+      message = `Another window changed this correction: ${counted(again.size)} of this window painted on it again.`;
+    }
+    await this.tell(id, message, refused, lost.filter(({ path }) => path === "stroke").length);
   }
 
   pause(error) {
     const text = error.reason ? error.message.replace(/\.$/, "") : "The server does not answer";
-    this.page.say(`${text}: ${strokes(this.waiting.length)} not painted yet.`, true);
+    say(`${text}: ${counted(this.waiting.length)} not painted yet.`, true);
     return new Promise((done) => setTimeout(done, RETRY_MS));
   }
 
-  // Show the correction as it is now, and what became of the steps that were sent.
-  async tell(id, said, refused, lost) {
-    const shown = this.page.about?.id === id;
+  // Show the correction as it is now, and how the steps ended that were sent.
+  async tell(id, message, refused, lost) {
+    const isShown = this.viewer.about?.id === id;
     if (refused?.reason === "DRAFT_CHANGED") refused.message += " Look at it, then do that again.";
-    if (refused && lost) refused.message = `${refused.message.replace(/\.?$/, ".")} Not painted: ${strokes(lost)}.`;
-    if (!refused && shown) this.page.say(said);
-    if (refused && shown) this.page.failed(refused);
-    if (refused && !shown) this.page.say(refused.message, true);
-    if (shown && refused?.reason !== "STALE") await this.page.reload();
+    if (refused && lost) {
+      refused.message = `${refused.message.replace(/\.?$/, ".")} Not painted: ${counted(lost)}.`;
+    }
+    if (!refused && isShown) say(message);
+    if (refused && isShown) this.page.failed(refused);
+    if (refused && !isShown) say(refused.message, true);
+    if (isShown && refused?.reason !== "STALE") await this.reload();
   }
 
   // Send a step; if another window changed the correction since, read its version before that is told.
   async post({ id, path, body }) {
-    const address = `/api/case/${encodeURIComponent(id)}`;
+    const draft = `${addressOf(id)}/draft`;
     try {
-      if (!this.versions.has(id)) this.heard(id, await get(`${address}/draft`));
-      return this.heard(id, await post(`${address}/${path}`, { ...body, version: this.versions.get(id) }));
+      if (!this.versions.has(id)) this.note(id, await get(draft));
+      const version = this.versions.get(id);
+      return this.note(id, await post(`${addressOf(id)}/${path}`, { ...body, version }));
     } catch (error) {
-      if (error.reason === "DRAFT_CHANGED") this.heard(id, await get(`${address}/draft?version=${encodeURIComponent(this.versions.get(id))}`));
+      if (error.reason === "DRAFT_CHANGED") {
+        const version = encodeURIComponent(this.versions.get(id));
+        this.note(id, await get(`${draft}?version=${version}`));
+      }
       throw error;
     }
   }
 
-  heard(id, answer) {
+  // Note the version of a correction from an answer.
+  note(id, answer) {
     if (answer.version) this.versions.set(id, answer.version);
-    if (answer.version && this.page.about?.id === id) this.steps(answer);
+    if (answer.version && this.viewer.about?.id === id) this.enable(answer);
     return answer;
   }
 
@@ -185,16 +274,19 @@ export class Correction {
   }
 
   async save() {
-    const id = this.page.about.id;
+    const { id } = this.viewer.about;
     await this.sending;
-    this.byId("save-correction").disabled = true;
-    this.page.say("Writing the correction ...");
+    byId("save-correction").disabled = true;
+    say("Writing the correction ...");
     try {
       const { revision } = await this.post({ id, path: "draft/save" });
       await this.page.saved(id, revision);
     } catch (error) {
-      this.byId("save-correction").disabled = false;
-      if (error.reason === "DRAFT_CHANGED") { error.message += " Look at it, then save again."; await this.page.reload(); }
+      byId("save-correction").disabled = false;
+      if (error.reason === "DRAFT_CHANGED") {
+        error.message += " Look at it, then save again.";
+        await this.reload();
+      }
       this.page.failed(error);
     }
   }

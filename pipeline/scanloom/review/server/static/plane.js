@@ -1,31 +1,43 @@
 // One plane on a canvas of the slice's own pixels; the style sheet scales it to its proportions.
 
-// The grey of each int16 pixel, as of `GrayWindow.gray`: 0 to 255, rounded.
+/**
+ * Return the grey of each int16 pixel, as of `GrayWindow.gray`: 0 to 255, rounded.
+ * @param {GrayWindow} window
+ * @param {number[]} scale Slope and intercept.
+ * @returns {Uint8Array} By the pixel as uint16.
+ */
 export function greys(window, [slope, intercept]) {
   const table = new Uint8Array(65536);
   for (let pixel = -32768; pixel < 32768; pixel++) {
     const value = Math.min(Math.max(slope * pixel + intercept, window.low), window.high);
-    const grey = Math.floor((value - window.low) / (window.high - window.low) * 255 + 0.5);
+    const grey = Math.floor(((value - window.low) / (window.high - window.low)) * 255 + 0.5);
     table[pixel & 0xffff] = window.inverted ? 255 - grey : grey;
   }
   return table;
 }
 
-// Red, green, blue and opacity (0 to 1) of each label.
+/**
+ * Return red, green, blue and opacity (0 to 1) of each label, for each layer.
+ * @param {Layer[]} layers
+ * @param {Set<string>} off Structures that are not drawn.
+ * @param {number} opacity
+ * @returns {Float32Array[]}
+ */
 export function colours(layers, off, opacity) {
   return layers.map((layer) => {
     const highest = Math.max(0, ...layer.labels.map((label) => label.value));
     const table = new Float32Array(4 * (highest + 1));
     for (const label of layer.labels) {
       const rgb = parseInt(label.color.slice(1), 16);
-      table.set([rgb >> 16, (rgb >> 8) & 255, rgb & 255, off.has(`${layer.index}:${label.value}`) ? 0 : opacity], 4 * label.value);
+      const alpha = off.has(`${layer.index}:${label.value}`) ? 0 : opacity;
+      table.set([rgb >> 16, (rgb >> 8) & 255, rgb & 255, alpha], 4 * label.value);
     }
     return table;
   });
 }
 
 // Paint a slice: pixels in grey, labels over them as fill or outline.
-export function paint(out, image, table, labels, palettes, width, outline) {
+function paint(out, image, table, labels, palettes, width, outline) {
   for (let n = 0; n < out.length; n += 4) {
     const grey = image ? table[image[n >> 2] & 0xffff] : 0;
     out[n] = out[n + 1] = out[n + 2] = grey;
@@ -33,7 +45,8 @@ export function paint(out, image, table, labels, palettes, width, outline) {
   }
   labels.forEach((slice, layer) => {
     if (!slice) return;
-    const palette = palettes[layer], last = slice.length - 1;
+    const palette = palettes[layer];
+    const last = slice.length - 1;
     for (let n = 0; n <= last; n++) {
       const label = slice[n];
       if (!label || 4 * label + 3 >= palette.length) continue;
@@ -41,21 +54,37 @@ export function paint(out, image, table, labels, palettes, width, outline) {
       if (!opacity) continue;
       if (outline) {
         const x = n % width;
-        const inside = x > 0 && x < width - 1 && n >= width && n <= last - width && slice[n - 1] === label &&
-          slice[n + 1] === label && slice[n - width] === label && slice[n + width] === label;
+        const inside =
+          x > 0 &&
+          x < width - 1 &&
+          n >= width &&
+          n <= last - width &&
+          slice[n - 1] === label &&
+          slice[n + 1] === label &&
+          slice[n - width] === label &&
+          slice[n + width] === label;
         if (inside) continue;
         opacity = 1;
       }
       for (let c = 0; c < 3; c++) {
-        out[4 * n + c] = Math.round(out[4 * n + c] * (1 - opacity) + palette[4 * label + c] * opacity);
+        out[4 * n + c] = Math.round(
+          out[4 * n + c] * (1 - opacity) + palette[4 * label + c] * opacity,
+        );
       }
     }
   });
 }
 
 export class Plane {
-  constructor(figure, name, about) {
-    Object.assign(this, { figure, name, about, zoom: 1, pan: [0, 0] });
+  /**
+   * @param {HTMLElement} figure
+   * @param {PlaneDescription} about
+   */
+  constructor(figure, about) {
+    this.figure = figure;
+    this.about = about;
+    this.zoom = 1;
+    this.pan = [0, 0]; // from the middle of the figure, in CSS pixels
     this.canvas = figure.querySelector("canvas");
     this.canvas.width = about.width;
     this.canvas.height = about.height;
@@ -63,7 +92,9 @@ export class Plane {
     this.picture = this.context.createImageData(about.width, about.height);
     this.caption = figure.querySelector("figcaption");
     this.lines = [...figure.querySelectorAll(".line")];
-    for (const side of ["left", "right", "top", "bottom"]) figure.querySelector(`.letter.${side}`).textContent = about.letters[side];
+    for (const [side, letter] of Object.entries(about.letters)) {
+      figure.querySelector(`.letter.${side}`).textContent = letter;
+    }
     new ResizeObserver(() => this.place()).observe(figure);
   }
 
@@ -74,38 +105,54 @@ export class Plane {
 
   // The room for the picture, and the picture's size in it, with square millimetres, in CSS pixels.
   measure() {
-    const box = this.figure.getBoundingClientRect(), room = [box.width, box.height - this.caption.offsetHeight];
-    const mm = [this.about.width * this.about.pixel_mm[0], this.about.height * this.about.pixel_mm[1]];
+    const box = this.figure.getBoundingClientRect();
+    const room = [box.width, box.height - this.caption.offsetHeight];
+    const mm = [
+      this.about.width * this.about.pixel_mm[0],
+      this.about.height * this.about.pixel_mm[1],
+    ];
     const scale = Math.min(room[0] / mm[0], room[1] / mm[1]) * this.zoom;
     return { room, size: mm.map((length) => Math.max(1, length * scale)) };
   }
 
   // Fit the canvas into its figure, then zoom and pan.
   place() {
-    const { room, size: [width, height] } = this.measure();
+    const {
+      room,
+      size: [width, height],
+    } = this.measure();
     this.pan = [width, height].map((length, axis) => {
       const most = Math.abs(length - room[axis]) / 2;
       return Math.min(most, Math.max(-most, this.pan[axis]));
     });
     this.left = (room[0] - width) / 2 + this.pan[0];
     this.top = (room[1] - height) / 2 + this.pan[1];
-    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px`, left: `${this.left}px`, top: `${this.top}px` });
+    const box = { width, height, left: this.left, top: this.top };
+    for (const [key, value] of Object.entries(box)) this.canvas.style[key] = `${value}px`;
     this.step = [width / this.about.width, height / this.about.height];
     this.drawCross();
   }
 
   // Where the crosshair is, in CSS pixels of the figure.
-  crossing() { return this.at.map((n, axis) => (n + 0.5) * this.step[axis] + (axis ? this.top : this.left)); }
+  crossing() {
+    const corner = [this.left, this.top];
+    return this.at.map((n, axis) => (n + 0.5) * this.step[axis] + corner[axis]);
+  }
 
   // Put the crosshair on a pixel, and bring it into view.
   cross(at) {
     this.at = at;
     if (!this.step) return;
-    const { room } = this.measure(), outside = this.crossing().map((n, axis) => n < 0 || n > room[axis]);
-    if (outside[0] || outside[1]) {
-      this.pan = this.crossing().map((n, axis) => this.pan[axis] + (outside[axis] ? room[axis] / 2 - n : 0));
-      this.place();
-    } else this.drawCross();
+    const { room } = this.measure();
+    const isOutside = (n, axis) => n < 0 || n > room[axis];
+    const crossing = this.crossing();
+    if (!crossing.some(isOutside)) {
+      this.drawCross();
+      return;
+    }
+    const moves = crossing.map((n, axis) => (isOutside(n, axis) ? room[axis] / 2 - n : 0));
+    this.pan = this.pan.map((n, axis) => n + moves[axis]);
+    this.place();
   }
 
   drawCross() {
@@ -120,16 +167,21 @@ export class Plane {
     const box = this.figure.getBoundingClientRect();
     const at = [event.clientX - box.left - this.left, event.clientY - box.top - this.top];
     const size = [this.about.width, this.about.height];
-    return at.map((n, axis) => Math.min(size[axis] - 1, Math.max(0, Math.floor(n / this.step[axis]))));
+    return at.map((n, axis) =>
+      Math.min(size[axis] - 1, Math.max(0, Math.floor(n / this.step[axis]))),
+    );
   }
 
   // Zoom, and keep the place under a point of the figure: the crosshair if none is given.
   setZoom(zoom, anchor = this.crossing()) {
-    const before = this.measure().size, corner = [this.left, this.top];
-    const part = anchor.map((n, axis) => (n - corner[axis]) / before[axis]);
+    const before = this.measure().size;
+    const corner = [this.left, this.top];
+    const share = anchor.map((n, axis) => (n - corner[axis]) / before[axis]);
     this.zoom = Math.min(16, Math.max(1, zoom));
     const { room, size } = this.measure();
-    this.pan = this.zoom === 1 ? [0, 0] : size.map((length, axis) => anchor[axis] - part[axis] * length - (room[axis] - length) / 2);
+    this.pan = size.map((length, axis) =>
+      this.zoom === 1 ? 0 : anchor[axis] - share[axis] * length - (room[axis] - length) / 2,
+    );
     this.place();
   }
 }

@@ -2,12 +2,31 @@
 
 const distance = ([a, b]) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 const middle = ([a, b]) => [(a[0] + b[0]) / 2, (a[1] + b[1]) / 2];
-const inside = (figure, [x, y]) => { const box = figure.getBoundingClientRect(); return [x - box.left, y - box.top]; };
+const placeOf = (event) => [event.clientX, event.clientY];
+
+function inside(figure, [x, y]) {
+  const box = figure.getBoundingClientRect();
+  return [x - box.left, y - box.top];
+}
 
 export class Pointer {
-  // page: { about, at, planes, window, correction, draw(), mark(), move(), ownWindow() }
-  constructor(page) { Object.assign(this, { page, down: new Map(), gesture: null }); }
+  /**
+   * @param {Viewer} viewer
+   * @param {Correction} correction
+   */
+  constructor(viewer, correction) {
+    this.viewer = viewer;
+    this.correction = correction;
+    /** Places of the pointers that are down, by their id. */
+    this.down = new Map();
+    /** The gesture that is made: `drag`, and perhaps `end` and `cancel`. */
+    this.gesture = null;
+  }
 
+  /**
+   * @param {HTMLElement} figure
+   * @param {string} name Name of its plane.
+   */
   listen(figure, name) {
     figure.addEventListener("wheel", (event) => this.wheel(event, name), { passive: false });
     figure.addEventListener("contextmenu", (event) => event.preventDefault());
@@ -19,18 +38,25 @@ export class Pointer {
 
   wheel(event, name) {
     event.preventDefault();
-    if (!this.page.about) return;
-    const plane = this.page.planes[name], axis = plane.about.normal;
-    if (event.ctrlKey) plane.setZoom(plane.zoom * (event.deltaY < 0 ? 1.25 : 0.8), inside(plane.figure, [event.clientX, event.clientY]));
-    else this.page.move(axis, this.page.at[axis] + Math.sign(event.deltaY || event.deltaX) * (event.shiftKey ? 10 : 1), name);
+    if (!this.viewer.about) return;
+    const plane = this.viewer.planes[name];
+    if (event.ctrlKey) {
+      const point = inside(plane.figure, placeOf(event));
+      plane.setZoom(plane.zoom * (event.deltaY < 0 ? 1.25 : 0.8), point);
+      return;
+    }
+    const axis = plane.about.normal;
+    const by = Math.sign(event.deltaY || event.deltaX) * (event.shiftKey ? 10 : 1);
+    this.viewer.move(axis, this.viewer.at[axis] + by, name);
   }
 
   press(event, name) {
-    if (event.target.closest("figcaption") || !this.page.about) return;
+    if (event.target.closest("figcaption") || !this.viewer.about) return;
     event.currentTarget.setPointerCapture(event.pointerId);
-    this.down.set(event.pointerId, [event.clientX, event.clientY]);
+    this.down.set(event.pointerId, placeOf(event));
     if (this.down.size === 1) this.gesture = this.begin(event, name);
-    else {  // a second finger: the first was no stroke
+    else {
+      // a second finger: the first was no stroke
       this.gesture?.cancel?.();
       this.gesture = this.down.size === 2 ? this.pinch(name) : null;
     }
@@ -38,68 +64,100 @@ export class Pointer {
 
   drag(event) {
     if (!this.down.has(event.pointerId)) return;
-    this.down.set(event.pointerId, [event.clientX, event.clientY]);
-    if (this.page.about) this.gesture?.drag(event);
+    this.down.set(event.pointerId, placeOf(event));
+    if (this.viewer.about) this.gesture?.drag(event);
   }
 
   release(event, cancelled) {
     if (!this.down.delete(event.pointerId)) return;
-    const gesture = this.gesture;
+    const { gesture } = this;
     this.gesture = null;
-    if (cancelled || !this.page.about) gesture?.cancel?.(); else gesture?.end?.();
+    if (cancelled || !this.viewer.about) gesture?.cancel?.();
+    else gesture?.end?.();
   }
 
   begin(event, name) {
-    this.page.mark(name);
-    if (event.button === 1) { event.preventDefault(); return this.pan(event, name); }
+    this.viewer.mark(name);
+    if (event.button === 1) {
+      event.preventDefault();
+      return this.pan(event, name);
+    }
     if (event.shiftKey || event.button === 2) return this.window(event);
-    return this.page.correction.on ? this.stroke(event, name) : this.crosshair(event, name);
+    return this.correction.on ? this.stroke(event, name) : this.crosshair(event, name);
   }
 
   pan(event, name) {
-    const plane = this.page.planes[name], pan = [...plane.pan], from = [event.clientX, event.clientY];
-    return { drag: (moved) => { plane.pan = [pan[0] + moved.clientX - from[0], pan[1] + moved.clientY - from[1]]; plane.place(); } };
+    const plane = this.viewer.planes[name];
+    const before = [...plane.pan];
+    const from = placeOf(event);
+    const drag = (moved) => {
+      plane.pan = placeOf(moved).map((n, axis) => before[axis] + n - from[axis]);
+      plane.place();
+    };
+    return { drag };
   }
 
   window(event) {
-    const window = { ...this.page.window }, range = window.high - window.low, from = [event.clientX, event.clientY];
-    return { drag: (moved) => {
-      const width = Math.max(range * 2 ** ((moved.clientX - from[0]) / 200), range / 1000);
-      const level = (window.high + window.low) / 2 + (moved.clientY - from[1]) * range / 400;
-      this.page.ownWindow({ ...window, low: level - width / 2, high: level + width / 2 });
-    } };
+    const window = { ...this.viewer.window };
+    const range = window.high - window.low;
+    const from = placeOf(event);
+    const drag = (moved) => {
+      const [right, down] = placeOf(moved).map((n, axis) => n - from[axis]);
+      const width = Math.max(range * 2 ** (right / 200), range / 1000);
+      const level = (window.high + window.low) / 2 + (down * range) / 400;
+      this.viewer.setOwnWindow({ ...window, low: level - width / 2, high: level + width / 2 });
+    };
+    return { drag };
   }
 
   stroke(event, name) {
-    const plane = this.page.planes[name], correction = this.page.correction;
+    const plane = this.viewer.planes[name];
+    const { correction } = this;
     correction.begin(name, plane.pixel(event));
-    return { drag: (moved) => correction.extend(name, plane.pixel(moved)), end: () => correction.end(name),
-      cancel: () => { correction.points = null; this.page.draw(); } };
+    return {
+      drag: (moved) => correction.extend(name, plane.pixel(moved)),
+      end: () => correction.end(name),
+      cancel: () => {
+        correction.points = null;
+        this.viewer.draw();
+      },
+    };
   }
 
   crosshair(event, name) {
-    const plane = this.page.planes[name];
+    const plane = this.viewer.planes[name];
     const drag = (moved) => {
       const [x, y] = plane.pixel(moved);
-      this.page.at[plane.about.across] = x;
-      this.page.at[plane.about.down] = y;
-      this.page.draw();
+      this.viewer.at[plane.about.across] = x;
+      this.viewer.at[plane.about.down] = y;
+      this.viewer.draw();
     };
-    const before = [...this.page.at];
+    const before = [...this.viewer.at];
     drag(event);
-    return { drag, cancel: () => { this.page.at.splice(0, 3, ...before); this.page.draw(); } };
+    return {
+      drag,
+      cancel: () => {
+        this.viewer.at.splice(0, 3, ...before);
+        this.viewer.draw();
+      },
+    };
   }
 
   // Two fingers: zoom by their distance, pan by their middle.
   pinch(name) {
-    const plane = this.page.planes[name], from = [...this.down.values()], zoom = plane.zoom;
+    const plane = this.viewer.planes[name];
+    const { zoom } = plane;
+    const from = [...this.down.values()];
     let last = middle(from);
-    return { drag: () => {
-      const now = [...this.down.values()], centre = middle(now);
+    const drag = () => {
+      const now = [...this.down.values()];
+      const centre = middle(now);
       plane.pan = plane.pan.map((n, axis) => n + centre[axis] - last[axis]);
       plane.place();
-      plane.setZoom(zoom * distance(now) / Math.max(1, distance(from)), inside(plane.figure, centre));
+      const share = distance(now) / Math.max(1, distance(from));
+      plane.setZoom(zoom * share, inside(plane.figure, centre));
       last = centre;
-    } };
+    };
+    return { drag };
   }
 }

@@ -1,24 +1,36 @@
 // Slices of a case: fetched in chunks around the slice that is shown, and kept up to a limit.
-import { pixels } from "./api.js";
+import { addressOf, pixels } from "./api.js";
 
 const KEPT_BYTES = 192 << 20;
 const CHUNK_BYTES = 2 << 20;
 
+/** Slices of the scan or of a label map in a plane. */
 export class Slices {
-  // path: "image" or "labels/0"; plane: entry of `planes`; type: constructor of the pixels' array
+  /**
+   * @param {string} id Id of the case.
+   * @param {string} path "image", or "labels/0" of the first label map.
+   * @param {string} name Name of the plane.
+   * @param {PlaneDescription} plane
+   * @param {Int16ArrayConstructor | Uint8ArrayConstructor | Uint16ArrayConstructor} type
+   * @param {Store} store
+   */
   constructor(id, path, name, plane, type, store) {
     Object.assign(this, { id, path, name, plane, type, store });
     this.length = plane.width * plane.height;
-    this.chunk = Math.max(1, Math.floor(CHUNK_BYTES / (this.length * type.BYTES_PER_ELEMENT)));
+    this.setDraft(false);
   }
 
   // Show the labels with the strokes of a correction: slice by slice, since each stroke changes them.
-  drafted(on) {
-    this.draft = on;
-    this.chunk = on ? 1 : Math.max(1, Math.floor(CHUNK_BYTES / (this.length * this.type.BYTES_PER_ELEMENT)));
+  setDraft(isDraft) {
+    const bytes = this.length * this.type.BYTES_PER_ELEMENT;
+    this.isDraft = isDraft;
+    this.chunk = isDraft ? 1 : Math.max(1, Math.floor(CHUNK_BYTES / bytes));
   }
 
-  key(index) { return `${this.id}/${this.path}/${this.name}/${this.draft ? "draft" : "kept"}/${Math.floor(index / this.chunk)}`; }
+  key(index) {
+    const state = this.isDraft ? "draft" : "kept";
+    return `${this.id}/${this.path}/${this.name}/${state}/${Math.floor(index / this.chunk)}`;
+  }
 
   // The slice if it is here, else null.
   at(index) {
@@ -31,27 +43,39 @@ export class Slices {
   async fetch(index) {
     const first = Math.floor(index / this.chunk) * this.chunk;
     const last = Math.min(first + this.chunk, this.plane.count) - 1;
-    const address = `/api/case/${encodeURIComponent(this.id)}/${this.path}/${this.name}/${first}-${last}${this.draft ? "?draft=1" : ""}`;
+    const slices = `${this.path}/${this.name}/${first}-${last}`;
+    const address = `${addressOf(this.id)}/${slices}${this.isDraft ? "?draft=1" : ""}`;
     await this.store.load(this.key(index), async () => new this.type(await pixels(address)));
     return this.at(index);
   }
 
   // Fetch the chunks before and after the one of a slice: further on than back.
   async around(index) {
-    for (const near of [index + this.chunk, index - this.chunk, index + 2 * this.chunk, index - 2 * this.chunk]) {
-      if (near >= 0 && near < this.plane.count && !this.store.has(this.key(near))) await this.fetch(near).catch(() => {});
+    for (const step of [1, -1, 2, -2]) {
+      const near = index + step * this.chunk;
+      if (near >= 0 && near < this.plane.count && !this.store.has(this.key(near)))
+        await this.fetch(near).catch(() => {});
     }
   }
 }
 
+/** Chunks of slices by their key, in the order of their last use. */
 export class Store {
-  constructor() { this.kept = new Map(); this.bytes = 0; }
+  constructor() {
+    this.kept = new Map();
+    this.bytes = 0;
+  }
 
-  has(key) { return this.kept.has(key); }
+  has(key) {
+    return this.kept.has(key);
+  }
 
   get(key) {
     const held = this.kept.get(key);
-    if (held) { this.kept.delete(key); this.kept.set(key, held); }  // used last
+    if (held) {
+      this.kept.delete(key);
+      this.kept.set(key, held);
+    } // used last
     return held;
   }
 
@@ -59,14 +83,24 @@ export class Store {
     const held = this.get(key);
     if (held) return held.ready;
     const entry = { data: null };
-    const kept = () => this.kept.get(key) === entry;  // it may be forgotten while it comes
-    entry.ready = make().then((data) => {
-      entry.data = data;
-      if (kept()) { this.bytes += data.byteLength; this.trim(key); }
-      return data;
-    }).catch((error) => { if (kept()) this.kept.delete(key); throw error; });
+    entry.ready = this.fill(key, entry, make);
     this.kept.set(key, entry);
     return entry.ready;
+  }
+
+  async fill(key, entry, make) {
+    const isKept = () => this.kept.get(key) === entry; // it may be forgotten while it comes
+    try {
+      entry.data = await make();
+    } catch (error) {
+      if (isKept()) this.kept.delete(key);
+      throw error;
+    }
+    if (isKept()) {
+      this.bytes += entry.data.byteLength;
+      this.trim(key);
+    }
+    return entry.data;
   }
 
   trim(newest) {

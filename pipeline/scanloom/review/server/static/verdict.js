@@ -1,110 +1,178 @@
 // The form of the verdict: of the case, of single structures, tags and a comment.
-import { element, post } from "./api.js";
+import { addressOf, post } from "./api.js";
+import { byId, element, press } from "./dom.js";
 
-const DECISIONS = { accept: ["Accept", "a"], edit: ["Needs edit", "e"], reject: ["Reject", "r"] };
+const DECISIONS = { accept: "Accept", edit: "Needs edit", reject: "Reject" };
+const KEYS = { accept: "a", edit: "e", reject: "r" };
+const nameOf = (decision) => DECISIONS[decision] ?? "none";
+const isPressed = (button) => button.getAttribute("aria-pressed") === "true";
+
+/**
+ * What the form holds.
+ * @typedef {object} Filled
+ * @property {?string} decision
+ * @property {Object<string, string>} structures Decisions by "<model>/<label>".
+ * @property {string[]} tags
+ * @property {string} comment
+ */
 
 export class Verdict {
-  constructor(byId, { saved, failed }) {
-    Object.assign(this, { byId, saved, failed, structures: {}, since: 0, id: null, shown: "", kept: new Map() });
-    byId("decisions").replaceChildren(...Object.entries(DECISIONS).map(([value, [name, key]]) => {
-      const button = element("button", `${name} `, { type: "button", "aria-pressed": "false", "data-decision": value });
-      button.append(element("kbd", key));
+  /** @param {{saved: (id: string) => Promise, failed: (error: Error) => void}} page */
+  constructor(page) {
+    this.page = page;
+    /** Id, recipe and hashes of the result that is judged; null while none is shown. */
+    this.subject = null;
+    this.since = 0; // when it was shown
+    this.decision = null;
+    this.structures = {};
+    this.saved = ""; // the form as it was shown or saved last
+    /** Forms that were filled in, but not saved, by the id of their case. */
+    this.unsavedForms = new Map();
+    const buttons = Object.entries(DECISIONS).map(([value, name]) => {
+      const button = toggleButton(`${name} `, "data-decision", value);
+      button.append(element("kbd", KEYS[value]));
       button.addEventListener("click", () => this.choose(value));
       return button;
-    }));
+    });
+    byId("decisions").replaceChildren(...buttons);
     byId("save").addEventListener("click", () => this.save());
     byId("undo").addEventListener("click", () => this.undo());
   }
 
-  tags(all) {
-    this.byId("tags").replaceChildren(...all.map(({ id, name }) => {
-      const button = element("button", name, { type: "button", "aria-pressed": "false", "data-tag": id });
-      button.addEventListener("click", () => button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true")));
+  /** @param {{id: string, name: string}[]} tags */
+  showTags(tags) {
+    const buttons = tags.map(({ id, name }) => {
+      const button = toggleButton(name, "data-tag", id);
+      button.addEventListener("click", () => press(button, !isPressed(button)));
       return button;
-    }));
+    });
+    byId("tags").replaceChildren(...buttons);
   }
 
-  // What the form holds.
+  /** @returns {Filled} */
   get filled() {
-    const tags = [...this.byId("tags").querySelectorAll("[aria-pressed=true]")].map((button) => button.dataset.tag);
-    return { decision: this.decision, structures: this.structures, tags, comment: this.byId("comment").value };
+    const tags = [...byId("tags").children].filter(isPressed).map((button) => button.dataset.tag);
+    const { decision, structures } = this;
+    return { decision, structures, tags, comment: byId("comment").value };
   }
 
-  get changed() { return this.id !== null && JSON.stringify(this.filled) !== this.shown; }
+  get isChanged() {
+    return this.subject !== null && JSON.stringify(this.filled) !== this.saved;
+  }
 
-  get unsaved() { return this.changed || this.kept.size > 0; }
+  get unsaved() {
+    return this.isChanged || this.unsavedForms.size > 0;
+  }
 
+  /** @param {Filled} filled */
   fill({ decision, structures, tags, comment }) {
     this.structures = { ...structures };
     this.choose(decision);
-    for (const button of this.byId("tags").children) button.setAttribute("aria-pressed", String(tags.includes(button.dataset.tag)));
-    for (const select of this.byId("layers").querySelectorAll("select")) select.value = this.structures[select.dataset.structure] || "";
-    this.byId("comment").value = comment;
+    for (const button of byId("tags").children) press(button, tags.includes(button.dataset.tag));
+    for (const select of byId("layers").querySelectorAll("select")) {
+      select.value = this.structures[select.dataset.structure] || "";
+    }
+    byId("comment").value = comment;
   }
 
-  // Show what was decided about a case; and what was filled in, but not saved, when it was left.
-  show(info) {
-    Object.assign(this, { id: info.id, recipe: info.recipe, seen: info.seen, since: performance.now() });
-    const own = info.verdict, kept = this.kept.get(info.id);
-    this.kept.delete(info.id);
-    if (kept && JSON.stringify(kept.seen) !== JSON.stringify(info.seen)) Object.assign(kept, { decision: null, structures: {} });  // of another result
+  // Show the verdicts about a case; and the form that was filled in, but not saved, when it was left.
+  show({ id, recipe, seen, verdict: own, again, state, others }) {
+    this.subject = { id, recipe, seen };
+    this.since = performance.now();
+    const form = this.unsavedForms.get(id);
+    this.unsavedForms.delete(id);
+    if (form && JSON.stringify(form.seen) !== JSON.stringify(seen)) {
+      Object.assign(form, { decision: null, structures: {} }); // of another result
+    }
     this.fill(own || { decision: null, structures: {}, tags: [], comment: "" });
-    this.shown = JSON.stringify(this.filled);
-    if (kept) this.fill(kept);
-    this.byId("undo").disabled = !own;
-    const words = [];
-    if (this.changed) words.push("Not saved yet.");
-    if (info.again) words.push("You read this case before: please decide again.");
-    if (info.state === "stale") words.push("The result was replaced since the verdict: please look again.");
-    if (own) words.push(`Yours: ${DECISIONS[own.decision]?.[0] ?? "none"}, ${own.at.slice(0, 16).replace("T", " ")} UTC.`);
-    for (const other of info.others) words.push(`${other.reviewer}: ${DECISIONS[other.decision]?.[0] ?? "none"}${other.comment ? `, "${other.comment}"` : ""}.`);
-    this.byId("decided").textContent = words.join(" ");
+    this.saved = JSON.stringify(this.filled);
+    if (form) this.fill(form);
+    byId("undo").disabled = !own;
+    const texts = [];
+    if (this.isChanged) texts.push("Not saved yet.");
+    if (again) texts.push("You read this case before: please decide again.");
+    if (state === "stale") {
+      texts.push("The result was replaced since the verdict: please look again.");
+    }
+    if (own) {
+      const moment = own.at.slice(0, 16).replace("T", " ");
+      texts.push(`Yours: ${nameOf(own.decision)}, ${moment} UTC.`);
+    }
+    for (const { reviewer, decision, comment } of others) {
+      texts.push(`${reviewer}: ${nameOf(decision)}${comment ? `, "${comment}"` : ""}.`);
+    }
+    byId("decided").textContent = texts.join(" ");
   }
 
-  // Leave a case: what was filled in is kept until this page is closed.
+  // Leave a case: a form that is not saved is kept until this page is closed.
   clear() {
-    if (this.changed) this.kept.set(this.id, { ...this.filled, seen: this.seen });
-    this.id = null;
+    if (this.isChanged) {
+      const { id, seen } = this.subject;
+      this.unsavedForms.set(id, { ...this.filled, seen });
+    }
+    this.subject = null;
     this.choose(null);
-    this.byId("undo").disabled = true;
-    this.byId("decided").textContent = "";
+    byId("undo").disabled = true;
+    byId("decided").textContent = "";
   }
 
-  choose(given) {
-    const decision = this.id === null ? null : given;
-    this.decision = decision;
-    for (const button of this.byId("decisions").children) button.setAttribute("aria-pressed", String(button.dataset.decision === decision));
-    this.byId("save").disabled = !decision;
+  choose(decision) {
+    this.decision = this.subject && decision;
+    for (const button of byId("decisions").children) {
+      press(button, button.dataset.decision === this.decision);
+    }
+    byId("save").disabled = !this.decision;
   }
 
+  /**
+   * @param {string} key "<model>/<label>" of the structure.
+   * @param {string} name
+   * @returns {HTMLElement} A choice of the verdict on the structure.
+   */
   ofStructure(key, name) {
-    const select = element("select", "", { "aria-label": `Verdict on ${name}` });
-    select.dataset.structure = key;
-    select.append(element("option", "", { value: "" }), ...Object.entries(DECISIONS).map(([value, [text]]) => element("option", text, { value })));
-    select.addEventListener("change", () => { if (select.value) this.structures[key] = select.value; else delete this.structures[key]; });
+    const select = element("select", "", {
+      "aria-label": `Verdict on ${name}`,
+      "data-structure": key,
+    });
+    const options = Object.entries(DECISIONS).map(([value, text]) =>
+      element("option", text, { value }),
+    );
+    select.append(element("option", "", { value: "" }), ...options);
+    select.addEventListener("change", () => {
+      if (select.value) this.structures[key] = select.value;
+      else delete this.structures[key];
+    });
     return select;
   }
 
   async save() {
-    if (this.id === null || !this.decision || this.byId("save").disabled) return;
-    const id = this.id, filled = this.filled;
-    const body = { ...filled, seconds: (performance.now() - this.since) / 1000, recipe: this.recipe, seen: this.seen };
-    this.byId("save").disabled = true;
+    if (!this.decision || byId("save").disabled) return;
+    const { id, recipe, seen } = this.subject;
+    const { filled } = this;
+    const seconds = (performance.now() - this.since) / 1000;
+    byId("save").disabled = true;
     try {
-      await post(`/api/case/${encodeURIComponent(id)}/verdict`, body);
-      if (this.id === id) this.shown = JSON.stringify(filled); else this.kept.delete(id);
-      await this.saved(id);
+      await post(`${addressOf(id)}/verdict`, { ...filled, seconds, recipe, seen });
+      if (this.subject?.id === id) this.saved = JSON.stringify(filled);
+      else this.unsavedForms.delete(id);
+      await this.page.saved(id);
     } catch (error) {
-      this.byId("save").disabled = false;
-      this.failed(error);
+      byId("save").disabled = false;
+      this.page.failed(error);
     }
   }
 
   async undo() {
-    if (this.byId("undo").disabled) return;
+    if (byId("undo").disabled) return;
     try {
-      const left = await post(`/api/case/${encodeURIComponent(this.id)}/undo`);
-      this.show({ ...left, id: this.id, recipe: this.recipe, seen: this.seen });
-    } catch (error) { this.failed(error); }
+      const verdicts = await post(`${addressOf(this.subject.id)}/undo`);
+      this.show({ ...verdicts, ...this.subject });
+    } catch (error) {
+      this.page.failed(error);
+    }
   }
+}
+
+function toggleButton(text, key, value) {
+  return element("button", text, { type: "button", "aria-pressed": "false", [key]: value });
 }

@@ -21,8 +21,7 @@ from scanloom.io.dicom.geometry.stack import stack_slices
 from scanloom.io.dicom.series import _split_slices, _usable_headers
 from scanloom.io.readback.nifti import check_geometry
 from scanloom.io.scan import GridOnlySource, NiftiSource, Source
-from scanloom.io.volumes.nifti import _affine, _forms, _read_header
-from scanloom.io.volumes.quaternion import MAX_DISPLACEMENT_MM
+from scanloom.io.volumes.nifti import MAX_DISPLACEMENT_MM, _affine, _forms, _read_header
 from scanloom.io.write.nifti import _header
 from support import case_folders
 from support.write_dicom import write_series

@@ -1,0 +1,44 @@
+"""torch.compile: torch generates and compiles kernels, which needs a C++ compiler on CPUs."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+import torch
+
+from scanloom.inference.engines.protocol import (
+    EngineUnfitError,
+    NetworkRequest,
+    PreparedNetwork,
+    Run,
+)
+
+
+class TorchCompile:
+    """torch's compiler."""
+
+    name: ClassVar[str] = "compile"
+    package: ClassVar[str] = "torch"
+    automatic: ClassVar[bool] = False  # compiling takes minutes
+
+    def version(self) -> str | None:
+        """Return the version of torch."""
+        return torch.__version__
+
+    def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether the device is a CPU or a CUDA device."""
+        return device.type in ("cpu", "cuda")
+
+    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+        """Compile a network, by a pass over zeros."""
+        began = time.perf_counter()
+        try:
+            compiled: Run = torch.compile(request.torch_network(), dynamic=False)
+            compiled(request.zeros())
+        except Exception as exc:
+            raise EngineUnfitError(f"{type(exc).__name__} while the network was compiled") from exc
+        return PreparedNetwork(compiled, time.perf_counter() - began)
+
+
+ENGINE = TorchCompile()

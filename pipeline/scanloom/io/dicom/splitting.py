@@ -1,0 +1,726 @@
+"""Split a series into its volumes: phases, time points, echoes, stacks.
+
+`phase=` counts volumes in ascending order of the first attribute of `SLICE_ATTRIBUTES` that
+distinguishes them; volumes with equal values are ordered by the next. Stacks that differ in
+direction, size, pixel spacing or frame of reference are ordered by their number of slices, the
+largest first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError, counted
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.geometry.positions import (
+    SlicePositions,
+    is_rounded_stack,
+    locate_slices,
+    spacing_deviation,
+)
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    attribute_name,
+    differing,
+    kinds_of,
+    unique_by_shared,
+    untyped_as_text,
+)
+from scanloom.io.dicom.geometry.stack import (
+    MIN_SLICES,
+    SPACING_TOLERANCE,
+    all_have_geometry,
+    direction_cosines,
+)
+from scanloom.io.dicom.slice_attributes import (
+    SLICE_ATTRIBUTES,
+    Rule,
+    SliceAttribute,
+    attributes_that_separate,
+    attributes_with,
+    seconds_of,
+)
+
+_BY_PURPOSE = attributes_that_separate("first")
+MAX_LOCALISERS = 5
+"""Localisers that may cross a stack, if it has at least four times as many slices."""
+MAX_GEOMETRIES = 64
+"""Combinations of direction, size, spacing and frame of reference in one series. If there are more,
+the series is not split."""
+MAX_CUT_SHARE = 0.25
+"""Share of the slices of another volume that may be missing because files were lost; a volume that
+lacks more was acquired so."""
+MAX_COSINE_DIFFERENCE = 0.01
+"""Largest difference of a direction cosine within a stack. Slices that differ by less but are not
+equal are refused later, rather than made a separate volume."""
+MAX_CROSSING_COSINE = 0.5
+"""Cosine of the angle between the normals of a stack and of localisers that cross it, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Volumes:
+    """The volumes of a series.
+
+    Parameters
+    ----------
+    groups : tuple of tuples of Slice
+        Slices of each volume, in the order in which `phase=` counts.
+    told_by : tuple of str
+        Names of the attributes that distinguish the volumes.
+    crossing : int
+        Number of slices that were set aside because they cross the others, as localisers do.
+    cut : tuple of int
+        Number of slices that each volume lacks at its ends and another has; empty if none does.
+    """
+
+    groups: tuple[tuple[Slice, ...], ...]
+    told_by: tuple[str, ...] = ()
+    crossing: int = 0
+    cut: tuple[int, ...] = ()
+
+    def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
+        """Return the slices of the selected volume, and how many it lacks at its ends.
+
+        Parameters
+        ----------
+        phase : int or None
+            Number of the volume, from 0; None for the only one.
+
+        Raises
+        ------
+        ScanError
+            PHASES if there are several and `phase` is not one of their numbers; FOUR_D if there is
+            one and `phase` is not 0.
+        """
+        count = len(self.groups)
+        if phase is not None and 0 <= phase < count:
+            return self.groups[phase], self.cut[phase] if self.cut else 0
+        if phase is None and count == 1:
+            return self.groups[0], 0
+        if count == 1:
+            raise ScanError(Reason.FOUR_D, f"there is one volume, but number {phase} was requested")
+        sizes = sorted({len(group) for group in self.groups})
+        slices = (
+            counted(sizes[0], "slice") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} slices"
+        )
+        names = " and ".join(self.told_by)
+        detail = f"{count} volumes of {slices}, distinguished by {names}"
+        raise ScanError(Reason.PHASES, f"{detail}, numbered from 0 to {count - 1}")
+
+
+def split_volumes(slices: Sequence[Slice]) -> Volumes:
+    """Split a series into its volumes.
+
+    Slices that cannot be distinguished, or are damaged, stay one volume: `stack_slices` reports
+    the reason.
+    """
+    if (
+        not slices
+        or not all_have_geometry(slices)
+        or not all(map(_has_spacing, unique_by_shared(slices)))
+    ):
+        return Volumes((tuple(slices),))
+    stacks = _group_by_geometry(slices)
+    crossing = 0
+    if len(stacks) > 1:
+        kept = _without_localisers(stacks)
+        crossing = sum(map(len, stacks)) - sum(map(len, kept))
+        stacks = kept
+    if len(stacks) > 1 and min(len(stack) for stack in stacks) < MIN_SLICES:
+        return Volumes((tuple(slices),))
+    split = [_split_stack(stack) for stack in stacks]
+    names = ["direction, size or frame of reference"] if len(stacks) > 1 else []
+    names += [name for volumes in split for name in volumes.told_by]
+    groups = tuple(group for volumes in split for group in volumes.groups)
+    cut = tuple(n for volumes in split for n in volumes.cut or (0,) * len(volumes.groups))
+    return Volumes(groups, tuple(dict.fromkeys(names)), crossing, cut)
+
+
+def _has_spacing(slice_: Slice) -> bool:
+    spacing = slice_.spacing
+    return spacing is not None and all(map(math.isfinite, spacing)) and min(spacing) > 0
+
+
+# --- slices that cannot be in one stack ----------------------------------------------------------
+
+
+def _group_by_geometry(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+    """Group slices by size, frame of reference, direction and pixel spacing, the largest first."""
+    groups: list[tuple[Slice, list[Slice]]] = []
+    for slice_ in slices:
+        if len(groups) > MAX_GEOMETRIES:
+            return [tuple(slices)]
+        for first, members in reversed(groups):
+            if _has_same_geometry(slice_, first):
+                members.append(slice_)
+                break
+        else:
+            groups.append((slice_, [slice_]))
+    stacks = [tuple(members) for _, members in groups]
+    if len(stacks) == 1:
+        return stacks
+    return sorted(stacks, key=lambda stack: (-len(stack), min(map(_geometry_key, stack))))
+
+
+def _geometry_key(slice_: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, int]]:
+    return slice_.position or (), slice_.orientation or (), (slice_.rows, slice_.columns)
+
+
+def _has_same_geometry(slice_: Slice, first: Slice) -> bool:
+    if slice_.shared is first.shared and slice_.shared is not None:
+        return True  # as nearly always
+    frames = {s.header.frame_of_reference for s in (slice_, first)} - {""}
+    if len(frames) > 1 or (slice_.rows, slice_.columns) != (first.rows, first.columns):
+        return False
+    if (slice_.orientation, slice_.spacing) == (first.orientation, first.spacing):
+        return True
+    cosines = np.subtract(slice_.orientation or (), first.orientation or ())
+    spacing = np.divide(slice_.spacing or (), first.spacing or ()) - 1
+    return bool(
+        np.abs(cosines).max() <= MAX_COSINE_DIFFERENCE
+        and np.abs(spacing).max() <= SPACING_TOLERANCE
+    )
+
+
+def _without_localisers(stacks: Sequence[tuple[Slice, ...]]) -> list[tuple[Slice, ...]]:
+    """Return the stacks without the few slices that cross the largest one."""
+    largest = stacks[0]
+    normal = _normal(largest[0])
+    return [
+        largest,
+        *(
+            stack
+            for stack in stacks[1:]
+            if len(stack) > MAX_LOCALISERS
+            or 4 * len(stack) > len(largest)
+            or abs(float(_normal(stack[0]) @ normal)) > MAX_CROSSING_COSINE
+        ),
+    ]
+
+
+def _normal(slice_: Slice) -> NDArray[np.float64]:
+    row, column = np.array(slice_.orientation).reshape(2, 3)
+    normal = np.cross(row, column)
+    return np.asarray(normal / max(float(np.linalg.norm(normal)), 1e-9))
+
+
+# --- slices that could be in one stack -----------------------------------------------------------
+
+
+def _split_stack(slices: Sequence[Slice]) -> Volumes:
+    """Split slices of one geometry."""
+    try:
+        row, column, _ = direction_cosines(slices)
+    except ScanError:
+        return Volumes((tuple(slices),))
+    whole = SliceGroup(tuple(slices), locate_slices(slices, np.cross(row, column)))
+    groups, names = _split_by_attributes(whole, _BY_PURPOSE)
+    volumes: list[SliceGroup] = []
+    for group in groups:
+        subgroups, further_names = split_by_other_attributes(group)
+        names += further_names
+        volumes += subgroups
+    cut = tuple(_count_cut(volume, volumes) for volume in volumes)
+    slices_of_volumes = tuple(volume.slices for volume in volumes)
+    return Volumes(slices_of_volumes, tuple(dict.fromkeys(names)), cut=cut)
+
+
+def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
+    """Return the number of slices at its ends that a volume lacks of another, nearly equal one."""
+    ids, count = volume.ids, 0
+    for reference in volumes:
+        missing = reference.ids - ids
+        if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+            count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
+    return count
+
+
+def _split_by_attributes(
+    group: SliceGroup, attributes: Sequence[SliceAttribute]
+) -> tuple[list[SliceGroup], tuple[str, ...]]:
+    """Split by each attribute that distinguishes volumes.
+
+    Parameters
+    ----------
+    group : SliceGroup
+        Slices of one geometry.
+    attributes : sequence of SliceAttribute
+        Attributes to try, in this order.
+
+    Returns
+    -------
+    list of SliceGroup, tuple of str
+        The volumes, and the names of the attributes that distinguish them.
+    """
+    if not group.repeats:
+        volumes, names = split_interleaved(group)
+        return volumes or [group], names
+    phases = group.phases
+    varying = [a for a in attributes if len({phase.get(a.name) for phase in phases}) > 1]
+    splits = {a: group.split_by(a, exact=True) for a in varying}
+    for accept in (
+        have_same_positions,
+        are_interleaved_stacks,
+        are_incomplete_volumes,
+        have_nearly_same_positions,
+    ):
+        for attribute, subgroups in splits.items():
+            if len(subgroups) < 2 or not accept(group, subgroups):
+                continue
+            further = attributes
+            if accept is have_same_positions:
+                further = attributes[attributes.index(attribute) + 1 :]
+            volumes, used_names = [], [attribute.name]
+            for subgroup in subgroups.values():
+                finer, finer_names = _split_by_attributes(subgroup, further)
+                volumes += finer
+                used_names += finer_names
+            return volumes, tuple(dict.fromkeys(used_names))
+    return [group], ()
+
+
+@dataclass(frozen=True, eq=False)
+class SliceGroup:
+    """Parallel slices of one size, with their positions along the normal.
+
+    Parameters
+    ----------
+    slices : tuple of Slice
+        The slices, in any order.
+    places : SlicePositions
+        `ids` has one entry for each slice. There may be more positions than these slices have.
+    """
+
+    slices: tuple[Slice, ...]
+    places: SlicePositions
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """Numbers of the positions that have slices."""
+        return frozenset(self.places.ids.tolist())
+
+    @property
+    def phases(self) -> Sequence[Mapping[str, str]]:
+        """Phase attributes of the slices; an object that slices share is listed once."""
+        return tuple({id(slice_.phase): slice_.phase for slice_ in self.slices}.values())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether any position has several slices."""
+        return len(self.slices) > len(self.ids)
+
+    @property
+    def even(self) -> bool:
+        """Whether all positions have equally many slices."""
+        counts = np.bincount(self.places.ids)
+        return len(set(counts[counts > 0].tolist())) == 1
+
+    @property
+    def most(self) -> int:
+        """Largest number of slices at one position."""
+        return int(np.bincount(self.places.ids).max())
+
+    @property
+    def regular(self) -> bool:
+        """Whether the positions that have slices are equally spaced."""
+        ids = sorted(self.ids)
+        off, allowed = spacing_deviation(self.places.depth[ids])
+        return off <= allowed or is_rounded_stack(self.places.positions[ids])
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """First and last position along the normal, mm."""
+        depth = self.places.depth[list(self.ids)]
+        return float(depth.min()), float(depth.max())
+
+    def split(self, key: Callable[[Slice], str]) -> dict[str, SliceGroup]:
+        """Return the slices of each value of `key`, in the order of values."""
+        members = indices_by_key([key(slice_) for slice_ in self.slices])
+        ordered = sorted(members.items(), key=lambda item: value_sort_key(item[0]))
+        return {value: self.pick(indices) for value, indices in ordered}
+
+    def split_by(self, attribute: SliceAttribute, *, exact: bool = False) -> dict[str, SliceGroup]:
+        """Return the slices of each kind of values of an attribute, in the order of values."""
+        kinds = kinds_of(attribute, self.slices, exact=exact)
+        if len(set(kinds.values())) < 2:
+            return {next(iter(kinds.values())): self}
+        return self.split(lambda slice_: kinds[slice_.value_of(attribute)])
+
+    def pick(self, indices: Sequence[int]) -> SliceGroup:
+        """Return the slices with these indices."""
+        ids = self.places.ids[list(indices)]
+        places = SlicePositions(ids, self.places.positions, self.places.depth)
+        return SliceGroup(tuple(self.slices[n] for n in indices), places)
+
+
+def value_sort_key(value: str) -> tuple[bool, tuple[float, ...], str]:
+    """Return a sort key: absent values first, then numbers by value, then text."""
+    try:
+        return False, tuple(map(float, value.split("\\"))), ""
+    except ValueError:
+        return bool(value), (), value
+
+
+def indices_by_key(keys: Sequence[Hashable]) -> dict[Any, list[int]]:
+    """Return the indices of each distinct key."""
+    members: dict[Any, list[int]] = defaultdict(list)
+    for n, key in enumerate(keys):
+        members[key].append(n)
+    return members
+
+
+def have_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
+    """Return whether each group has every position, so that it may be one or more volumes."""
+    return len(whole.ids) >= MIN_SLICES and all(g.ids == whole.ids for g in groups.values())
+
+
+def are_interleaved_stacks(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
+    """Return whether groups with different positions are volumes.
+
+    No group may repeat a position or lack the attribute. Either positions repeat between groups, or
+    the groups are interleaved regular stacks. Adjacent stacks are one scan, acquired in steps.
+    """
+    if "" in groups or any(group.repeats for group in groups.values()):
+        return False
+    if min(len(group.ids) for group in groups.values()) < MIN_SLICES:
+        return False
+    if whole.repeats:
+        return True
+    if not all(group.regular for group in groups.values()):
+        return False
+    extents = sorted(group.reach for group in groups.values())
+    return all(start < end for (_, end), (start, _) in itertools.pairwise(extents))
+
+
+def are_incomplete_volumes(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
+    """Return whether the groups are volumes with missing slices.
+
+    There have to be as many groups as slices at any one position.
+    """
+    are_unique = "" not in groups and not any(group.repeats for group in groups.values())
+    return whole.repeats and are_unique and len(groups) == whole.most
+
+
+def have_nearly_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
+    """Return whether each group has over half of the positions: it may be volumes with gaps."""
+    fewest = min(len(group.ids) for group in groups.values())
+    if fewest < MIN_SLICES or "" in groups:
+        return False
+    return whole.repeats and 2 * fewest > len(whole.ids)
+
+
+_TRIGGER = "TriggerTime"
+_TIMES = tuple(attribute.name for attribute in attributes_that_separate("as a time"))
+_NUMBER = "InstanceNumber"
+_ACQUISITION, _MEANING = attributes_that_separate("then"), attributes_with(Rule.MEANING)
+_DATES = {
+    "AcquisitionTime": (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
+    "ContentTime": (tags.CONTENT_DATE,),
+}
+"""Tags of the date for each time, for acquisitions that pass midnight."""
+_NOISE = 1e-4
+"""Largest difference of numbers within a volume, as a share of the largest number."""
+_HALF_A_DAY_S = 12 * 3600.0
+
+Split = tuple[list[SliceGroup], tuple[str, ...]]
+"""The groups, and the attributes that distinguish them; both empty if none does."""
+_NO_SPLIT: Split = ([], ())
+
+
+def split_by_other_attributes(group: SliceGroup) -> Split:
+    """Split slices of which several share a position, by all other attributes.
+
+    If the numbers of slices per position differ, slices are missing: then only values that all
+    slices of a volume share are used. The result is one group if no attribute distinguishes
+    volumes, or attributes contradict each other.
+    """
+    if not group.repeats or len(group.ids) < MIN_SLICES:
+        return [group], ()
+    for rule in _RULES_IF_BALANCED if group.even else _RULES_IF_SLICES_MISSING:
+        subgroups, names = rule(group)
+        if len(subgroups) == 1:
+            break
+        if subgroups:
+            splits = [split_by_other_attributes(subgroup) for subgroup in subgroups]
+            names = (*names, *(name for _, finer_names in splits for name in finer_names))
+            volumes = [volume for finer, _ in splits for volume in finer]
+            return volumes, tuple(dict.fromkeys(names))
+    return [group], ()
+
+
+def _by_acquisition(group: SliceGroup) -> Split:
+    """Split by acquisition attributes. This precedes times, whose order may be arbitrary."""
+    if len(unique_by_shared(group.slices)) < 2:
+        return _NO_SPLIT
+    for attribute in _ACQUISITION:
+        subgroups = group.split_by(attribute, exact=True)
+        if len(subgroups) > 1 and have_same_positions(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _NO_SPLIT
+
+
+def split_interleaved(group: SliceGroup) -> Split:
+    """Split interleaved stacks, in which no two slices share a position.
+
+    Evenly spaced slices are one volume, however it was acquired, as in two passes: only an
+    attribute that changes the meaning of a value separates them. If the spacing is uneven, the
+    slices are no volume, and any attribute may tell the stacks of which they consist.
+    """
+    if group.repeats or len(group.ids) < 2 * MIN_SLICES:
+        return _NO_SPLIT
+    split = _interleaved_by_meaning(group)
+    if split[0] or group.regular:
+        return split
+    for attribute in SLICE_ATTRIBUTES:
+        subgroups = group.split_by(attribute, exact=True)
+        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _interleaved_frames(group) if group.slices[0].group is not None else _NO_SPLIT
+
+
+def _interleaved_by_meaning(group: SliceGroup) -> Split:
+    for attribute in differing(group.slices, _MEANING):
+        subgroups = group.split_by(attribute)
+        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
+            volumes: list[SliceGroup] = []
+            names = [attribute.name]
+            for subgroup in subgroups.values():
+                finer, finer_names = _interleaved_by_meaning(subgroup)
+                volumes += finer or [subgroup]
+                names += finer_names
+            return volumes, tuple(dict.fromkeys(names))
+    return _NO_SPLIT
+
+
+def _interleaved_frames(group: SliceGroup) -> Split:
+    """Split unevenly interleaved stacks of frames by any functional group."""
+    little = group.slices[0].header.elements.little
+    for path, values in _columns(group).items():
+        if not 1 < len(set(values)) <= len(values) // MIN_SLICES:
+            continue
+        texts = {
+            slice_: untyped_as_text(value, little=little)
+            for slice_, value in zip(group.slices, values, strict=True)
+        }
+        subgroups = group.split(texts.__getitem__)
+        if are_interleaved_stacks(group, subgroups) and not _is_noise(list(subgroups)):
+            return list(subgroups.values()), (attribute_name(path[-1]),)
+    return _NO_SPLIT
+
+
+def _is_noise(values: Sequence[str]) -> bool:
+    """Return whether values are numbers that differ only in their last digits."""
+    vectors = [numbers for _, numbers, _ in map(value_sort_key, values)]
+    if not all(vectors) or len(set(map(len, vectors))) != 1:
+        return False
+    table = np.array(vectors)
+    return bool(np.ptp(table, axis=0).max() <= _NOISE * np.abs(table).max())
+
+
+def _by_times(group: SliceGroup) -> Split:
+    """Split by a time or number that the slices of a volume share, or by successive passes.
+
+    The result is the group itself if times contradict each other. A time that slices of a volume
+    share is a single witness for many slices: the order by number must not contradict it either.
+    """
+    shared = [split for name in _TIMES if (split := _by_shared_time(group, name))[0]]
+    passes = [split for name in _TIMES if (split := _by_passes(group, name))[0]]
+    partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
+    by_number = _OrderAtPositions.of(group, _NUMBER) if shared else None
+    if by_number is not None:
+        partitions.add(_partition(by_number.split()))
+    if len(partitions) > 1:
+        return [group], ()
+    return next(iter((*shared, *passes)), _NO_SPLIT)
+
+
+def _partition(groups: Sequence[SliceGroup]) -> frozenset[frozenset[int]]:
+    """Return a value that is equal for the same slices in the same groups."""
+    return frozenset(frozenset(map(id, group.slices)) for group in groups)
+
+
+def _by_shared_time(group: SliceGroup, name: str) -> Split:
+    subgroups = group.split(methodcaller("said", name))
+    if len(subgroups) == group.most and have_same_positions(group, subgroups):
+        return list(subgroups.values()), (name,)
+    return _NO_SPLIT
+
+
+def _by_passes(group: SliceGroup, name: str) -> Split:
+    order = _OrderAtPositions.of(group, name)
+    return (order.split(), (name,)) if order is not None and order.in_passes else _NO_SPLIT
+
+
+def _incomplete_by_meaning(group: SliceGroup) -> Split:
+    """Split volumes with missing slices by the meaning of their values."""
+    for attribute in differing(group.slices, _MEANING):
+        subgroups = group.split_by(attribute)
+        if _lack_few(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _NO_SPLIT
+
+
+def _incomplete_by_times(group: SliceGroup) -> Split:
+    """Split volumes with missing slices by a time that the slices of a volume share."""
+    for name in _TIMES:
+        subgroups = group.split(methodcaller("said", name))
+        if _lack_few(group, subgroups):
+            return list(subgroups.values()), (name,)
+    return _NO_SPLIT
+
+
+def _lack_few(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
+    """Return whether the groups are volumes that lack less than half of their slices."""
+    fewest = min(len(group.ids) for group in groups.values())
+    return 2 * fewest > len(whole.ids) and are_incomplete_volumes(whole, groups)
+
+
+def _by_any_attribute(group: SliceGroup) -> Split:
+    """Split by all attributes whose values each have every position equally often.
+
+    If two of them contradict each other, the group is not split.
+    """
+    little = group.slices[0].header.elements.little
+    distinguishing = {}
+    for path, values in _columns(group).items():
+        if 1 < len(set(values)) <= group.most and _are_volumes(group, indices_by_key(values)):
+            distinguishing[path] = [untyped_as_text(value, little=little) for value in values]
+    keys: list[tuple[Any, ...]] = [()] * len(group.slices)
+    names, count = [], 1
+    for path, texts in distinguishing.items():
+        finer = [(*key, *value_sort_key(text)) for key, text in zip(keys, texts, strict=True)]
+        if len(set(finer)) > count:
+            names.append(attribute_name(path[-1]))
+            keys, count = finer, len(set(finer))
+    members = indices_by_key(keys)
+    if count < 2 or not _are_volumes(group, members):
+        return _NO_SPLIT
+    return [group.pick(members[key]) for key in sorted(members)], tuple(dict.fromkeys(names))
+
+
+def _columns(group: SliceGroup) -> dict[tuple[int, ...], list[bytes]]:
+    """Return the values of all slices for each attribute that any slice has.
+
+    The key is the path of tags from the outermost sequence; a missing value is empty.
+    """
+    paths = sorted({path for slice_ in group.slices for path in slice_.attributes})
+    return {path: [slice_.attributes.get(path, b"") for slice_ in group.slices] for path in paths}
+
+
+def _are_volumes(group: SliceGroup, members: Mapping[Any, Sequence[int]]) -> bool:
+    """Return whether each set of slices has every position equally often."""
+    subgroups = [group.pick(indices) for indices in members.values()]
+    return all(subgroup.even and subgroup.ids == group.ids for subgroup in subgroups)
+
+
+def _by_rank_at_position(group: SliceGroup) -> Split:
+    """Split by the rank of the trigger time at each position, as a share of its heart beats.
+
+    Other ranks at a position do not distinguish volumes: their order may alternate from position to
+    position. But other times and numbers must not contradict the trigger times.
+    """
+    orders = {}
+    for name in _TIMES:
+        order = _OrderAtPositions.of(group, name)
+        if order is not None:
+            orders[name] = order
+    by_trigger = orders.get(_TRIGGER)
+    same_ranks = len({order.ranks for order in orders.values()}) == 1
+    if by_trigger is None or not same_ranks or not by_trigger.in_beats:
+        return _NO_SPLIT
+    return by_trigger.split(), (_TRIGGER,)
+
+
+@dataclass(frozen=True, eq=False)
+class _OrderAtPositions:
+    """Order of the slices at each position by a time or number.
+
+    Parameters
+    ----------
+    group : SliceGroup
+        The slices.
+    ranks : tuple of int
+        Rank of each slice among those at its position, from 0.
+    times : tuple
+        Time or number of each slice, as `_sortable_times` returns it.
+    """
+
+    group: SliceGroup
+    ranks: tuple[int, ...]
+    times: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, group: SliceGroup, name: str) -> _OrderAtPositions | None:
+        """Return the order; None if the attribute is missing or equal for slices at a position."""
+        times = _sortable_times(group.slices, name)
+        if times is None:
+            return None
+        ranks = [0] * len(times)
+        for members in indices_by_key([int(n) for n in group.places.ids]).values():
+            if len({times[n] for n in members}) < len(members):
+                return None
+            for turn, n in enumerate(sorted(members, key=lambda n: times[n])):
+                ranks[n] = turn
+        return cls(group, tuple(ranks), tuple(times))
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether all slices of a rank precede all those of the next rank."""
+        members = indices_by_key(self.ranks)
+        times = [[self.times[n] for n in members[turn]] for turn in sorted(members)]
+        return all(max(earlier) < min(later) for earlier, later in itertools.pairwise(times))
+
+    @property
+    def in_beats(self) -> bool:
+        """Whether times at each position count from the start of a beat, in equal shares of it."""
+        members = indices_by_key([int(n) for n in self.group.places.ids])
+        beats = [sorted(self.times[n][1][1] for n in indices) for indices in members.values()]
+        if not all(time for beat in beats for time in beat):
+            return False  # not numbers
+        times = np.array([[time[0] for time in beat] for beat in beats])
+        first, last = times[:, 0], times[:, -1]
+        if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
+            return False
+        shares = times / last[:, None]
+        return bool(np.all(shares[:, :-1].max(axis=0) < shares[:, 1:].min(axis=0)))
+
+    def split(self) -> list[SliceGroup]:
+        """Return the slices of each rank."""
+        members = indices_by_key(self.ranks)
+        return [self.group.pick(members[turn]) for turn in sorted(members)]
+
+
+def _sortable_times(slices: Sequence[Slice], name: str) -> list[Any] | None:
+    """Return date and time (or number) of each slice, as keys to sort by.
+
+    None if a value is missing, or if times seem to pass midnight without different dates.
+    """
+    values = [slice_.said(name) for slice_ in slices]
+    if not all(values):
+        return None
+    dates = [_date(slice_, name) for slice_ in slices]
+    times = [value_sort_key(value) for value in values]
+    seconds = [seconds_of(value) for value in values] if name in _DATES else []
+    if len(set(dates)) == 1 and seconds and max(seconds) - min(seconds) > _HALF_A_DAY_S:
+        return None
+    return list(zip(dates, times, strict=True))
+
+
+def _date(slice_: Slice, name: str) -> str:
+    if slice_.multiframe:
+        return ""  # part of FrameAcquisitionDateTime
+    texts = (slice_.header.elements.text(tag)[:8] for tag in _DATES.get(name, ()))
+    return next((text for text in texts if text), "")
+
+
+_RULES_IF_BALANCED = (_by_acquisition, _by_times, _by_any_attribute, _by_rank_at_position)
+_RULES_IF_SLICES_MISSING = (_incomplete_by_meaning, _incomplete_by_times)

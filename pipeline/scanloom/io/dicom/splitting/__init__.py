@@ -1,1 +1,0 @@
-"""Split a series into volumes."""

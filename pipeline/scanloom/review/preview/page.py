@@ -1,0 +1,874 @@
+"""The pictures of a case, to check the plausibility of its segmentation: preview and thumbnail.
+
+Layout of the page in pixels; text, scale bar and legend; then the page itself, and the map of its
+slices, by which the report finds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from scanloom.cards.codes import system_of, systems
+from scanloom.core import Flag, Measurement, Segmentation, Volume
+from scanloom.core.measurement import Box
+from scanloom.core.segmentation import Color
+from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
+from scanloom.review.preview.slicing import LETTERS
+
+WIDTH = 1600
+MARGIN = 32
+CONTENT_WIDTH = WIDTH - 2 * MARGIN
+HEADER_HEIGHT = 92
+GUTTER = 0
+"""Space around a plane: its letters are inside it."""
+GAP = 6
+"""Distance between frames."""
+LEGEND_WIDTH = 330
+"""Minimum width of a column of the legend."""
+LEGEND_GAP = 24
+MAIN_WIDTH = CONTENT_WIDTH - LEGEND_WIDTH - LEGEND_GAP
+MAX_PLANES_HEIGHT = 940
+TILE_COLUMNS = 8
+MAX_TILE_HEIGHT = 230
+MIN_FRAME_SIZE = 40
+"""Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
+LARGE_MAIN_WIDTH = 600
+"""Width of the main plane in pixels from which a larger one is no better."""
+MAIN_WEIGHT = 0.25
+"""Weight of the size of the main plane, compared with that of the used share of the page."""
+
+Size = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A rectangle on the page, and the size of the picture that is centred in it."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    picture: tuple[int, int]
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Top left corner (x, y) of the picture."""
+        w, h = self.picture
+        return self.x + (self.width - w) // 2, self.y + (self.height - h) // 2
+
+    def moved(self, x: int, y: int) -> Frame:
+        """Return the frame at another position."""
+        return replace(self, x=self.x + x, y=self.y + y)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Frames of the main plane without and with labels and of the two other planes, at one scale.
+
+    The legend stands at `legend` (x, y), in `columns` columns of `column_width` pixels. All is
+    relative to the corner of the planes; `height` includes the legend.
+    """
+
+    frames: tuple[Frame, Frame, Frame, Frame]
+    pixels_per_mm: float
+    height: int
+    legend: tuple[int, int]
+    columns: int
+    column_width: int
+
+
+Block = tuple[tuple[tuple[int, ...], ...], ...]
+"""Columns from left to right, each of rows from top to bottom of planes side by side."""
+_BLOCKS: tuple[Block, ...] = (
+    (((0, 1), (2, 3)),),
+    (((0,),), ((1,),), ((2,), (3,))),
+    (((0,),), ((1,),), ((2,),), ((3,),)),
+    (((0,), (1,)), ((2,), (3,))),
+    (((0,), (1,)), ((2,),), ((3,),)),
+    (((0, 1), (2,), (3,)),),
+)
+
+
+def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, int]) -> Planes:
+    """Arrange planes, given by width and height in mm, and the legend beside or below them.
+
+    `legend` gives the height in pixels of the legend in each number of columns.
+
+    Of all arrangements, the one is chosen that leaves the least of the page empty and shows the
+    main plane large.
+    """
+    sizes = (main, main, second, third)
+    candidates = [
+        planes
+        for block in _BLOCKS
+        for columns, height in legend.items()
+        for planes in _candidates(block, sizes, columns, height)
+    ]
+    area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
+    return max(candidates, key=lambda planes: _merit(planes, area))
+
+
+def _candidates(
+    block: Block, sizes: Sequence[Size], columns: int, legend_height: int
+) -> Iterator[Planes]:
+    """Yield the arrangement with the legend on the right, and with the legend below."""
+    beside = columns * (LEGEND_WIDTH + LEGEND_GAP)
+    if CONTENT_WIDTH - beside >= CONTENT_WIDTH // 2:
+        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH - beside)
+        corner = CONTENT_WIDTH - beside + LEGEND_GAP, 0
+        total = max(height, legend_height)
+        yield Planes(frames, scale, total, corner, columns, LEGEND_WIDTH)
+    if columns >= 3:
+        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH)
+        width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
+        total = height + LEGEND_GAP // 2 + legend_height
+        yield Planes(frames, scale, total, (0, height + LEGEND_GAP // 2), columns, width)
+
+
+def _merit(planes: Planes, legend_area: float) -> float:
+    """Return the share of the area that is used, plus a term for the main plane's size."""
+    pictures = sum(f.picture[0] * f.picture[1] for f in planes.frames)
+    covered = (pictures + legend_area) / (CONTENT_WIDTH * max(planes.height, 1))
+    return covered + MAIN_WEIGHT * min(1.0, planes.frames[0].picture[0] / LARGE_MAIN_WIDTH)
+
+
+def _filled_block(
+    block: Block, sizes: Sequence[Size], width: int
+) -> tuple[tuple[Frame, Frame, Frame, Frame], float, int]:
+    """Return frames that fill a width, their scale and their common height.
+
+    The pictures are as large as possible at one scale. Frames are enlarged to fill the width and,
+    in each column, the height.
+    """
+    widths = [max(sum(sizes[n][0] for n in row) for row in column) for column in block]
+    heights = [sum(max(sizes[n][1] for n in row) for row in column) for column in block]
+    in_row = max(len(row) for column in block for row in column)
+    gaps = GAP * (len(block) * in_row - 1), GAP * (max(len(c) for c in block) - 1)
+    scale = min((width - gaps[0]) / sum(widths), (MAX_PLANES_HEIGHT - gaps[1]) / max(heights))
+    columns = _shared(width - GAP * (len(block) - 1), [w * scale for w in widths])
+    height = max(
+        sum(max(MIN_FRAME_SIZE, round(max(sizes[n][1] for n in row) * scale)) for row in column)
+        + GAP * (len(column) - 1)
+        for column in block
+    )
+    frames: dict[int, Frame] = {}
+    x = 0
+    for column, column_width in zip(block, columns, strict=True):
+        y = 0
+        wanted = [max(sizes[n][1] for n in row) * scale for row in column]
+        for row, row_height in zip(
+            column, _shared(height - GAP * (len(column) - 1), wanted), strict=True
+        ):
+            cells = _shared(column_width - GAP * (len(row) - 1), [sizes[n][0] for n in row])
+            left = x
+            for n, cell in zip(row, cells, strict=True):
+                picture = _pixels(sizes[n], scale, (cell, row_height))
+                frames[n] = Frame(left, y, cell, row_height, picture)
+                left += cell + GAP
+            y += row_height + GAP
+        x += column_width + GAP
+    return (frames[0], frames[1], frames[2], frames[3]), scale, height
+
+
+def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> tuple[Frame, ...]:
+    """Return frames of planes side by side that fill a room in pixels, at one scale."""
+    gaps = GAP * (len(sizes) - 1)
+    scale = min((room[0] - gaps) / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
+    x, frames = 0, []
+    for size, width in zip(sizes, _shared(room[0] - gaps, [s[0] for s in sizes]), strict=True):
+        frames.append(Frame(x, 0, width, room[1], _pixels(size, scale, (width, room[1]))))
+        x += width + GAP
+    return tuple(frames)
+
+
+def _shared(total: int, requested: Sequence[float]) -> list[int]:
+    """Return whole lengths of a sum, in proportion to wanted ones, none below the minimum."""
+    room = total - MIN_FRAME_SIZE * len(requested)
+    over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in requested]
+    ends = [0, *(round(room * sum(over[: n + 1]) / sum(over)) for n in range(len(over)))]
+    return [MIN_FRAME_SIZE + b - a for a, b in itertools.pairwise(ends)]
+
+
+def _pixels(size: Size, scale: float, limit: tuple[int, int]) -> tuple[int, int]:
+    """Return a size in pixels, at a smaller scale if it would exceed the limit."""
+    scale = min(scale, limit[0] / size[0], limit[1] / size[1])
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """Frames of tiles in rows, at one scale."""
+
+    frames: tuple[Frame, ...]
+    pixels_per_mm: float
+    height: int
+
+
+def arrange_mosaic(count: int, size: Size) -> Mosaic:
+    """Arrange `count` tiles of `size` mm in rows over the full width."""
+    columns = min(count, TILE_COLUMNS)
+    rows = -(-count // columns)
+    columns = -(-count // rows)
+    edges = [round(n * (CONTENT_WIDTH + GAP) / columns) for n in range(columns + 1)]
+    width = edges[1] - edges[0] - GAP
+    height = max(MIN_FRAME_SIZE, min(MAX_TILE_HEIGHT, round(width * size[1] / size[0])))
+    scale = min(width / size[0], height / size[1])
+    frames = tuple(
+        Frame(
+            edges[n % columns],
+            n // columns * (height + GAP),
+            edges[n % columns + 1] - edges[n % columns] - GAP,
+            height,
+            _pixels(size, scale, (width, height)),
+        )
+        for n in range(count)
+    )
+    return Mosaic(frames, scale, frames[-1].y + height)
+
+
+Point = tuple[float, float]
+
+PAGE: Color = (13, 15, 19)
+PANEL: Color = (0, 0, 0)
+RULE: Color = (44, 49, 58)
+TEXT: Color = (234, 236, 240)
+MUTED: Color = (160, 168, 180)
+"""Colour of captions: contrast of 8:1 to the page; WCAG 2.2 requires 7:1 for small text."""
+WARN: Color = (255, 190, 92)
+
+PNG_LEVEL = 3
+"""Compression of zlib: level 6 takes twice as long for files that are 1 to 5 % smaller."""
+PLATE_OPACITY = 0.6
+PLATE_MARGIN = 4
+BAR_TEXT_SIZE = 13
+LINE_HEIGHT = 1.4
+"""Line height as a multiple of the font size."""
+
+
+@lru_cache
+def font(size: int) -> ImageFont.FreeTypeFont:
+    """Return the font that Pillow includes, which is the same on every machine."""
+    typeface = ImageFont.load_default(size)
+    if not isinstance(typeface, ImageFont.FreeTypeFont):
+        raise TypeError("Pillow was built without FreeType")
+    return typeface
+
+
+@lru_cache
+def _drawable(character: str) -> bool:
+    """Whether the font has a glyph for a character."""
+    missing = font(16).getmask("\ufffe")
+    glyph = font(16).getmask(character)
+    return glyph.size != missing.size or bytes(glyph) != bytes(missing)
+
+
+def displayable(text: str) -> str:
+    """Return text in characters that the font has: without accents if need be, else with "?"."""
+    characters = []
+    for character in text:
+        if character == " " or _drawable(character):
+            characters.append(character)
+        else:
+            bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+            characters.append(bare or "?")
+    return "".join(characters)
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, size: int) -> float:
+    """Return the width of a line of text in pixels."""
+    return float(font(size).getlength(displayable(text)))
+
+
+def truncated(text: str, size: int, width: float) -> str:
+    """Return text, truncated with an ellipsis if it is wider than `width` pixels."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1].rstrip()
+    return text + "…"
+
+
+def wrap_text(text: str, size: int, width: float) -> Iterator[str]:
+    """Yield the lines of a text that is wrapped to `width` pixels."""
+    line = ""
+    for token in text.split():
+        longer = f"{line} {token}".strip()
+        if line and text_width(longer, size) > width:
+            yield line
+            longer = token
+        line = truncated(longer, size, width)
+    if line:
+        yield line
+
+
+def draw_text(
+    canvas: ImageDraw.ImageDraw,
+    at: Point,
+    text: str,
+    size: int,
+    color: Color = TEXT,
+    anchor: str = "la",
+) -> None:
+    """Write a line of text; `anchor` is Pillow's: with "la" its top left corner is at `at`."""
+    canvas.text(at, displayable(text), fill=color, font=font(size), anchor=anchor)
+
+
+def draw_plate(
+    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Color = TEXT
+) -> None:
+    """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
+    canvas = ImageDraw.Draw(page)
+    shown = displayable(text)
+    left, top, right, bottom = canvas.textbbox(at, shown, font=font(size), anchor=anchor)
+    darken(page, (left - PLATE_MARGIN, top - PLATE_MARGIN, right + PLATE_MARGIN, bottom + 3))
+    canvas.text(at, shown, fill=color, font=font(size), anchor=anchor)
+
+
+def darken(page: Image.Image, box: tuple[float, float, float, float]) -> None:
+    """Mix black into a rectangle (left, top, right, bottom) of a page, as a plate for text."""
+    corners = (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
+    below = page.crop(corners)
+    page.paste(Image.blend(below, Image.new("RGB", below.size, PANEL), PLATE_OPACITY), corners[:2])
+
+
+def scale_bar(page: Image.Image, at: Point, pixels_per_mm: float, room: float) -> None:
+    """Draw a bar of a round length, at most `room` pixels wide, on a plate; it starts at `at`."""
+    length, text = round_length(room / pixels_per_mm)
+    x, y, end = at[0], at[1], at[0] + length * pixels_per_mm
+    darken(page, (x - 6, y - 10, end + text_width(text, BAR_TEXT_SIZE) + 14, y + 10))
+    canvas = ImageDraw.Draw(page)
+    canvas.line([(x, y), (end, y)], fill=TEXT, width=2)
+    for tick in (x, end):
+        canvas.line([(tick, y - 5), (tick, y + 5)], fill=TEXT, width=2)
+    draw_text(canvas, (end + 8, y), text, BAR_TEXT_SIZE, TEXT, "lm")
+
+
+def round_length(max_mm: float) -> tuple[float, str]:
+    """Return the longest of 1, 2, 5, 10, 20... mm up to `max_mm`, and its text with unit."""
+    power = 10.0 ** np.floor(np.log10(max_mm))
+    length = max((n * power for n in (1, 2, 5, 10) if n * power <= max_mm), default=max_mm)
+    text = f"{length / 10:g} cm" if length >= 10 else f"{length:g} mm"
+    return float(length), text
+
+
+NOTE_SIZE = 14
+NOTE_GAP = 10
+NOTE_INDENT = 14
+MANY = 14
+"""Number of structures from which the legend is small and grouped by system."""
+MAX_COLUMNS = 4
+SWATCH_GAP = 8
+SWATCH_INSET = 2
+"""Number of pixels by which a swatch is lower than the text."""
+EXPERIMENTAL = "(exp.)"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes in pixels of text and height of the legend's entries."""
+
+    text: int
+    height: int
+
+
+LARGE, SMALL = Sizes(17, 27), Sizes(14, 21)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence below the list of structures."""
+
+    text: str
+    color: Color
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the legend: a structure with its volume, or a heading, which has no colour."""
+
+    text: str
+    color: Color | None = None
+    amount: str = ""
+    tag: str = ""
+
+
+def legend_entries(
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    color_of: dict[tuple[str, int], Color],
+) -> list[Entry]:
+    """Return the structures with voxels, model by model, the largest first.
+
+    Many structures are grouped by system of the body, in the order of their numbers.
+    """
+    entries = []
+    found = [m for m in measurements if m.voxels]
+    for segmentation in segmentations:
+        by_number = {s.number: s for s in segmentation.structures}
+        present = [m for m in found if m.model == segmentation.model]
+        if len(segmentations) > 1 and present:
+            entries.append(Entry(segmentation.title))
+        if len(found) <= MANY:
+            groups = {"": sorted(present, key=lambda m: (-m.volume_ml, m.number))}
+        else:
+            ordered = sorted(present, key=lambda m: m.number)
+            groups = {
+                name: [m for m in ordered if system_of(by_number[m.number]) == name]
+                for name in systems()
+            }
+        for name, members in groups.items():
+            if name and members:
+                entries.append(Entry(name))
+            for m in members:
+                structure = by_number[m.number]
+                mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""
+                amount = f"{milliliters(m.volume_ml)} ml{mark}"
+                tag = EXPERIMENTAL if structure.experimental else ""
+                color = color_of[segmentation.model, m.number]
+                entries.append(Entry(structure.name, color, amount, tag))
+    return entries
+
+
+def milliliters(volume: float) -> str:
+    """Return a volume in ml as text: 12,340, 345, 6.7, 0.08."""
+    if volume >= 99.95:
+        return f"{volume:,.0f}"
+    return f"{volume:.1f}" if volume >= 0.995 else f"{volume:.2g}"
+
+
+def legend_notes(
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    flags: Iterable[Flag],
+    limitations: Iterable[str] = (),
+) -> list[Note]:
+    """Return the notes on a result: flags, limitations, cut and missing structures."""
+    notes = [Note(flag.text, WARN) for flag in dict.fromkeys(flags)]
+    notes += [Note(f"Known error: {text}", WARN) for text in dict.fromkeys(limitations)]
+    present = [m for m in measurements if m.voxels]
+    if not present:
+        notes.insert(0, Note("No structure was found in this scan", WARN))
+    if any(Flag.TOUCHES_BORDER in m.flags for m in present):
+        notes.append(Note("* Cut off by the border of the scan: the volume is incomplete", MUTED))
+    structures = {(s.model, t.number): t for s in segmentations for t in s.structures}
+    if any(structures[m.model, m.number].experimental for m in present):
+        notes.append(
+            Note(f"{EXPERIMENTAL} The authors of the model advise against relying on it", MUTED)
+        )
+    absent = [structures[m.model, m.number].name for m in measurements if not m.voxels]
+    if absent and present:
+        notes.append(Note(f"Not found: {', '.join(absent)}", MUTED))
+    return notes
+
+
+Item = tuple[Entry | Note, int]
+"""An entry or note with its height in pixels."""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """The entries and notes of a legend, which flow through columns."""
+
+    entries: tuple[Entry, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of its entries."""
+        return SMALL if len(self.entries) > MANY else LARGE
+
+    def heights(self) -> dict[int, int]:
+        """Return its height in 1 to `MAX_COLUMNS` columns, of the width that the layout uses."""
+        heights = {}
+        for columns in range(1, MAX_COLUMNS + 1):
+            width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
+            width = width if columns >= MAX_COLUMNS - 1 else LEGEND_WIDTH
+            heights[columns] = _least_height(self._items(width), columns)
+        return heights
+
+    def draw(self, page: Image.Image, corner: tuple[int, int], columns: int, width: int) -> None:
+        """Draw it below `corner` in columns of a width."""
+        items = self._items(width)
+        canvas, x = ImageDraw.Draw(page), corner[0]
+        for column in _columns_at(items, _least_height(items, columns)):
+            y = corner[1]
+            for item, size in column:
+                if isinstance(item, Entry):
+                    _draw_entry(canvas, (x, y), item, self.sizes, width)
+                else:
+                    _draw_note(canvas, (x, y), item, width)
+                y += size
+            x += width + LEGEND_GAP
+
+    def _items(self, width: int) -> list[Item]:
+        """Return entries and notes with their heights in a column of a width."""
+        line = round(NOTE_SIZE * LINE_HEIGHT)
+        items: list[Item] = [
+            (e, self.sizes.height + (len(_names(e, self.sizes, width)) - 1) * self.sizes.text)
+            for e in self.entries
+        ]
+        for note in self.notes:
+            lines = len(list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT)))
+            items.append((note, NOTE_GAP + lines * line))
+        return items
+
+
+def _least_height(items: Sequence[Item], columns: int) -> int:
+    """Return the smallest height at which items fit into columns in their order."""
+    sizes = [size for _, size in items]
+    height = max([-(-sum(sizes) // columns), *sizes], default=0)
+    while len(_columns_at(items, height)) > columns:
+        height += 1
+    return height
+
+
+def _columns_at(items: Sequence[Item], height: int) -> list[list[Item]]:
+    """Return the items of each column of a height; a heading is not the last of a column."""
+    columns: list[list[Item]] = [[]]
+    for n, (item, size) in enumerate(items):
+        heading = isinstance(item, Entry) and item.color is None
+        needed = size + (items[n + 1][1] if heading and n + 1 < len(items) else 0)
+        if columns[-1] and sum(s for _, s in columns[-1]) + needed > height:
+            columns.append([])
+        columns[-1].append((item, size))
+    return columns
+
+
+def _draw_note(
+    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], note: Note, width: int
+) -> None:
+    x, y = corner[0], corner[1] + NOTE_GAP // 2
+    line = round(NOTE_SIZE * LINE_HEIGHT)
+    lines = list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT))
+    canvas.rectangle([x, y + 2, x + 2, y + len(lines) * line - 2], fill=note.color)
+    for n, text in enumerate(lines):
+        draw_text(canvas, (x + NOTE_INDENT, y + n * line), text, NOTE_SIZE, note.color)
+
+
+def _draw_entry(
+    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], entry: Entry, sizes: Sizes, width: int
+) -> None:
+    """Draw a line; dots lead from a long name to its volume."""
+    x, y = corner[0], corner[1] + sizes.height / 2
+    if entry.color is None:
+        name = truncated(entry.text, NOTE_SIZE, width)
+        draw_text(canvas, (x, y), name, NOTE_SIZE, MUTED, "lm")
+        start = x + text_width(name, NOTE_SIZE) + 8
+        canvas.line([(start, y), (x + width, y)], fill=RULE)
+        return
+    names, swatch = _names(entry, sizes, width), sizes.text - SWATCH_INSET
+    top = y - swatch / 2
+    canvas.rectangle([x, top, x + swatch, top + swatch], fill=entry.color)
+    for n, name in enumerate(names):
+        at = x + swatch + SWATCH_GAP, y + n * sizes.text
+        draw_text(canvas, at, name, sizes.text, TEXT, "lm")
+    y += (len(names) - 1) * sizes.text
+    draw_text(canvas, (x + width, y), entry.amount, sizes.text, TEXT, "rm")
+    start = x + swatch + 2 * SWATCH_GAP + text_width(names[-1], sizes.text)
+    end = x + width - text_width(entry.amount, sizes.text) - SWATCH_GAP
+    for dot in range(round(start), round(end), 6):
+        canvas.point([(dot, y + sizes.text / 3)], fill=MUTED)
+
+
+def _names(entry: Entry, sizes: Sizes, width: int) -> list[str]:
+    """Return the lines of an entry's name, which end before its volume."""
+    left = sizes.text - SWATCH_INSET + 2 * SWATCH_GAP
+    room = width - left - text_width(entry.amount, sizes.text)
+    return list(wrap_text(f"{entry.text} {entry.tag}", sizes.text, room)) or [""]
+
+
+NOTICE = "Research use only - not for diagnosis"
+RULE_Y = HEADER_HEIGHT - 8
+"""Lower end of the header, which alone depends on the order in which voxels are stored."""
+FOOTER_HEIGHT = 28
+BAR_MAX_WIDTH = 150
+CAPTION_SIZE = 14
+LETTER_SIZE = 15
+MIN_LETTERED = 90
+"""Minimum width and height of a frame with letters at all four sides."""
+Show = Literal["labels", "scan"]
+
+
+def draw_preview(
+    volume: Volume,
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    flags: Sequence[Flag],
+    path: Path,
+    about: About = About(),
+) -> None:
+    """Draw a scan with its structures to a PNG file.
+
+    The page shows a plane through the largest structure without and with structures, two other
+    planes, and slices spread over the structures, of which each is in at least one. Planes are
+    cropped to the body and follow the radiological convention (the patient's right on the left,
+    sagittal planes facing left, head up), at true proportions for any storage order. The slices of
+    tilted and of thin stacks are shown as acquired. Letters at the edges, a scale bar, a legend
+    with volumes, and the flags are added.
+
+    Parameters
+    ----------
+    volume : Volume
+        The scan.
+    segmentations : sequence of Segmentation
+        Segmentations on the volume's grid, in drawing order.
+    measurements : sequence of Measurement
+        One measurement for each structure of each segmentation.
+    flags : sequence of Flag
+        The flags of the case.
+    path : Path
+        The PNG file. Equal input gives equal bytes.
+    about : About
+        Case id, assumed modality, limitations of the models.
+
+    Raises
+    ------
+    ValueError
+        If the scan is marked as having identifying text burned in.
+    OSError
+        If the file can't be written.
+    """
+    if Flag.BURNED_IN in flags or Flag.BURNED_IN in volume.flags:
+        raise ValueError("a scan with identifying text burned in must not have a preview")
+    draw_page(choose_content(volume, segmentations, measurements, about), flags, path)
+
+
+def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> None:
+    """Draw the page of `draw_preview`."""
+    results = content.segmentations, content.measurements
+    legend = Legend(
+        tuple(legend_entries(*results, content.color_of)),
+        tuple(legend_notes(*results, flags, content.about.limitations)),
+    )
+    main, second, third = (plane.area.size for plane in content.planes)
+    planes = arrange_planes(main, second, third, legend.heights())
+    mosaic = arrange_mosaic(len(content.tiles), content.tiles[0].area.size)
+    below = HEADER_HEIGHT + planes.height + GAP
+    page = Image.new("RGB", (WIDTH, below + mosaic.height + FOOTER_HEIGHT), PAGE)
+    _draw_header(page, content)
+    _draw_planes(page, content, planes)
+    corner = MARGIN + planes.legend[0], HEADER_HEIGHT + planes.legend[1]
+    legend.draw(page, corner, planes.columns, planes.column_width)
+    _draw_mosaic(page, content, mosaic, below)
+    at = MARGIN, page.height - FOOTER_HEIGHT / 2
+    draw_text(ImageDraw.Draw(page), at, NOTICE, 13, MUTED, "lm")
+    frames = [frame.moved(MARGIN, below) for frame in mosaic.frames]
+    info = tile_info(map_tiles(content.tiles, frames))
+    page.save(path, format="PNG", compress_level=PNG_LEVEL, pnginfo=info)
+
+
+def _draw_header(page: Image.Image, content: PreviewContent) -> None:
+    """Write models with their versions; case, scan, device and precision below."""
+    canvas, grid = ImageDraw.Draw(page), content.volume.grid
+    models = [f"{s.title} {s.version}".strip() for s in content.segmentations]
+    title = truncated(" + ".join(models), 26, CONTENT_WIDTH)
+    draw_text(canvas, (MARGIN, 12), title, 26, TEXT)
+    runs = dict.fromkeys(
+        ", ".join(filter(None, (s.device, s.precision, s.changes))) for s in content.segmentations
+    )
+    shape = " x ".join(str(n) for n in grid.shape)
+    spacing = " x ".join(f"{s:.2f}" for s in grid.spacing)
+    facts = (
+        f"case {content.about.case_id}" if content.about.case_id else "",
+        f"{content.modality}, {content.window_text}",
+        f"{shape} voxels of {spacing} mm, {grid.axis_codes}",
+        *runs,
+    )
+    lines = wrap_text("  ·  ".join(filter(None, facts)), 14, CONTENT_WIDTH)
+    for n, line in enumerate(list(lines)[:2]):
+        draw_text(canvas, (MARGIN, 46 + 19 * n), line, 14, MUTED)
+
+
+def _draw_planes(page: Image.Image, content: PreviewContent, planes: Planes) -> None:
+    """Draw the main plane without and with labels, with the scale bar, and the two others."""
+    main, second, third = content.planes
+    frames = [frame.moved(MARGIN, HEADER_HEIGHT) for frame in planes.frames]
+    shows: tuple[Show, ...] = ("scan", "labels", "labels", "labels")
+    for frame, plane, show in zip(frames, (main, main, second, third), shows, strict=True):
+        _draw_plane(page, content, plane, frame, show)
+    labelled = frames[1]
+    room = min(BAR_MAX_WIDTH, labelled.width / 3)
+    at = labelled.x + 12, labelled.y + labelled.height - 16
+    scale_bar(page, at, labelled.picture[0] / main.area.size[0], room)
+
+
+def _draw_plane(
+    page: Image.Image, content: PreviewContent, plane: Plane, frame: Frame, show: Show
+) -> None:
+    """Draw a plane with its caption and, at its edges, the letters of the sides."""
+    draw_picture(page, content, plane, frame, show)
+    caption = "Scan" if show == "scan" else plane.name
+    caption = truncated(caption, CAPTION_SIZE, frame.width - 12)
+    if frame.width > MIN_LETTERED:
+        draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
+    across, down = LETTERS[plane.direction.across], LETTERS[plane.direction.down]
+    middle = frame.x + frame.width / 2, frame.y + frame.height / 2
+    draw_plate(page, (frame.x + 6, middle[1]), across[0], LETTER_SIZE, "lm")
+    draw_plate(page, (frame.x + frame.width - 6, middle[1]), across[1], LETTER_SIZE, "rm")
+    if min(frame.width, frame.height) > MIN_LETTERED:
+        draw_plate(page, (middle[0], frame.y + 24), down[0], LETTER_SIZE, "ma")
+        draw_plate(page, (middle[0], frame.y + frame.height - 6), down[1], LETTER_SIZE, "mb")
+
+
+def draw_picture(
+    page: Image.Image, content: PreviewContent, plane: Plane, frame: Frame, show: Show = "labels"
+) -> None:
+    """Draw a plane in the middle of its frame, which has the colour of air."""
+    picture = content.picture(plane, frame.picture, show)
+    edge = (255, 255, 255) if content.window.inverted else (0, 0, 0)
+    box = (frame.x, frame.y, frame.x + frame.width - 1, frame.y + frame.height - 1)
+    ImageDraw.Draw(page).rectangle(box, fill=edge)
+    page.paste(picture, frame.corner)
+
+
+def _draw_mosaic(page: Image.Image, content: PreviewContent, mosaic: Mosaic, top: int) -> None:
+    """Draw slices in order, each with its number and position."""
+    for plane, at in zip(content.tiles, mosaic.frames, strict=True):
+        frame = at.moved(MARGIN, top)
+        draw_picture(page, content, plane, frame)
+        caption = truncated(plane.short, 12, frame.width - 10)
+        draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
+
+
+THUMBNAIL_SIZE = (520, 200)
+
+
+def draw_thumbnail(content: PreviewContent, path: Path) -> None:
+    """Draw the three planes of a preview side by side to a PNG file of `THUMBNAIL_SIZE` pixels.
+
+    Raises
+    ------
+    OSError
+        If the file can't be written.
+    """
+    page = Image.new("RGB", THUMBNAIL_SIZE, PAGE)
+    frames: tuple[Frame, ...] = fill_row(
+        [plane.area.size for plane in content.planes], THUMBNAIL_SIZE
+    )
+    for plane, frame in zip(content.planes, frames, strict=True):
+        draw_picture(page, content, plane, frame)
+    page.save(path, format="PNG", compress_level=PNG_LEVEL)
+
+
+TILE_MAP_KEYWORD = "scanloom tiles"
+"""Keyword of the text chunk of the PNG file."""
+
+Row = tuple[float, float, float, float]
+Pixels = tuple[int, int, int, int]
+"""Left, top, width and height in pixels."""
+
+
+@dataclass(frozen=True)
+class MosaicSlice:
+    """A slice of the mosaic.
+
+    Parameters
+    ----------
+    slice : int
+        Its index along the slice axis.
+    number : int
+        Its number on the page, where slices are counted from 1 towards the feet.
+    x, y : int
+        Corner on the page.
+    """
+
+    slice: int
+    number: int
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """Positions of the slices of a mosaic on the page, in pixels.
+
+    Parameters
+    ----------
+    axis : 0, 1 or 2
+        Axis of the voxel array across the slices.
+    size : (width, height)
+        Size of the picture of each slice.
+    tiles : tuple of MosaicSlice
+        The slices; at least one.
+    to_picture : (row, row)
+        Affine from a voxel index (i, j, k, 1) to x and y within the picture of its slice.
+    """
+
+    axis: int
+    size: tuple[int, int]
+    tiles: tuple[MosaicSlice, ...]
+    to_picture: tuple[Row, Row]
+
+    def nearest(self, box: Box) -> MosaicSlice:
+        """Return the slice that is nearest to the middle of a bounding box."""
+        middle = (box[0][self.axis] + box[1][self.axis]) / 2
+        return min(self.tiles, key=lambda tile: abs(tile.slice - middle))
+
+    def outline(self, box: Box, tile: MosaicSlice) -> Pixels:
+        """Return the outline of a bounding box in the picture of a slice, on the page."""
+        ends = np.array([[*box[0], 1.0], [*box[1], 1.0]])
+        ends[0, :3] -= 0.5
+        ends[1, :3] += 0.5
+        corners = ends @ np.array(self.to_picture).T
+        low = np.clip(corners.min(axis=0), 0, self.size)
+        high = np.clip(corners.max(axis=0), 0, self.size)
+        (left, top), (width, height) = np.rint(low), np.rint(high - low)
+        return tile.x + int(left), tile.y + int(top), int(width), int(height)
+
+
+def map_tiles(planes: Sequence[Plane], frames: Sequence[Frame]) -> TileMap:
+    """Return the map of a mosaic, from its planes and their frames on the page."""
+    view, direction, area = planes[0].view, planes[0].direction, planes[0].area
+    axis, size = direction.normal, frames[0].picture
+    step, origin = np.diag(view.to_lpi)[:3], view.to_lpi[:3, 3]
+    tiles = []
+    for plane, frame in zip(planes, frames, strict=True):
+        n = round(float((plane.position - origin[axis]) / step[axis]))
+        index = view.shape[axis] - 1 - n if view.flipped[axis] else n
+        tiles.append(MosaicSlice(index, n + 1, *frame.corner))
+    rows = np.zeros((2, 4))
+    for row, lpi, low, mm, pixels in zip(
+        rows, (direction.across, direction.down), area.low, area.size, size, strict=True
+    ):
+        flip, scale = view.flipped[lpi], pixels / mm
+        first = origin[lpi] + (step[lpi] * (view.shape[lpi] - 1) if flip else 0.0)
+        row[view.order[lpi]] = (-1 if flip else 1) * step[lpi] * scale
+        row[3] = (first - low) * scale
+    to_x, to_y = ((float(a), float(b), float(c), float(d)) for a, b, c, d in rows.round(4))
+    return TileMap(view.order[axis], size, tuple(tiles), (to_x, to_y))
+
+
+def tile_info(tile_map: TileMap) -> PngInfo:
+    """Return the text chunk with a map, for the PNG file of the page."""
+    info = PngInfo()
+    info.add_text(TILE_MAP_KEYWORD, json.dumps(asdict(tile_map), separators=(",", ":")))
+    return info
+
+
+def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
+    """Read the map from the `info` of an opened PNG file; None if it is missing or malformed."""
+    names = [field.name for field in dataclass_fields(MosaicSlice)]
+    try:
+        fields = json.loads(info[TILE_MAP_KEYWORD])
+        width, height = (int(n) for n in fields["size"])
+        (a, b, c, d), (e, f, g, h) = ([float(x) for x in row] for row in fields["to_picture"])
+        tiles = tuple(MosaicSlice(*(int(t[n]) for n in names)) for t in fields["tiles"])
+        axis = int(fields["axis"])
+    except (LookupError, TypeError, ValueError):
+        return None
+    if axis not in (0, 1, 2) or not tiles or min(width, height) < 1:
+        return None
+    return TileMap(axis, (width, height), tiles, ((a, b, c, d), (e, f, g, h)))

@@ -1,0 +1,530 @@
+"""Cases that are open for review, within a limit of memory: scan, label maps, and their slices.
+
+All indices are those of a `View`: they increase towards the patient's left, back and feet, so that
+axial and coronal slices show the patient's right on the left, and sagittal ones the front.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Grid, Measurement, Reason, ScanError, Volume
+from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.published import check_files
+from scanloom.io.read import load_volume
+from scanloom.io.system.disk_errors import is_passing
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.review.preview.slicing import (
+    AXIAL,
+    CORONAL,
+    LETTERS,
+    LUNG,
+    SAGITTAL,
+    SOFT_TISSUE,
+    Direction,
+    GrayWindow,
+    View,
+    choose_window,
+    hounsfield_window,
+)
+from scanloom.review.revisions import latest_result, read_label_map, revision_number
+from scanloom.review.sources import read_source
+from scanloom.review.verdicts.verdict import Seen
+
+IMAGE = "image.nii.gz"
+_PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield_window(2000, 400)}
+WITHOUT = {
+    Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
+    Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
+    Reason.ID_UNKNOWN: "The scan is not shown: the crosswalk lacks the case.",
+}
+"""Why a case has no scan, by the reason; the labels and the preview are shown."""
+_SAMPLE = 97
+"""Every n-th voxel decides on the window of scans that are not in Hounsfield units."""
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, nib.filebasedimages.ImageFileError)  # type: ignore[attr-defined]  # nibabel is not typed
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A label map.
+
+    Parameters
+    ----------
+    file : str
+        Its name in the case folder.
+    model : str
+    labels : (X, Y, Z) uint8 or uint16 array
+        In the view.
+    structures : tuple of dict
+        Entries of `segments.json`.
+    """
+
+    file: str
+    model: str
+    labels: NDArray[Any]
+    structures: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedCase:
+    """A case that is open for review.
+
+    Parameters
+    ----------
+    name : str
+        Name of its folder.
+    document : dict
+        `case.json`.
+    view : View
+        The grid, in the orientation in which slices are drawn.
+    image : Image or None
+        The scan, if it can be had.
+    origin : "image", "source" or ""
+        Where the scan is from.
+    missing : str
+        Why there is no scan.
+    layers : tuple of Layer
+    measurements : tuple of Measurement
+    seen : Seen
+        Recipe and hashes of the label maps.
+    windows : tuple of (str, GrayWindow)
+        Named windows; the first is the default.
+    revision : int
+        Number of the revision whose labels are shown; 0 for the case's own.
+    """
+
+    name: str
+    document: dict[str, Any]
+    view: View
+    image: Image | None
+    origin: str
+    missing: str
+    layers: tuple[Layer, ...]
+    measurements: tuple[Measurement, ...]
+    seen: Seen
+    windows: tuple[tuple[str, GrayWindow], ...]
+    revision: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        image = self.image.array.nbytes if self.image else 0
+        return image + sum(layer.labels.nbytes for layer in self.layers)
+
+
+def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
+    """Open a published case.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    name : str
+        Name of the case folder.
+    key : Path or None
+        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
+
+    Raises
+    ------
+    ScanError
+        ID_UNKNOWN if there is no such case; RESULT_DAMAGED if a file is missing or changed.
+    OSError
+        If a file can't be read for the moment.
+    """
+    folder = out / "cases" / name
+    if not folder.is_dir():
+        raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
+    try:
+        check_files(folder)
+        document = read_json(folder / CASE)
+        latest = latest_result(out, name)
+        if latest != folder:
+            check_files(latest)
+        grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
+        view = View(grid)
+        seen = Seen(read_json(latest / CASE)["recipe"], _hashes(latest))
+        layers = tuple(_layers(latest, view))
+        measurements = read_measurements(latest)
+    except _DAMAGE as exc:
+        if is_passing(exc):
+            raise
+        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
+    volume, origin, missing = _scan(out, folder, document, grid, key)
+    windows = _windows(volume) if volume else ()
+    image = as_image(volume, view) if volume else None
+    return OpenedCase(
+        *(name, document, view, image, origin, missing),
+        *(layers, measurements, seen, windows, revision_number(latest)),
+    )
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each label map that `segments.json` lists."""
+    files = [entry["file"] for entry in read_json(folder / SEGMENTS)["files"]]
+    return {name: _sha256(folder / name) for name in dict.fromkeys(files)}
+
+
+def _sha256(path: Path) -> str:
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _layers(folder: Path, view: View) -> list[Layer]:
+    layers = []
+    for entry in read_json(folder / SEGMENTS)["files"]:
+        labels = read_label_map(folder / entry["file"])
+        if labels.shape != view.source.shape:
+            raise ValueError("a label map has another shape than its case")
+        kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)
+        structures = tuple(entry["structures"])
+        layers.append(Layer(entry["file"], entry["model"], view.of(kept), structures))
+    return layers
+
+
+def _scan(
+    out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
+) -> tuple[Volume | None, str, str]:
+    """Return the scan of a case, where it is from, and why there is none."""
+    stored = folder / IMAGE
+    try:
+        if stored.is_file():
+            modality = document["options"]["modality"] or document["source"]["modality"]
+            volume = load_volume(stored, modality=modality)
+        else:
+            volume = read_source(out, folder.name, key).volume
+    except ScanError as exc:
+        return None, "", _why(exc.reason, exc.detail)
+    if not volume.grid.matches(grid, tolerance=1e-2):
+        return None, "", _why(Reason.SERIES_DIFFERS, "the scan has other voxels than the labels")
+    return volume, "image" if stored.is_file() else "source", ""
+
+
+def _why(reason: Reason, detail: str) -> str:
+    """Return why a case has no scan."""
+    if reason is Reason.SERIES_DIFFERS:
+        return f"The scan is not shown: {detail} ({reason.code})."
+    return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
+
+
+def _windows(volume: Volume) -> tuple[tuple[str, GrayWindow], ...]:
+    if volume.unit == "HU":
+        return tuple(_PRESETS.items())
+    sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
+    sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
+    chosen = choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
+    return (("usual", chosen),)
+
+
+def describe(case: OpenedCase) -> dict[str, Any]:
+    """Return what the viewer needs, as JSON; no path and no identity."""
+    view, image = case.view, case.image
+    lps = np.diag((1, 1, -1, 1)) @ view.to_lpi
+    return {
+        "id": case.name,
+        "shape": view.shape,
+        "spacing": [view.source.spacing[n] for n in view.order],
+        "affine": lps.tolist(),
+        "sheared": view.source.sheared,
+        "modality": case.document["source"]["modality"],
+        "unit": case.document["source"]["unit"],
+        "image": case.origin or None,
+        "image_reason": case.missing,
+        "scale": [image.slope, image.intercept] if image else None,
+        "exact": image.exact if image else None,
+        "windows": [
+            {"name": name, "low": w.low, "high": w.high, "inverted": w.inverted}
+            for name, w in case.windows
+        ],
+        "planes": {name: describe_plane(view, plane) for name, plane in PLANES.items()},
+        "layers": [_plain_layer(case, n, layer) for n, layer in enumerate(case.layers)],
+        "models": [f"{m['name']} {m['version']}".strip() for m in case.document["models"]],
+        "flags": [flag["code"] for flag in case.document["flags"]],
+        "revision": case.revision,
+        "recipe": case.seen.recipe,
+        "seen": case.seen.labels,
+    }
+
+
+def _plain_layer(case: OpenedCase, index: int, layer: Layer) -> dict[str, Any]:
+    measured = {m.label: m for m in case.measurements if m.model == layer.model}
+    return {
+        "index": index,
+        "file": layer.file,
+        "model": layer.model,
+        "bytes": layer.labels.itemsize,
+        "labels": [
+            _plain_structure(case, layer, each, measured.get(each["label"]))
+            for each in layer.structures
+        ],
+    }
+
+
+def _plain_structure(
+    case: OpenedCase, layer: Layer, structure: dict[str, Any], m: Measurement | None
+) -> dict[str, Any]:
+    red, green, blue = structure["color"]
+    return {
+        "value": structure["number"],
+        "label": structure["label"],
+        "name": structure["name"],
+        "color": f"#{red:02x}{green:02x}{blue:02x}",
+        "volume_ml": m.volume_ml if m else None,
+        "centre": centre_of(case, layer, structure["number"], m),
+    }
+
+
+def centre_of(
+    case: OpenedCase, layer: Layer, number: int, m: Measurement | None
+) -> Sequence[int] | None:
+    """Return the voxel (view) of a structure that is nearest to the middle of its box."""
+    if m is None or m.box is None:
+        return None
+    ends = np.array([case.view.index_of(corner) for corner in m.box])
+    low, high = ends.min(axis=0), ends.max(axis=0)
+    middle = (low + high) // 2
+    for axis in (2, 1, 0):  # the middle slice of the box holds the structure, or its neighbours do
+        box = tuple(
+            slice(middle[n], middle[n] + 1) if n == axis else slice(low[n], high[n] + 1)
+            for n in range(3)
+        )
+        inside = np.argwhere(layer.labels[box] == number)
+        if len(inside):
+            corner = np.array([part.start for part in box])
+            nearest = np.abs(inside + corner - middle).sum(axis=1).argmin()
+            return [int(n) for n in inside[nearest] + corner]
+    return [int(n) for n in middle]
+
+
+MAX_OPEN_BYTES = 704 << 20
+"""Arrays of open cases that are kept; the case that was used longest ago is closed first."""
+SHOWN_S = 1800.0
+"""Time for which the case that a reviewer looks at stays open, from the last request."""
+_BYTES_PER_VOXEL = 3
+"""Of a case that is not open yet: an image of int16 and labels of uint8."""
+
+
+class OpenCases:
+    """Cases that are open, or being opened.
+
+    The case that a reviewer looks at is not closed for another one, whatever the limit.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    key : Path or None
+        File with the key of the case ids.
+    limit : int
+        Bytes of their arrays.
+    """
+
+    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
+        self.out, self.key, self.limit = out, key, limit
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
+        self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
+        self._shown: dict[str, tuple[str, float]] = {}
+        for library in ("pyarrow.compute", "pyarrow.parquet"):  # while the list is looked at
+            self._pool.submit(import_module, library)
+
+    def show(self, name: str, reviewer: str) -> None:
+        """Note which case a reviewer looks at."""
+        with self._guard:
+            self._shown[reviewer] = name, time.monotonic()
+
+    def get(self, name: str) -> OpenedCase:
+        """Return an open case.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`.
+        """
+        with self._guard:
+            future = self._start(name)
+        return future.result()
+
+    def get_ahead(self, name: str) -> OpenedCase | None:
+        """Return a case that is opened ahead of time; None if it has no room beside shown ones.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`.
+        """
+        expected = expected_bytes(self.out, name)
+        with self._guard:
+            shown = sum(self._bytes(each) for each in self._kept() - {name})
+            if shown + expected > self.limit:
+                return None
+            future = self._start(name)
+        return future.result()
+
+    def forget(self, name: str) -> None:
+        """Close a case."""
+        with self._guard:
+            self._open.pop(name, None)
+
+    def _start(self, name: str) -> Future[OpenedCase]:
+        """Open a case in the background, unless it is open."""
+        future = self._open.get(name)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._pool.submit(self._opened, name)
+            self._open[name] = future
+        self._open.move_to_end(name)
+        return future
+
+    def _opened(self, name: str) -> OpenedCase:
+        expected = expected_bytes(self.out, name)
+        with self._guard:  # make room before it is read
+            self._close_old(name, expected)
+        case = open_case(self.out, name, self.key)
+        with self._guard:
+            self._close_old(name, case.nbytes)
+        return case
+
+    def _close_old(self, name: str, added: int) -> None:
+        """Close cases that were used longest ago, and that nobody looks at, to make room."""
+        held = added + sum(map(_arrays, self._open.values()))
+        kept = self._kept() | {name}
+        for oldest in list(self._open):
+            if held <= self.limit:
+                return
+            if oldest not in kept:
+                held -= _arrays(self._open.pop(oldest))
+
+    def _kept(self) -> set[str]:
+        """Return the cases that reviewers look at."""
+        oldest = time.monotonic() - SHOWN_S
+        return {name for name, at in self._shown.values() if at >= oldest}
+
+    def _bytes(self, name: str) -> int:
+        future = self._open.get(name)
+        return (_arrays(future) if future else 0) or expected_bytes(self.out, name)
+
+
+def expected_bytes(out: Path, name: str) -> int:
+    """Return the bytes that the arrays of a case will have, about; 0 if that can't be known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        shape = read_json(out / "cases" / name / CASE)["grid"]["shape"]
+        return _BYTES_PER_VOXEL * math.prod(map(int, shape))
+    return 0
+
+
+def _arrays(future: Future[OpenedCase]) -> int:
+    if not future.done() or future.exception() is not None:
+        return 0
+    return future.result().nbytes
+
+
+PLANES: dict[str, Direction] = {"axial": AXIAL, "coronal": CORONAL, "sagittal": SAGITTAL}
+MAX_CHUNK_BYTES = 16 << 20
+"""Largest answer with slices."""
+_LOWEST, _HIGHEST = -32768, 32767
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """A scan as int16, and the factors of its values: `slope` * pixel + `intercept`.
+
+    Parameters
+    ----------
+    array : (X, Y, Z) int16 array
+        Pixels, in a view.
+    slope, intercept : float
+    exact : bool
+        Whether the values are those of the scan, not rounded to `slope` / 2.
+    """
+
+    array: NDArray[np.int16]
+    slope: float
+    intercept: float
+    exact: bool
+
+
+def as_image(volume: Volume, view: View) -> Image:
+    """Return a scan as an image. Voxels that are not numbers get the lowest value."""
+    array = volume.array
+    if array.dtype.kind == "f":
+        array = np.where(np.isfinite(array), array, np.nanmin(array[np.isfinite(array)], initial=0))
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    whole = array.dtype.kind in "iu" or bool((array == np.rint(array)).all())
+    if whole and low >= _LOWEST and high <= _HIGHEST:
+        return Image(view.of(_as_int16(array)), 1.0, 0.0, exact=True)
+    if whole and high - low <= _HIGHEST - _LOWEST:
+        shifted = np.asarray(array.astype(np.float64) - low + _LOWEST)
+        return Image(view.of(_as_int16(shifted)), 1.0, low - _LOWEST, exact=True)
+    slope = (high - low) / (_HIGHEST - _LOWEST)
+    pixels = np.rint((array.astype(np.float64) - low) / slope + _LOWEST)
+    return Image(view.of(_as_int16(pixels)), slope, low - slope * _LOWEST, exact=False)
+
+
+def _as_int16(array: NDArray[Any]) -> NDArray[np.int16]:
+    return np.asfortranarray(array.astype(np.int16, copy=False))
+
+
+def plane_shape(shape: tuple[int, ...], plane: Direction) -> tuple[int, int, int]:
+    """Return the number of slices, rows and columns of a plane through a view."""
+    return shape[plane.normal], shape[plane.down], shape[plane.across]
+
+
+def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> bytes:
+    """Return slices as little-endian pixels, row by row.
+
+    Parameters
+    ----------
+    array : (X, Y, Z) array
+        In a view.
+    plane : Direction
+    first, last : int
+        Indices of the first and the last slice.
+
+    Raises
+    ------
+    IndexError
+        If there are no such slices, or they exceed `MAX_CHUNK_BYTES`.
+    """
+    count, rows, columns = plane_shape(array.shape, plane)
+    if not 0 <= first <= last < count:
+        raise IndexError(f"slices {first} to {last} of {count}")
+    if (last - first + 1) * rows * columns * array.itemsize > MAX_CHUNK_BYTES:
+        raise IndexError(f"slices {first} to {last} exceed {MAX_CHUNK_BYTES >> 20} MiB")
+    chosen = np.moveaxis(array, plane.normal, 0)[first : last + 1]
+    pixels = chosen.copy(order="K")  # in one pass: sagittal slices are interleaved in memory
+    if plane.across < plane.down:  # rows run along the second axis
+        pixels = pixels.transpose(0, 2, 1)
+    rows_in_order = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("<"))  # without the GIL
+    return rows_in_order.tobytes()
+
+
+def describe_plane(view: View, plane: Direction) -> dict[str, Any]:
+    """Return what a page needs to draw a plane: axes, sizes in mm, and side letters."""
+    spacing = [view.source.spacing[n] for n in view.order]
+    across, down = LETTERS[plane.across], LETTERS[plane.down]
+    return {
+        "normal": plane.normal,
+        "across": plane.across,
+        "down": plane.down,
+        "count": view.shape[plane.normal],
+        "width": view.shape[plane.across],
+        "height": view.shape[plane.down],
+        "pixel_mm": [spacing[plane.across], spacing[plane.down]],
+        "letters": {"left": across[0], "right": across[1], "top": down[0], "bottom": down[1]},
+    }

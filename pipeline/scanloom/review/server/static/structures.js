@@ -1,0 +1,76 @@
+// The list of structures: each with its colour, volume, visibility and verdict.
+import { byId, element } from "./dom.js";
+
+export class Structures {
+  /**
+   * @param {Verdict} verdict
+   * @param {(point: number[]) => void} jump
+   * @param {() => void} redraw
+   */
+  constructor(verdict, jump, redraw) {
+    this.verdict = verdict;
+    this.jump = jump;
+    this.redraw = redraw;
+    /** Structures that are not drawn, as "<layer>:<label>". @type {Set<string>} */
+    this.off = new Set();
+    byId("all").addEventListener("click", () => this.showAll(true));
+    byId("none").addEventListener("click", () => this.showAll(false));
+  }
+
+  /** @param {Case} about */
+  show(about) {
+    this.off = new Set();
+    const layers = about.layers.map((layer) => {
+      const box = element("div");
+      if (about.layers.length > 1) box.append(element("h2", layer.file));
+      const list = element("ul", "", { class: "structures" });
+      list.append(...layer.labels.map((structure) => this.itemOf(layer, structure)));
+      box.append(list);
+      return box;
+    });
+    byId("layers").replaceChildren(...layers);
+  }
+
+  itemOf(layer, structure) {
+    const { name, centre } = structure;
+    const key = `${layer.index}:${structure.value}`;
+    const swatch = element("span", "", { class: "swatch" });
+    swatch.style.background = structure.color;
+    const tick = element("input", "", { type: "checkbox", "aria-label": `Show ${name}` });
+    tick.checked = true;
+    tick.dataset.key = key;
+    tick.addEventListener("change", () => {
+      if (tick.checked) this.off.delete(key);
+      else this.off.add(key);
+      this.redraw();
+    });
+    const item = element("li");
+    item.append(tick, swatch);
+    if (centre === null) {
+      item.append(element("span", `${name}: not found`, { class: "name quiet" }));
+      return item;
+    }
+    const button = element("button", "Go", { type: "button", "aria-label": `Go to ${name}` });
+    button.addEventListener("click", () => this.jump(centre));
+    item.append(
+      element("span", `${name}${volumeOf(structure)}`, { class: "name" }),
+      button,
+      this.verdict.ofStructure(`${layer.model}/${structure.label}`, name),
+    );
+    return item;
+  }
+
+  showAll(isShown) {
+    this.off = new Set();
+    for (const tick of byId("layers").querySelectorAll("input[type=checkbox]")) {
+      tick.checked = isShown;
+      if (!isShown) this.off.add(tick.dataset.key);
+    }
+    this.redraw();
+  }
+}
+
+function volumeOf({ volume_ml: ml }) {
+  if (ml === null) return "";
+  return ` ${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
+}
