@@ -25,9 +25,13 @@ from pydicom.uid import generate_uid
 
 from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.results.verify import verify
-from scanloom.engine.revisions.export import export
-from scanloom.engine.revisions.publish import Correction, publish_revision
-from scanloom.engine.revisions.take import changed_structures, take_file
+from scanloom.engine.revisions import (
+    Correction,
+    changed_structures,
+    export,
+    publish_revision,
+    take_file,
+)
 from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import (
     latest_result,
@@ -255,7 +259,7 @@ def test_a_damaged_revision_is_named_not_passed_over(output: OutputCopy) -> None
 PUBLISHER = """
 import sys
 from pathlib import Path
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import *
 out, name, key = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 while True:

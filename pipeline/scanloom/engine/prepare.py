@@ -426,7 +426,7 @@ def estimate_case(
     held = 0  # label maps of the previous models
     for n, prediction in enumerate(ordered):
         before, after = (
-            {groups[p.name] for p in part} for part in (ordered[: n + 1], ordered[n + 1 :])
+            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
         )
         need = memory.estimate_prediction(
             [reduced[member] for member in prediction.members],

@@ -62,8 +62,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "precision": precision,
                 "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
-                **_limitations(predictor.card),
-                **_reference_ranges(predictor.card),
+                **_judgements(predictor.card),
             }
             for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -75,15 +74,11 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     }
 
 
-def _limitations(card: ModelCard) -> dict[str, Any]:
-    """Return the limitations of a model, if its card states any."""
-    return {"limitations": list(card.limitations)} if card.limitations else {}
-
-
-def _reference_ranges(card: ModelCard) -> dict[str, Any]:
-    """Return the reference ranges of a model, if its card states any."""
+def _judgements(card: ModelCard) -> dict[str, Any]:
+    """Return the limitations and reference ranges of a model, if its card states any."""
     ranges = [asdict(each) for each in card.reference_ranges]
-    return {"reference_ranges": ranges} if ranges else {}
+    stated = {"limitations": list(card.limitations), "reference_ranges": ranges}
+    return {name: value for name, value in stated.items() if value}
 
 
 def weights_of_networks(card: ModelCard) -> dict[str, Any]:

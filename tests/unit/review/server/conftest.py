@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # newer releases of starlette prefer another client
     from starlette.testclient import TestClient
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.security import Sessions

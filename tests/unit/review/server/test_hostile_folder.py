@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from scanloom.core import ScanError
-from scanloom.engine.revisions.export import export
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, export, publish_revision
 from scanloom.io.output.case_folder import check_writable
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (

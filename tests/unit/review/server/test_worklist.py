@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.server.state import Worklist
 from support.review_cases import affine_of, publish, scan_array, seen

@@ -16,7 +16,7 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.results.verify import verify
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.report.page import write_report
 from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes

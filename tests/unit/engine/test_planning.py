@@ -16,32 +16,30 @@ from rich.console import Console
 
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
 from scanloom.convert.store import find_model
-from scanloom.core import Case, CaseRecord, Grid, Outputs, Reason, Series
+from scanloom.core import CaseRecord, Reason
 from scanloom.core.paths import shipped
-from scanloom.engine.planning.costs import (
+from scanloom.engine.planning import (
     Costs,
+    ExecutionSite,
     MeasuredCase,
+    PlannedCase,
+    RunPlan,
     RunTimeline,
+    choose_cases,
+    compare_devices,
     compare_with_plan,
     costs_file,
     costs_key,
-    states_something,
-)
-from scanloom.engine.planning.plan import (
-    ExecutionSite,
-    Plan,
-    PlannedCase,
-    compare_devices,
     make_plan,
     save_plan,
+    states_something,
     summarize,
 )
-from scanloom.engine.planning.trial import choose_cases
-from scanloom.engine.prepare import Prepared, Request
+from scanloom.engine.prepare import Request
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.selection import Scope
-from scanloom.inference.memory import CaseEstimate, Placement
+from scanloom.inference.memory import Placement
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.failures import write_failure
@@ -245,10 +243,8 @@ def test_costs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert not Costs.load("one").cases
 
 
-def candidate(size: int) -> Prepared:
-    case = Case(str(size), Series("nifti", (Path("a"),)), Outputs(), "", "")
-    outline = Grid((size, 1, 1), np.eye(4)), np.dtype(np.int16)
-    return Prepared(case, outline=outline, estimate=CaseEstimate({}, {}, 0, size))
+def candidate(size: int) -> PlannedCase:
+    return PlannedCase(str(size), size, size)
 
 
 def test_the_smallest_case_is_tried_and_cases_in_which_the_cost_lies() -> None:
@@ -256,7 +252,7 @@ def test_the_smallest_case_is_tried_and_cases_in_which_the_cost_lies() -> None:
     archive = [candidate(n) for n in range(1000, 1300)]
     archive += [candidate(n * 1_000_000) for n in range(1, 11)]
 
-    sizes = [each.outline[0].shape[0] for each in choose_cases(archive) if each.outline]
+    sizes = [each.voxels for each in choose_cases(archive)]
 
     assert sizes[0] == 1000
     assert sizes[1:3] == [7_000_000, 10_000_000]
@@ -374,7 +370,7 @@ def test_cases_that_do_not_fit_are_named_in_the_plan(
 def shown(totals: object, selected: int = 10) -> str:
     """Return the table of a plan of two cases as text."""
     cases = tuple(PlannedCase(str(n)) for n in range(2))
-    plan = Plan(
+    plan = RunPlan(
         workflow="w",
         recipe="r",
         device="cpu",
