@@ -33,7 +33,6 @@ from scanloom.review.outliers import (
 from scanloom.review.preview.page import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import (
     ReportCase,
-    ReportData,
     advice,
     collect_report_data,
     private_rows,
@@ -41,7 +40,7 @@ from scanloom.review.report.data import (
     summed_runs,
     valid_runs,
 )
-from scanloom.review.report.pictures import Chart, draw_charts, draw_thumbs
+from scanloom.review.report.pictures import draw_charts, draw_thumbs
 from scanloom.review.verdicts.tables import review_states
 from scanloom.review.verdicts.verdict import STATES
 
@@ -57,6 +56,11 @@ _MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
 MAX_RUNS = 50
 """Number of runs that are listed, the newest ones."""
 _HERE = Path(__file__).parent
+_POLICY = (
+    "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
+    "script-src '{script}'; style-src '{style}'"
+)
+"""Content security policy: only this script and style, and pictures beside the page."""
 
 
 def write_report(out: Path, damaged: set[str] | None = None) -> Path:
@@ -83,7 +87,7 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     """
     damaged = set() if damaged is None else damaged
     page = out / REPORT / "index.html"
-    html = _render(_prepare(out, damaged))
+    html = _page(out, damaged, is_private=False)
     atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
@@ -115,28 +119,15 @@ def write_private_report(out: Path, fingerprint: str, damaged: set[str] | None =
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
-    content = _prepare(out, damaged)
-    sources = private_rows(out)
-    html = _render(content, sources, f"../{REPORT}/")
+    html = _page(out, damaged, is_private=True)
     with private_folder(out, fingerprint) as folder:
         page = folder / PRIVATE_REPORT
         write_private(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
 
-@dataclass(frozen=True)
-class _Content:
-    """Content of the page: data, sizes of thumbnails, charts, and states of reviewed cases."""
-
-    data: ReportData
-    structures: Structures
-    thumbs: dict[str, tuple[int, int]]
-    charts: Sequence[Chart]
-    verdicts: dict[str, str]
-
-
-def _prepare(out: Path, damaged: set[str]) -> _Content:
-    """Collect the content of the page and draw its pictures."""
+def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
+    """Return the page and draw its pictures; a private page has names and paths."""
     check_links(out)
     data = collect_report_data(out, damaged)
     folder = out / REPORT
@@ -149,22 +140,17 @@ def _prepare(out: Path, damaged: set[str]) -> _Content:
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
     structures = structure_names(data.cases)
+    names = list(structures.values())
     charts = draw_charts(data.cases, structures, folder)
     verdicts: dict[str, str] = {}
     with suppress(ScanError):  # a damaged log: `scanloom report` and `verify` say so
         verdicts = review_states(out)
-    return _Content(data, structures, thumbs, charts, verdicts)
-
-
-def _render(
-    content: _Content, sources: Mapping[str, Sequence[str]] | None = None, pictures: str = ""
-) -> str:
-    """Return the page; with names and paths if there are sources by case id."""
-    data, names = content.data, list(content.structures.values())
-    rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
+    sources = private_rows(out) if is_private else {}
+    pictures = f"../{REPORT}/" if is_private else ""
+    rows, distributions = make_rows(data.cases, structures, thumbs)
     for row in rows:
-        if content.verdicts and row["status"] in WITH_RESULT:
-            verdict = content.verdicts.get(row["id"])
+        if verdicts and row["status"] in WITH_RESULT:
+            verdict = verdicts.get(row["id"])
             row["verdict"] = STATES[verdict] if verdict else "not reviewed"
     codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
     runs = valid_runs(data.runs)
@@ -177,14 +163,14 @@ def _render(
         "advice": {code: advice(code) for code in sorted(codes - {""})},
         "cases": rows,
         "pictures": pictures,
-        "sources": sources or {},
+        "sources": sources,
     }
     return _template().render(
-        policy=_policy(script, style),
+        policy=_POLICY.format(script=_digest(script), style=_digest(style)),
         style=style,
         script=script,
         data=_embedded(embedded),
-        private=sources is not None,
+        private=is_private,
         pictures=pictures,
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
@@ -201,7 +187,7 @@ def _render(
         left_out=data.left_out,
         advice=advice,
         files=data.files,
-        charts=content.charts,
+        charts=charts,
         models=data.models,
         versions=data.versions,
         workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
@@ -221,14 +207,6 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.jinja")
-
-
-def _policy(script: str, style: str) -> str:
-    """Return the content security policy: only this script and style, and pictures beside it."""
-    return (
-        "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
-        f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
-    )
 
 
 def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:

@@ -35,6 +35,7 @@ from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import check_folder, open_link_free
 from scanloom.review.server.cases import OpenedCase
 from scanloom.review.server.security import RefusedError
+from scanloom.review.verdicts.log import write_synced
 from scanloom.review.verdicts.verdict import Seen
 
 DRAFTS = "drafts"
@@ -415,22 +416,14 @@ class HeldDraft:
         lines = (self.content if new else b"") + _step_line(step)
         if new:
             self.size = 0
-        if new:
             for folder in (self.path.parent.parent, self.path.parent):
                 check_folder(folder.parent)
                 folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            try:
-                # half a line that an earlier failure, or a killed server, left
-                os.ftruncate(descriptor, self.size)
-                view = memoryview(lines)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            except BaseException:
-                os.ftruncate(descriptor, self.size)
-                raise
+            # half a line that an earlier failure, or a killed server, left
+            os.ftruncate(descriptor, self.size)
+            write_synced(descriptor, lines, self.size)
         finally:
             os.close(descriptor)
         self.size += len(lines)

@@ -125,16 +125,21 @@ class JsonLines:
         try:
             if os.fstat(descriptor).st_size != self._size:
                 raise LineError("another program changed the file")
-            try:
-                view = memoryview(line)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            except BaseException:
-                os.ftruncate(descriptor, self._size)
-                raise
+            write_synced(descriptor, line, self._size)
         finally:
             os.close(descriptor)
+
+
+def write_synced(descriptor: int, content: bytes, size: int) -> None:
+    """Write to the end of an open file and sync it; if that fails, cut it back to its size."""
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except BaseException:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def _is_half(rest: bytes, number: int) -> bool:
