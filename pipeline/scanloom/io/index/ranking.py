@@ -187,7 +187,7 @@ def kernel_kind(kernel: str) -> Kernel | None:
 def describe_selection(
     candidates: Sequence[Series], selection: str | None, chosen: Series
 ) -> tuple[str, ...]:
-    """Return what a user may have meant otherwise by a selection, as sentences without full stop.
+    """Return other meanings that a selection may have, as sentences without full stop.
 
     Parameters
     ----------
