@@ -243,13 +243,13 @@ def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
 
 def _named(candidates: Sequence[Series], text: str) -> list[Series]:
     """Return the series of this name, in any case; without such, those whose name contains it."""
-    wanted = " ".join(text.casefold().split())
-    if not wanted:
+    requested = " ".join(text.casefold().split())
+    if not requested:
         return []
     names = [displayed_name(series).casefold() for series in candidates]
-    equal = [series for series, name in zip(candidates, names, strict=True) if name == wanted]
+    equal = [series for series, name in zip(candidates, names, strict=True) if name == requested]
     return equal or [
-        series for series, name in zip(candidates, names, strict=True) if wanted in name
+        series for series, name in zip(candidates, names, strict=True) if requested in name
     ]
 
 
