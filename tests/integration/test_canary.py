@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
 from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes

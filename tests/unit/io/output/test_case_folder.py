@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.json_file import write_document
