@@ -84,7 +84,7 @@ def test_every_mr_is_skipped(out, manifest):
     from pyarrow import parquet
 
     rows = parquet.read_table(out / "private" / "index.parquet").to_pylist()
-    magnetic = {row["id"] for row in rows if row["modality"] == "MR"}
+    magnetic = {row["series_id"] for row in rows if row["series_modality"] == "MR"}
     assert len(magnetic) > 15
     assert {outcomes[case] for case in magnetic} == {"skipped"}
 

@@ -123,7 +123,7 @@ class SeriesChoice:
     text : str
         The series as a person recognises it, in a line; it may name the patient.
     notes : tuple of str
-        What a user may have meant otherwise by the selection; without text of headers.
+        Other meanings of the selection that a user may have had; without text of headers.
     unused : tuple of str
         Options that the headers of the series override.
     """

@@ -1,4 +1,4 @@
-"""Folders of the user and of the package: home, cache, config and data, and what ships with it."""
+"""Folders of the user and of the package: home, cache, config and data, and shipped files."""
 
 from __future__ import annotations
 

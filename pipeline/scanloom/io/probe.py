@@ -54,14 +54,16 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     options : ReadOptions
         Modality and orientation for files that do not state theirs.
     """
-    found = []
+    sentences = []
     if options.modality and series.modality not in (None, options.modality):
         stated = f"the headers state {series.modality}"
-        found.append(f"`--modality {options.modality}` was not used: {stated}")
+        sentences.append(f"`--modality {options.modality}` was not used: {stated}")
     codes = options.orientation and _stated_axes(series, phase, options)
     if codes and codes != options.orientation:
-        found.append(f"`--orientation {options.orientation}` was not used: the scan states {codes}")
-    return tuple(found)
+        sentences.append(
+            f"`--orientation {options.orientation}` was not used: the scan states {codes}"
+        )
+    return tuple(sentences)
 
 
 def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str:

@@ -180,7 +180,7 @@ def _unreadable_neighbours(series: Series) -> Iterator[None]:
 
 
 def _advice_on_neighbours(series: Series) -> str:
-    """Return what to do about the unreadable files next to the slices of a series."""
+    """Return the advice about the unreadable files next to the slices of a series."""
     closed = series.unreadable - series.damaged
     sentences = []
     if closed:

@@ -360,7 +360,7 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
 
 
 def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
-    """Return `Volume.suv_factor`, and whether it is None since slices differ in what it needs.
+    """Return `Volume.suv_factor`, and whether it is None since slices differ in its attributes.
 
     Headers keep no nested sequences, in which PET names its tracer and dose: slices are compared
     here, and not by the index.

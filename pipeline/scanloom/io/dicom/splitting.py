@@ -304,17 +304,17 @@ class SliceGroup:
     ----------
     slices : tuple of Slice
         The slices, in any order.
-    places : SlicePositions
+    positions : SlicePositions
         `ids` has one entry for each slice. There may be more positions than these slices have.
     """
 
     slices: tuple[Slice, ...]
-    places: SlicePositions
+    positions: SlicePositions
 
     @property
     def ids(self) -> frozenset[int]:
         """Numbers of the positions that have slices."""
-        return frozenset(self.places.ids.tolist())
+        return frozenset(self.positions.ids.tolist())
 
     @property
     def phases(self) -> Sequence[Mapping[str, str]]:
@@ -329,25 +329,25 @@ class SliceGroup:
     @property
     def even(self) -> bool:
         """Whether all positions have equally many slices."""
-        counts = np.bincount(self.places.ids)
+        counts = np.bincount(self.positions.ids)
         return len(set(counts[counts > 0].tolist())) == 1
 
     @property
     def most(self) -> int:
         """Largest number of slices at one position."""
-        return int(np.bincount(self.places.ids).max())
+        return int(np.bincount(self.positions.ids).max())
 
     @property
     def regular(self) -> bool:
         """Whether the positions that have slices are equally spaced."""
         ids = sorted(self.ids)
-        off, allowed = spacing_deviation(self.places.depth[ids])
-        return off <= allowed or is_rounded_stack(self.places.positions[ids])
+        off, allowed = spacing_deviation(self.positions.depth[ids])
+        return off <= allowed or is_rounded_stack(self.positions.positions[ids])
 
     @property
     def reach(self) -> tuple[float, float]:
         """First and last position along the normal, mm."""
-        depth = self.places.depth[list(self.ids)]
+        depth = self.positions.depth[list(self.ids)]
         return float(depth.min()), float(depth.max())
 
     def split(self, key: Callable[[Slice], str]) -> dict[str, SliceGroup]:
@@ -365,9 +365,9 @@ class SliceGroup:
 
     def pick(self, indices: Sequence[int]) -> SliceGroup:
         """Return the slices with these indices."""
-        ids = self.places.ids[list(indices)]
-        places = SlicePositions(ids, self.places.positions, self.places.depth)
-        return SliceGroup(tuple(self.slices[n] for n in indices), places)
+        ids = self.positions.ids[list(indices)]
+        positions = SlicePositions(ids, self.positions.positions, self.positions.depth)
+        return SliceGroup(tuple(self.slices[n] for n in indices), positions)
 
 
 def value_sort_key(value: str) -> tuple[bool, tuple[float, ...], str]:
@@ -562,7 +562,7 @@ def _partition(groups: Sequence[SliceGroup]) -> frozenset[frozenset[int]]:
 
 
 def _by_shared_time(group: SliceGroup, name: str) -> Split:
-    subgroups = group.split(methodcaller("said", name))
+    subgroups = group.split(methodcaller("phase_text", name))
     if len(subgroups) == group.most and have_same_positions(group, subgroups):
         return list(subgroups.values()), (name,)
     return _NO_SPLIT
@@ -585,7 +585,7 @@ def _incomplete_by_meaning(group: SliceGroup) -> Split:
 def _incomplete_by_times(group: SliceGroup) -> Split:
     """Split volumes with missing slices by a time that the slices of a volume share."""
     for name in _TIMES:
-        subgroups = group.split(methodcaller("said", name))
+        subgroups = group.split(methodcaller("phase_text", name))
         if _lack_few(group, subgroups):
             return list(subgroups.values()), (name,)
     return _NO_SPLIT
@@ -678,7 +678,7 @@ class _OrderAtPositions:
         if times is None:
             return None
         ranks = [0] * len(times)
-        for members in indices_by_key([int(n) for n in group.places.ids]).values():
+        for members in indices_by_key([int(n) for n in group.positions.ids]).values():
             if len({times[n] for n in members}) < len(members):
                 return None
             for turn, n in enumerate(sorted(members, key=lambda n: times[n])):
@@ -695,7 +695,7 @@ class _OrderAtPositions:
     @property
     def in_beats(self) -> bool:
         """Whether times at each position count from the start of a beat, in equal shares of it."""
-        members = indices_by_key([int(n) for n in self.group.places.ids])
+        members = indices_by_key([int(n) for n in self.group.positions.ids])
         beats = [sorted(self.times[n][1][1] for n in indices) for indices in members.values()]
         if not all(time for beat in beats for time in beat):
             return False  # not numbers
@@ -717,7 +717,7 @@ def _sortable_times(slices: Sequence[Slice], name: str) -> list[Any] | None:
 
     None if a value is missing, or if times seem to pass midnight without different dates.
     """
-    values = [slice_.said(name) for slice_ in slices]
+    values = [slice_.phase_text(name) for slice_ in slices]
     if not all(values):
         return None
     dates = [_date(slice_, name) for slice_ in slices]

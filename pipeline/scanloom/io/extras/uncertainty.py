@@ -31,7 +31,7 @@ def _expected(content: CaseContent) -> set[str]:
 
 def _write(folder: Path, content: CaseContent) -> None:
     for name, values, grid in _maps(content):
-        write_scaled(values, 1 / UNCERTAINTY_STEPS, (grid, content.scan.source), folder / name)
+        write_scaled(values, 1 / UNCERTAINTY_STEPS, grid, content.scan.source, folder / name)
 
 
 def _read_back(folder: Path, content: CaseContent) -> None:

@@ -188,7 +188,7 @@ def _slices(info: SeriesInfo) -> str:
 
 
 def _widths(columns: dict[str, list[str]], width: int) -> dict[str, int]:
-    """Return the width of each column: as its longest cell, or what is left for long texts."""
+    """Return the width of each column: as its longest cell, or the rest for long texts."""
     from rich.cells import cell_len
 
     widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}

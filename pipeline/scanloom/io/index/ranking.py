@@ -187,7 +187,7 @@ def kernel_kind(kernel: str) -> Kernel | None:
 def describe_selection(
     candidates: Sequence[Series], selection: str | None, chosen: Series
 ) -> tuple[str, ...]:
-    """Return what a user may have meant otherwise by a selection, as sentences without full stop.
+    """Return other meanings that a selection may have, as sentences without full stop.
 
     Parameters
     ----------
@@ -243,13 +243,13 @@ def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
 
 def _named(candidates: Sequence[Series], text: str) -> list[Series]:
     """Return the series of this name, in any case; without such, those whose name contains it."""
-    wanted = " ".join(text.casefold().split())
-    if not wanted:
+    requested = " ".join(text.casefold().split())
+    if not requested:
         return []
     names = [displayed_name(series).casefold() for series in candidates]
-    equal = [series for series, name in zip(candidates, names, strict=True) if name == wanted]
+    equal = [series for series, name in zip(candidates, names, strict=True) if name == requested]
     return equal or [
-        series for series, name in zip(candidates, names, strict=True) if wanted in name
+        series for series, name in zip(candidates, names, strict=True) if requested in name
     ]
 
 

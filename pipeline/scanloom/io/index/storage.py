@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "9"
+INDEX_VERSION = "10"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
 
@@ -35,8 +35,6 @@ _FILE_COUNT_FIELD = b"scanloom.files"
 _STATE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened")
 _FILE_COLUMNS = (*_STATE_COLUMNS, "reason", "group", "gzipped", "kind")
 _INFO_COLUMNS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
-_SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
-_RENAMED = {"reason": "series_reason", "detail": "series_detail"}
 
 _RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
 _NO_ELEMENTS = EncodedElements(b"", b"")
@@ -82,6 +80,10 @@ class IndexedSeries(NamedTuple):
     def status(self) -> str:
         """Outcome of the series: used, skipped, ambiguous or failed."""
         return "used" if self.reason is None else self.reason.outcome
+
+
+_SERIES = "series_"  # prefix of their columns: files have a kind and a reason too
+_SERIES_FIELDS = tuple(name for name in IndexedSeries._fields if name not in ("files", "info"))
 
 
 @dataclass(eq=False)
@@ -354,33 +356,30 @@ def _series_table(rows: IndexTable) -> pa.Table:
     kinds = {name: pa.list_(pa.field("element", kind)) for name, kind in lists.items()}
     kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
     columns: dict[str, list[Any]] = {
-        name: [series[n] for series in rows.series]
-        for name, n in zip(_SERIES_COLUMNS, (0, 1, 2, 3, 4, 6), strict=True)
+        name: [getattr(series, name) for series in rows.series] for name in _SERIES_FIELDS
     }
-    for n, name in enumerate(SeriesInfo._fields):
-        columns[_RENAMED.get(name, name)] = [series.info[n] for series in rows.series]
-    return pa.table(
-        {name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()}
-    )
+    columns |= {n: [getattr(s.info, n) for s in rows.series] for n in SeriesInfo._fields}
+    arrays = {name: pa.array(v, kinds.get(name, pa.string())) for name, v in columns.items()}
+    return pa.table({f"{_SERIES}{name}": array for name, array in arrays.items()})
 
 
 def _read_series(path: Path, series_numbers: Sequence[int]) -> list[IndexedSeries]:
-    info_columns = [_RENAMED.get(name, name) for name in SeriesInfo._fields]
+    columns = [f"{_SERIES}{name}" for name in (*_SERIES_FIELDS, *SeriesInfo._fields)]
     with _open_parquet(path) as file:
         first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
-        table = file.read(columns=[*_SERIES_COLUMNS, *info_columns]).slice(first)
-    files: list[list[int]] = [[] for _ in range(len(table))]
+        rows = file.read(columns=columns).slice(first).to_pylist()
+    files: list[list[int]] = [[] for _ in rows]
     for n, number in enumerate(series_numbers):
         if number >= 0:
             files[number].append(n)
     all_series = []
-    for row, members in zip(table.to_pylist(), files, strict=True):
-        info = SeriesInfo(*(row[name] for name in info_columns))
+    for row, members in zip(rows, files, strict=True):
+        info = SeriesInfo(*(row[f"{_SERIES}{name}"] for name in SeriesInfo._fields))
         info = info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing))
         if info.reason:
             Reason[info.reason]  # KeyError for an unknown code
-        *ids, slices = (row[name] for name in _SERIES_COLUMNS)
-        all_series.append(IndexedSeries._make((*ids, tuple(members), slices, info)))
+        own = {name: row[f"{_SERIES}{name}"] for name in _SERIES_FIELDS}
+        all_series.append(IndexedSeries(**own, files=tuple(members), info=info))
     return all_series
 
 

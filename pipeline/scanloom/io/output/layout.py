@@ -116,14 +116,14 @@ def _foreign(out: Path) -> str | None:
 
 
 def no_results(out: Path, missing: str = "results") -> ScanError:
-    """Return the error for a folder whose results were asked for, saying what it is instead.
+    """Return the error for a folder whose results were asked for, saying its kind.
 
     Parameters
     ----------
     out : Path
         The folder that was named as output folder.
     missing : str
-        What it lacks, such as "results".
+        The entries that it lacks, such as "results".
     """
     try:
         inside = [path.name for path in out.iterdir()]
@@ -135,8 +135,8 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
         detail = f"this folder can't be read ({type(exc).__name__})"
         return ScanError(Reason.UNREADABLE, detail, str(out))
     if not is_output_folder(str(out), inside):
-        what = "no output folder of scanloom" if inside else "empty"
-        detail = f"there are no {missing}: this folder is {what}"
+        kind = "no output folder of scanloom" if inside else "empty"
+        detail = f"there are no {missing}: this folder is {kind}"
         return ScanError(Reason.NO_RESULTS, detail, str(out))
     detail = f"there are no {missing} in this output folder"
     if not {CASES, "failed", "runs"}.intersection(inside):

@@ -163,7 +163,7 @@ def clean_up(out: Path, since: float) -> None:
 
 
 def remove_lock(path: Path) -> None:
-    """Remove a lock that was renamed, or another file of `.work`; what is foreign in it stays."""
+    """Remove a lock that was renamed, or another file of `.work`; foreign files stay."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             (path / HOLDER).unlink(missing_ok=True)

@@ -60,17 +60,17 @@ class _Frame:
         Index of the frame in the file.
     segment : int
         Segment number; 0 in a LABELMAP, whose frames contain all segments.
-    place : _Place
+    location : _FrameLocation
         Position and source images, which the frames of a slice share.
     """
 
     number: int
     segment: int
-    place: _Place
+    location: _FrameLocation
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
+class _FrameLocation:
     """Position and source images of frames.
 
     Parameters
@@ -162,13 +162,13 @@ def _frames_of_slices(
     dataset: Dataset, grid: Grid, source: DicomSource | None
 ) -> dict[tuple[int, int], _Frame]:
     """Return all frames by segment number and slice, after checking where they are."""
-    # Frames of one slice share their place, which is checked once
-    slice_of = functools.cache(lambda place: _checked_slice(place, grid, source))
-    found: dict[tuple[int, int], _Frame] = {}
+    # Frames of one slice share their location, which is checked once
+    slice_of = functools.cache(lambda location: _checked_slice(location, grid, source))
+    frames: dict[tuple[int, int], _Frame] = {}
     for frame in _frames(dataset, grid, source):
-        if found.setdefault((frame.segment, slice_of(frame.place)), frame) is not frame:
+        if frames.setdefault((frame.segment, slice_of(frame.location)), frame) is not frame:
             raise mismatch_error("a frame of the DICOM SEG is repeated")
-    return found
+    return frames
 
 
 def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, aligned: bool) -> bool:
@@ -176,7 +176,7 @@ def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, ali
 
     `aligned` frames have their first pixel at that of the slice, others at their index.
     """
-    origin = np.zeros(2) if aligned else -frame.place.index[[1, 0]]
+    origin = np.zeros(2) if aligned else -frame.location.index[[1, 0]]
     if isinstance(pixels, Bits):
         if aligned and pixels.equals(expected):
             return True
@@ -239,7 +239,7 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
     # Frames of one slice have the same bytes, which are parsed once
-    place_of = functools.cache(lambda plane, images: _place(plane, images, grid))
+    location_of = functools.cache(lambda plane, images: _location_of(plane, images, grid))
     previous: tuple[memoryview, memoryview] | None = None
     for n, group in enumerate(groups):
         merged = shared | group
@@ -256,11 +256,11 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
             else b"\0"
         )
         number = int.from_bytes(segment, "little")
-        place = place_of(
+        location = location_of(
             bytes(group[tags.PLANE_POSITION_SEQUENCE]),
             bytes(group.get(tags.DERIVATION_IMAGE_SEQUENCE, b"")),
         )
-        yield _Frame(n, number, place)
+        yield _Frame(n, number, location)
 
 
 def _sequence(dataset: Dataset, tag: int) -> memoryview:
@@ -312,11 +312,11 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
-def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:
-    """Return the place of a PlanePositionSequence and a DerivationImageSequence."""
+def _location_of(plane: bytes, derivations: bytes, grid: Grid) -> _FrameLocation:
+    """Return the location of a PlanePositionSequence and a DerivationImageSequence."""
     position = np.array(parse_decimals(only_item(memoryview(plane))[tags.IMAGE_POSITION_PATIENT]))
     [index] = grid.index(position[None] * LPS_TO_RAS)
-    return _Place(position, index, _images(derivations))
+    return _FrameLocation(position, index, _images(derivations))
 
 
 def _images(derivations: bytes) -> list[tuple[str, int | None]]:
@@ -336,27 +336,27 @@ def _frame_number(image: Elements) -> int | None:
     )
 
 
-def _checked_slice(place: _Place, grid: Grid, source: DicomSource | None) -> int:
+def _checked_slice(location: _FrameLocation, grid: Grid, source: DicomSource | None) -> int:
     """Return the slice at which frames are; refuse frames between slices or beside their image."""
-    k = round(float(place.index[2]))
-    if not 0 <= k < grid.shape[2] or abs(place.index[2] - k) > _MAX_OFFSET_VOXELS:
+    k = round(float(location.index[2]))
+    if not 0 <= k < grid.shape[2] or abs(location.index[2] - k) > _MAX_OFFSET_VOXELS:
         raise mismatch_error("a frame of the DICOM SEG is not at a slice")
     if source is not None:
-        _check_reference(place, source.slices[k])
+        _check_reference(location, source.slices[k])
         limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
-        if (np.abs(place.index[:2]) > limits).any():
+        if (np.abs(location.index[:2]) > limits).any():
             raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
     return k
 
 
-def _check_reference(place: _Place, image: SourceSlice | None) -> None:
+def _check_reference(location: _FrameLocation, image: SourceSlice | None) -> None:
     """Refuse frames that are not at their source image, or that refer to a different image."""
     if image is None:
         raise mismatch_error("a frame of the DICOM SEG belongs to an interpolated slice")
-    distance = np.abs(place.position - np.array(image.position, float)).max()
+    distance = np.abs(location.position - np.array(image.position, float)).max()
     if distance > _POSITION_TOLERANCE_MM:
         raise mismatch_error("a frame of the DICOM SEG is shifted against its source image")
-    if place.images != [(image.sop_instance, image.frame)]:
+    if location.images != [(image.sop_instance, image.frame)]:
         raise mismatch_error("a frame of the DICOM SEG refers to a different source image")
 
 

@@ -102,7 +102,7 @@ def check_replaceable(path: Path, description: str) -> None:
 def remove_stale_temporaries(folder: Path, since: float) -> None:
     """Remove temporary files in a folder that were last modified before a point in time.
 
-    In a temporary folder too, only what has the name of a draft is removed: `.backup.20261124`
+    In a temporary folder too, only files with the name of a draft are removed: `.backup.20261124`
     may be somebody's.
 
     Parameters

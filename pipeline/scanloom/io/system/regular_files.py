@@ -29,7 +29,7 @@ _SPECIAL = {
 
 
 def special_file_name(mode: int) -> str:
-    """Return what a file that is neither a regular one nor a folder is, by its mode; else ""."""
+    """Return the kind of a file that is neither regular nor a folder, by its mode; else ""."""
     return _SPECIAL.get(stat.S_IFMT(mode), "")
 
 
@@ -39,7 +39,7 @@ def refuse_links_below(folder: Path | str) -> None:
 
 
 def _absolute(path: Path | str) -> str:
-    """Return an absolute path without `..`, which names what the system would open.
+    """Return an absolute path without `..`, which names the file that the system would open.
 
     `..` of a link is the folder above the link's target. Below a folder that refuses links there
     are none, so that `..` is taken off the name there: the path stays below that folder.
@@ -69,8 +69,8 @@ def open_descriptor(path: Path | str, flags: int, mode: int = 0o666, *, owned: b
     flags, mode : int
         As of `os.open`.
     owned : bool
-        Below a folder that refuses links, also refuse what belongs to another user than this one,
-        root, or the owner of that folder: he could read what is written to it. So are the folders
+        Below a folder that refuses links, also refuse files of another user than this one,
+        root, or the owner of that folder: he could read the content. So are the folders
         on the way.
 
     Raises
@@ -166,13 +166,13 @@ def open_link_free(path: Path, flags: int, mode: int = 0o666) -> int:
     Whoever may write to the folder could lay a link there, so that a file elsewhere is read, filled
     or emptied by a user who may do that. Neither the file nor its folder may be a symbolic link,
     and the file has no second name (hard link). Nor may they belong to another user, as of
-    `open_descriptor`: he could read what is added, such as a comment.
+    `open_descriptor`: he could read additions, such as a comment.
 
     Parameters
     ----------
     path : Path
     flags : int
-        As of `os.open`, without O_TRUNC: what is opened is checked first.
+        As of `os.open`, without O_TRUNC: the open file is checked first.
     mode : int
         Mode of a new file, before the umask.
 

@@ -67,7 +67,7 @@ def private_temporary_folder(fallback: Path) -> Iterator[Path]:
 
 
 def check_room(folder: Path) -> None:
-    """Refuse a folder for temporary files without room: what fails there says something else.
+    """Refuse a folder for temporary files without room: a failure there says something else.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def scratch_errors(purpose: str = "to unpack a file") -> Iterator[None]:
     Raises
     ------
     ScanError
-        SCRATCH_FULL, which names the folder and says for what purpose it is needed.
+        SCRATCH_FULL, which names the folder and says why it is needed.
     """
     try:
         yield

@@ -58,12 +58,9 @@ def write_image(volume: Volume, source: Source, path: Path) -> None:
     _write(array, volume.grid, source, path)
 
 
-def write_scaled(array: NDArray[Any], slope: float, place: tuple[Grid, Source], path: Path) -> None:
-    """Write integers (I, J, K) that mean `slope` times their value (`scl_slope`).
-
-    `place` are the grid and the format of the scan.
-    """
-    _write(array, *place, path, slope=slope)
+def write_scaled(array: NDArray[Any], slope: float, grid: Grid, source: Source, path: Path) -> None:
+    """Write integers (I, J, K) that mean `slope` times their value (`scl_slope`)."""
+    _write(array, grid, source, path, slope=slope)
 
 
 def _write(

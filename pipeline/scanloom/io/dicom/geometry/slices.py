@@ -103,7 +103,7 @@ class Slice:
             detail = f"a header's sequences can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
 
-    def said(self, name: str) -> str:
+    def phase_text(self, name: str) -> str:
         """Return an attribute of `phase`, or InstanceNumber; empty if it has no value."""
         if name == "InstanceNumber":
             return decode_text(self.header.phase[-1])

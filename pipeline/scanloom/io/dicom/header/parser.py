@@ -276,10 +276,10 @@ def read_first_bytes(path: Path | str, size: int = READ_SIZES_BYTES[0]) -> bytes
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        data = part = os.read(descriptor, size)
-        while part and len(data) < size:  # a share may return less than it has
-            part = os.read(descriptor, size - len(data))
-            data += part
+        data = chunk = os.read(descriptor, size)
+        while chunk and len(data) < size:  # a share may return less than it has
+            chunk = os.read(descriptor, size - len(data))
+            data += chunk
         return data
     finally:
         os.close(descriptor)
