@@ -45,7 +45,7 @@ def labels_of(scores: torch.Tensor) -> NDArray[np.uint8]:
 def test_labels_are_those_of_scores_brought_back(device: torch.device, name: str) -> None:
     labels = restore_cases.labelled(CASES[name], device)
 
-    assert restore_cases.wrong(CASES[name], labels) == 0
+    assert restore_cases.count_wrong(CASES[name], labels) == 0
     if name == "ties":
         assert (labels[0] == 1).all()
 

@@ -208,8 +208,8 @@ def test_costs_depend_on_device_and_engine_but_not_on_the_number_of_windows(
 
     def key(device: str = "cpu", **execution: object) -> str:
         changed = workflow.execution.model_copy(update=execution)
-        other = workflow.model_copy(update={"execution": changed})
-        return costs_key(Request(other, cards), device, "float32")
+        changed_workflow = workflow.model_copy(update={"execution": changed})
+        return costs_key(Request(changed_workflow, cards), device, "float32")
 
     assert key() == key(overlap=0.75) == key(mirror="no")
     assert key("cuda:0") == key("cuda:1")

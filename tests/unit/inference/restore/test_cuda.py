@@ -42,7 +42,7 @@ from scanloom.inference.restore import cuda, triton_kernels
 cpu, seen = torch.device("cpu"), {}
 for name, case in restore_cases.cases().items():
     labels = restore_cases.labelled(case, cpu)
-    seen[name] = [restore_cases.wrong(case, labels), np.unique(labels).tolist()]
+    seen[name] = [restore_cases.count_wrong(case, labels), np.unique(labels).tolist()]
 scores = restore_cases.smooth(9, 40, 18, 30)
 noted, launch = [], triton_kernels.mark_classes.run
 
