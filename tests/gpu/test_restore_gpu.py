@@ -55,7 +55,7 @@ def test_labels_are_those_of_scores_brought_back(device: torch.device, name: str
 def test_labels_equal_those_of_plain_torch(
     device: torch.device, classes: int, dtype: torch.dtype
 ) -> None:
-    """At a size that fills a device; rounding may decide one voxel in ten thousand."""
+    """The scores fill a device; rounding may decide one voxel in ten thousand."""
     scores = smooth(60, classes, 119, 119, dtype)
     cpu = torch.device("cpu")
     sizes = (scores.shape[0], *scores.shape[2:])

@@ -96,7 +96,7 @@ def test_several_volumes_in_a_series_are_refused_until_one_is_selected(tmp_path,
 @pytest.mark.parametrize("name", ["enhanced, nothing shared", "mosaic"])
 @pytest.mark.parametrize("damage", [b"\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"])
 def test_damaged_headers_cause_no_internal_error(tmp_path, name, damage):
-    """With random bytes overwritten, a series is refused with a reason code, or read."""
+    """A series with overwritten random bytes is refused with a reason code, or read."""
     READ[name].make(tmp_path)
     (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
     data = path.read_bytes()

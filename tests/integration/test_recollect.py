@@ -73,7 +73,7 @@ def test_with_the_key_the_same_tables_are_rebuilt(
 def test_a_table_that_is_missing_or_damaged_is_made_anew(
     died: tuple[QuickRun, dict[str, bytes]], name: str, damage: str
 ) -> None:
-    """Also after a run that ended well, as this test makes it look like."""
+    """The tables are written again, also after a complete run, as the test pretends."""
     quick, tables = died
     scanloom("report", quick.out)
     (quick.last / "totals.json").write_text("{}")

@@ -138,7 +138,7 @@ def test_tiny_scans_say_little_of_large_ones(machine: str, count: int) -> None:
 
 
 def test_the_network_is_planned_by_its_windows() -> None:
-    """Of a scan with one window to scans with a hundred; another overlap is more windows."""
+    """Scans with one window predict scans with a hundred; another overlap means more windows."""
     costs = Costs()
     costs.learn([MeasuredCase(WINDOW, 5e5, 2.0, 0.1, 1e4)] * 3, 1.0)
 
