@@ -10,7 +10,6 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,8 +18,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from scanloom.cards.card import ModelCard, NetworkSpec
-from scanloom.cards.meshnet.published import FLOAT32_KEY
-from scanloom.cards.monai.files import is_safetensors
 from scanloom.cards.networks import NETWORKS, AllowedNetwork
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
@@ -29,8 +26,6 @@ _MAX_TENSORS: Final = 20_000
 """Maximum number of weight tensors; the largest allowed networks have 1,000 as published."""
 _MAX_ARGUMENT: Final = 1 << 16
 """Largest number in a network's arguments: a larger one is not a count of channels or layers."""
-CONTAINERS: Final = (b"PK", b"\x80\x02")
-"""First bytes of PyTorch's files: a zip archive, or a pickle before version 1.6."""
 
 
 def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
@@ -56,6 +51,7 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
         detail = "the model's network is neither two- nor three-dimensional"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     args = {name: value for name, value in spec.args.items() if name not in allowed.removed}
+    # A card's number could ask for terabytes, or for hours of layers
     for name, value in args.items():
         _check_numbers(value, allowed.largest.get(name, _MAX_ARGUMENT))
     try:
@@ -67,7 +63,13 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
         if isinstance(exc, ImportError):
             raise
         if is_out_of_memory(exc):
-            _refuse_too_large(network_class, args, values)
+            # Memory ran out: on the meta device it is refused for its size, if that is the cause
+            with (
+                suppress(RuntimeError, NotImplementedError),
+                torch.device("meta"),
+                _limit_weights(values),
+            ):
+                network_class(**args)
             detail = "the model's network does not fit into memory"
             raise ScanError(Reason.OUT_OF_MEMORY, detail) from exc
         detail = f"{spec.name} rejects the card's arguments ({type(exc).__name__})"
@@ -90,36 +92,28 @@ def check_dimensions(card: ModelCard) -> None:
 
 
 def check_network(card: ModelCard) -> None:
-    """Refuse a card whose network can't be built, or whose weights have an unknown format.
+    """Refuse a card whose network can't be built, or whose weights can't be read.
 
-    Fast: the network is built on the meta device, and only the first bytes of the weights are read.
+    Fast: the network is built on the meta device, and only the headers of the weights are read.
 
     Raises
     ------
     ScanError
         As `build_network`; MODEL_DAMAGED.
     """
+    from safetensors import SafetensorError, safe_open
+
     check_dimensions(card)
     with torch.device("meta"), meta_dispatch():
         build_network(card.network)
     for weights in (card.weights, *card.folds):
-        if weights.key != FLOAT32_KEY:  # plain numbers have no first bytes of their own
-            _check_container(weights.file)
-
-
-def _check_container(path: Path) -> None:
-    """Refuse a weights file (MODEL_DAMAGED) that is not of PyTorch's or safetensors' format."""
-    try:
-        with path.open("rb") as file:
-            safetensors = is_safetensors(file)
-            file.seek(0)
-            start = file.read(2)
-    except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    if not safetensors and start not in CONTAINERS:
-        detail = "the model's weights are neither a PyTorch nor a safetensors file"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        try:
+            if not weights.file.is_file():  # to open a pipe would never end
+                raise FileNotFoundError
+            safe_open(weights.file, "numpy")
+        except (OSError, SafetensorError) as exc:
+            detail = f"the model's weights can't be read ({type(exc).__name__})"
+            raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
 
 def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:
@@ -134,12 +128,6 @@ def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:
     if allowed is None:
         raise ScanError(Reason.MODEL_NETWORK, f"the network is not one of {', '.join(NETWORKS)}")
     return getattr(importlib.import_module(allowed.module), spec.name), allowed
-
-
-def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:
-    """Refuse a network that is much larger than its weights; it is built on the meta device."""
-    with suppress(RuntimeError, NotImplementedError), torch.device("meta"), _limit_weights(values):
-        network_class(**args)
 
 
 def _check_numbers(value: Any, largest: int) -> None:
@@ -160,6 +148,7 @@ def _limit_weights(values: int | None) -> Iterator[None]:
 
     Weights are counted when a layer registers them, before they are initialised.
     """
+    # The hook is global to the process: other threads may build networks meanwhile
     thread, tensors, numbers = threading.get_ident(), 0, 0
 
     def count(_: nn.Module, __: str, weight: nn.Parameter) -> None:
@@ -226,13 +215,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         return _convolution(*args)
     if (func, ndim) in ((aten.conv_transpose3d.input, 5), (aten.conv_transpose2d.input, 4)):
         return _transposed_convolution(*args)
-    pooling = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
-    if (func, ndim) in pooling and not any(args[5:]):  # no ceil_mode
-        return _max_pooling(*args[:5])
-    pooling = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
-    if (func, ndim) in pooling and not any(args[5:]):
-        found = _max_pooling(*args[:5])
-        return found and found[0]
+    indexed = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
+    plain = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
+    if (func, ndim) in (*indexed, *plain) and not any(args[5:]):  # no ceil_mode
+        pooled = _max_pooling(*args[:5])
+        return pooled[0] if pooled and (func, ndim) in plain else pooled
     if func is aten.pad.default and len(args) > 2 and args[2] in ("constant", "replicate"):
         return _padding(*args[:2])
     if func is aten.cat.default:
@@ -241,9 +228,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         return torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)
     shapes = {value.shape for value in args if isinstance(value, torch.Tensor)}
-    norm = func in (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
+    norms = (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
     pointwise = torch.Tag.pointwise in func.tags and len(shapes) == 1
-    if not (norm or pointwise) or not isinstance(args[0], torch.Tensor):
+    drawn = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+    keeps_shape = pointwise or drawn or func in norms or func is aten.prelu.default
+    if not keeps_shape or not isinstance(args[0], torch.Tensor):
         return None
     if func._schema.is_mutable:
         return args[0]
@@ -266,6 +255,7 @@ def _convolution(
     options = (_per_axis(numbers, count) for numbers in (stride, padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    # None leaves the call to torch, which raises its own error
     if image.shape[1] != weight.shape[1] * groups:
         return None
     return _empty(image, weight, bias, [weight.shape[0], *space])
