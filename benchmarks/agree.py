@@ -1,4 +1,4 @@
-"""How far two label maps agree."""
+"""Agreement of two label maps."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ def load_labels(path: Path) -> tuple[Any, float]:
     return np.asanyarray(image.dataobj), float(np.prod(image.header.get_zooms())) / 1000
 
 
-def agreement(one: Any, other: Any, voxel_ml: float) -> Agreement:
+def agreement(first: Any, second: Any, voxel_ml: float) -> Agreement:
     """Compare two label maps (I, J, K); those of different shape don't agree at all."""
-    if one.shape != other.shape:
+    if first.shape != second.shape:
         return Agreement(0.0, 0.0, 0.0)
-    size = 1 + max(int(one.max()), int(other.max()))
-    same = one == other
-    both = np.bincount(one[same].ravel(), minlength=size)
-    mine, theirs = (np.bincount(labels.ravel(order="K"), minlength=size) for labels in (one, other))
+    size = 1 + max(int(first.max()), int(second.max()))
+    same = first == second
+    both = np.bincount(first[same].ravel(), minlength=size)
+    mine, theirs = (
+        np.bincount(labels.ravel(order="K"), minlength=size) for labels in (first, second)
+    )
     counts = mine * voxel_ml > 1
     counts[0] = False
     dice = 2 * both[counts] / (mine + theirs)[counts]

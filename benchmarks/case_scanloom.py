@@ -2,7 +2,7 @@
 
     python case_scanloom.py whole|labels SCAN BUNDLE OUT RUNS
 
-"whole" is what the command line does; "labels" reads a scan and writes its label map, no more.
+"whole" works as the command line; "labels" reads a scan and writes its label map, no more.
 The first run warms up: imports, the network, compiled code. It is reported apart. `peaks` are the
 most resident bytes of each stage; between stages they count for the one before.
 """
@@ -69,9 +69,9 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
         with clock.step("load"):
             [series] = select_series(find_series(scan))
             read = read_scan(series)
-        found = predictor.predict(read.volume, clock)
+        segmentation = predictor.predict(read.volume, clock)
         with clock.step("write"):
-            write_label_map(found.layers[0], found.grid, read.source, target)
+            write_label_map(segmentation.layers[0], segmentation.grid, read.source, target)
     steps = {name: [s.wall, s.cpu] for name, s in clock.steps.items()}
     wall, cpu = (sum(s[n] for s in steps.values()) for n in (0, 1))
     peaks = watch.stages
@@ -86,9 +86,9 @@ def main() -> None:
     for name in ("scan", "bundle", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("runs", type=int)
-    given = parser.parse_args()
-    work = ways[given.way]
-    results = [work(given.scan, given.bundle, given.out) for _ in range(given.runs + 1)]
+    options = parser.parse_args()
+    work = ways[options.way]
+    results = [work(options.scan, options.bundle, options.out) for _ in range(options.runs + 1)]
     print(json.dumps({"first": results[0], "warm": results[1:]}))
 
 

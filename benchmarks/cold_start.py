@@ -31,33 +31,41 @@ Spent = tuple[float, float]
 """Wall and processor seconds."""
 
 
-def command(given: argparse.Namespace, out: Path, *options: str) -> list[str]:
+def command(arguments: argparse.Namespace, out: Path, *options: str) -> list[str]:
     """Return the command of one cold run."""
-    program = [given.python, *options, "-c", PROGRAM]
-    asked = ["segment", str(given.scan), "--model", given.model, "--out", str(out), "--quiet"]
-    return [*program, *asked, "--precision", given.precision, "--device", "cpu"]
+    program = [arguments.python, *options, "-c", PROGRAM]
+    segment = [
+        "segment",
+        str(arguments.scan),
+        "--model",
+        arguments.model,
+        "--out",
+        str(out),
+        "--quiet",
+    ]
+    return [*program, *segment, "--precision", arguments.precision, "--device", "cpu"]
 
 
-def once(given: argparse.Namespace) -> dict[str, Spent]:
-    """Segment in a new process; return what each step took, and all."""
+def once(arguments: argparse.Namespace) -> dict[str, Spent]:
+    """Segment in a new process; return the time of each step, and of all."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         began = time.perf_counter()
-        running = subprocess.Popen(command(given, out), env=with_bytecode())
+        running = subprocess.Popen(command(arguments, out), env=with_bytecode())
         _, status, used = os.wait4(running.pid, 0)
         wall = time.perf_counter() - began
         running.returncode = os.waitstatus_to_exitcode(status)
         if running.returncode:
             raise SystemExit(f"scanloom segment ended with {running.returncode}")
         (timing,) = out.glob("cases/*/timing.json")
-        told = json.loads(timing.read_text())["steps"]
-    parts = {name: (step["wall_s"], step["cpu_s"]) for name, step in told.items()}
+        timings = json.loads(timing.read_text())["steps"]
+    spent = {name: (step["wall_s"], step["cpu_s"]) for name, step in timings.items()}
     whole = (wall, used.ru_utime + used.ru_stime)
-    outside, steps = less(whole, [parts["network"]]), list(parts.values())
-    parts[REST] = less(whole, steps)
-    parts["outside the network"] = outside
-    parts["all"] = whole
-    return parts
+    outside, steps = less(whole, [spent["network"]]), list(spent.values())
+    spent[REST] = less(whole, steps)
+    spent["outside the network"] = outside
+    spent["all"] = whole
+    return spent
 
 
 def with_bytecode() -> dict[str, str]:
@@ -65,26 +73,26 @@ def with_bytecode() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
-def less(whole: Spent, parts: Iterable[Spent]) -> Spent:
-    """Return what the parts leave of the whole."""
-    wall, cpu = zip(*parts, strict=True)
+def less(whole: Spent, shares: Iterable[Spent]) -> Spent:
+    """Return the whole without the parts."""
+    wall, cpu = zip(*shares, strict=True)
     return whole[0] - sum(wall), whole[1] - sum(cpu)
 
 
-def imports(given: argparse.Namespace) -> Counter[str]:
+def imports(arguments: argparse.Namespace) -> Counter[str]:
     """Return microseconds that imports of each package took themselves, under -X importtime."""
-    found: Counter[str] = Counter()
+    microseconds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        asked = command(given, Path(folder) / "out", "-X", "importtime")
-        told = subprocess.run(
-            asked, capture_output=True, text=True, check=True, env=with_bytecode()
+        program = command(arguments, Path(folder) / "out", "-X", "importtime")
+        messages = subprocess.run(
+            program, capture_output=True, text=True, check=True, env=with_bytecode()
         ).stderr
-    for line in told.splitlines():
+    for line in messages.splitlines():
         own, _, module = line.removeprefix("import time:").partition("|")
         if line.startswith("import time:") and own.strip().isdecimal():
             name = module.rpartition("|")[2].strip().partition(".")[0]
-            found[name] += int(own)
-    return found
+            microseconds[name] += int(own)
+    return microseconds
 
 
 def main() -> None:
@@ -95,16 +103,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--python", default=sys.executable, help="of another environment")
-    given = parse(parser, runs=1)
-    runs = [once(given) for _ in range(given.runs + 1)][1:]
+    arguments = parse(parser, runs=1)
+    runs = [once(arguments) for _ in range(arguments.runs + 1)][1:]
     rows = [
         (name, *(f"{statistics.median(run[name][n] for run in runs):.2f}" for n in (0, 1)))
         for name in runs[0]
     ]
-    print(f"median of {given.runs} runs")
+    print(f"median of {arguments.runs} runs")
     print(table(("part", "wall s", "cpu s"), rows))
     print("\nimports, slower than usual since each is timed")
-    heaviest = imports(given).most_common(HEAVIEST)
+    heaviest = imports(arguments).most_common(HEAVIEST)
     print(table(("package", "ms"), [(name, us // 1000) for name, us in heaviest]))
 
 

@@ -3,7 +3,7 @@
     python benchmarks/decode.py [--rounds 5] [--slices 100]
 
 Rounds go through all codecs and both ways in turn; medians, and pydicom's wall over scanloom's.
-What both read is checked to be equal. scanloom also finds the files and judges their geometry.
+The volumes are checked to be equal. scanloom also finds the files and judges their geometry.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def by_scanloom(folder: Path) -> Any:
 
 
 def by_pydicom(folder: Path) -> Any:
-    """Do what most scripts do."""
+    """Read as most scripts do."""
     import pydicom
 
     slices = [pydicom.dcmread(path) for path in folder.iterdir()]

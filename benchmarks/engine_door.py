@@ -1,4 +1,4 @@
-"""How busy the device is kept: a sleep stands for the network, CPU work runs beside it."""
+"""The share of time in which the device is busy: a sleep for the network, beside CPU work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine costs beside the serial loop, and how that grows with cases and workers."""
+"""Overhead of the engine over the serial loop, and its growth with cases and workers."""
 
 from __future__ import annotations
 
@@ -59,12 +59,14 @@ def engine(
         setup = EngineSetup("run", child, 600.0, private, handshake.question, handshake.expected)
         pool = DaskPool(client, case_file, setup)
 
-        def go(some: Sequence[Case]) -> float:
+        def go(batch: Sequence[Case]) -> float:
             ends: list[bool] = []
             start = time.perf_counter()
-            dispatch_cases(some, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
+            dispatch_cases(
+                batch, pool, lambda _, o: ends.append(bool(o.record and o.record.folder))
+            )
             assert all(ends)
-            assert len(ends) == len(some)
+            assert len(ends) == len(batch)
             return time.perf_counter() - start
 
         yield go
@@ -109,13 +111,13 @@ def main() -> None:
             )
             each = 1000 * (time.perf_counter() - start) / done
             rows.append([f"ms a case to see that {done} are done", each, "at most 1"])
-        some = cases[:40]
+        batch = cases[:40]
         spent_by = []
         for workers in (1, 2):
-            place = root / f"w{workers}" / "out"
-            with engine([*warm, *cases], place, weights, options.sleep, workers) as go:
+            out = root / f"w{workers}" / "out"
+            with engine([*warm, *cases], out, weights, options.sleep, workers) as go:
                 go(warm[:12])
-                spent_by.append(go(some))
+                spent_by.append(go(batch))
         rows.append(
             ["two workers beside one, bound by a sleep", spent_by[0] / spent_by[1], ">= 1.8"]
         )

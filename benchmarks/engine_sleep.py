@@ -1,4 +1,4 @@
-"""A sleep in the place of a network, and scans for it: what is left is the engine's own cost."""
+"""A sleep in place of a network, and scans for it, which leave the engine's own cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a CUDA device gives: the way back, a study end to end, precisions, memory, energy.
+"""Speed of a CUDA device: restoring labels, a study end to end, precisions, memory, energy.
 
-Prints a table of what was asked and what was found, and writes it as JSON where --out says. Scans
+Prints a table of measured and target values, and writes it as JSON to the file of --out. Scans
 and scores are drawn; weights are random but for the model that ships.
 """
 
@@ -51,8 +51,8 @@ RUNS = 7
 class Row:
     """One line of the table."""
 
-    what: str
-    found: float | None
+    subject: str
+    value: float | None
     unit: str
     target: float | None = None
     most: bool = True  # whether the target is the most it may be, or the least
@@ -60,16 +60,16 @@ class Row:
     @property
     def verdict(self) -> str:
         """Whether the target was met."""
-        if self.target is None or self.found is None:
+        if self.target is None or self.value is None:
             return ""
-        met = self.found <= self.target if self.most else self.found >= self.target
+        met = self.value <= self.target if self.most else self.value >= self.target
         return "met" if met else "MISSED"
 
     def __str__(self) -> str:
-        found = "-" if self.found is None else f"{self.found:.4g} {self.unit}"
+        value = "-" if self.value is None else f"{self.value:.4g} {self.unit}"
         sign = "<=" if self.most else ">="
         target = "" if self.target is None else f"{sign} {self.target:g} {self.unit}"
-        return f"| {self.what} | {found} | {target} | {self.verdict} |"
+        return f"| {self.subject} | {value} | {target} | {self.verdict} |"
 
 
 def on_device(work: Callable[[], Any]) -> float:
@@ -101,7 +101,7 @@ def on_clock(work: Callable[[], Any]) -> float:
 
 
 def restoring(classes: int, device: torch.device) -> Iterator[Row]:
-    """Time the way back from a network's grid, with and without the copy to the host."""
+    """Time the restoring from a network's grid, with and without the copy to the host."""
     extent = tuple(n * s for n, s in zip(SHAPE, SPACING, strict=True))
     drawn = draw_scores(
         phantom((extent[0], extent[1], extent[2]), classes - 1), (1.5,) * 3, NETWORK
@@ -119,19 +119,19 @@ def restoring(classes: int, device: torch.device) -> Iterator[Row]:
         yield Row(f"{name}: kernels", kernel, "ms", target)
         whole = on_clock(lambda: cuda.label(scores, (s, j, i), Argmax(), [host]))
         yield Row(f"{name}: and labels on the host", whole, "ms", target)
-    found = torch.empty(shape, dtype=torch.uint8, device=device)
+    labels = torch.empty(shape, dtype=torch.uint8, device=device)
     beside = [LinearWeights(j, sizes[1], device), LinearWeights(i, sizes[2], device)]
 
     def plain() -> None:
         for first in range(0, shape[0], 32):
             at = slice(first, first + 32)
-            found[at] = decide_torch(
+            labels[at] = decide_torch(
                 scores, [LinearWeights(s[at], sizes[0], device), *beside], Argmax()
             )[0]
 
     yield Row(f"{name}: plain torch", on_device(plain), "ms")
     if cuda.available(device).usable:
-        equal = 100 * float((found == here).float().mean(dtype=torch.float64))
+        equal = 100 * float((labels == here).float().mean(dtype=torch.float64))
         yield Row(f"{name}: kernels equal plain torch", equal, "%", 99.99, most=False)
 
 
@@ -232,9 +232,9 @@ def agreement(sample: Path) -> Iterator[Row]:
         yield Row(f"sample study, {precision}: voxels as on the CPU", equal, "%", 99.9, most=False)
         dices = []
         for structure in card.structures:
-            one, two = ours == structure.number, theirs == structure.number
+            our_mask, two = ours == structure.number, theirs == structure.number
             if two.sum() > least:
-                dices.append(2 * float((one & two).sum()) / float(one.sum() + two.sum()))
+                dices.append(2 * float((our_mask & two).sum()) / float(our_mask.sum() + two.sum()))
         name = f"sample study, {precision}: least Dice above 1 ml"
         yield Row(name, min(dices, default=None), "", 0.998, most=False)
 
@@ -270,8 +270,8 @@ def main() -> None:
         table.append(row)
         print(row, flush=True)
         if out:
-            found = [{**asdict(row), "verdict": row.verdict} for row in table]
-            out.write_text(json.dumps({"machine": machine, "rows": found}, indent=1))
+            results = [{**asdict(row), "verdict": row.verdict} for row in table]
+            out.write_text(json.dumps({"machine": machine, "rows": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How time and memory grow with slices and with structures; a table and a picture.
+"""Growth of time and memory with slices and with structures; a table and a picture.
 
     python benchmarks/growth.py [--picture growth.svg] [--slices 100 300 ...] [--classes 8 25 ...]
         [--points 1000x118 ...]
 
 Each point is a case from DICOM to results in a new process: one run warms up, one counts. Memory
-is the peak of the whole process, beside it what was estimated from header and card alone, and the
+is the peak of the whole process, beside it the estimate from header and card alone, and the
 bytes that must be there: scan, network-grid copy and label map. The picture needs matplotlib.
 """
 
@@ -91,12 +91,12 @@ def main() -> None:
     print(machine("scanloom", "torch", "numpy", "numba"), "\n")
     by_slices = [point(n, STRUCTURES) for n in options.slices]
     by_classes = [point(SHAPE[2], n) for n in options.classes]
-    others = [point(n, m) for n, m in options.points]
+    further = [point(n, m) for n, m in options.points]
     keys = ("slices", "structures", "wall", "cpu", "network")
     bytes_ = ("peak", "estimate", "needed")
     rows = [
         [*(p[k] for k in keys), *(p[k] / 2**30 for k in bytes_), p["estimate"] / p["peak"]]
-        for p in by_slices + by_classes + others
+        for p in by_slices + by_classes + further
     ]
     head = ["slices", "structures", "wall s", "cpu s", "network, cpu s"]
     head += ["peak GiB", "estimate GiB", "needed GiB", "estimate / peak"]

@@ -53,10 +53,10 @@ def template(syntax: str) -> bytes:
     ds.Rows = ds.Columns = 16
     ds.BitsAllocated = ds.BitsStored = 16
     ds.HighBit, ds.PixelRepresentation = 15, 1
-    for word in ["Study", "Series", "Acquisition", "Content"]:
-        setattr(ds, f"{word}Date", "20250102")
-        setattr(ds, f"{word}Time", "101500.000000")
-    for word in [
+    for keyword in ["Study", "Series", "Acquisition", "Content"]:
+        setattr(ds, f"{keyword}Date", "20250102")
+        setattr(ds, f"{keyword}Time", "101500.000000")
+    for keyword in [
         "Manufacturer",
         "InstitutionName",
         "StationName",
@@ -77,9 +77,9 @@ def template(syntax: str) -> bytes:
         "RequestingPhysician",
         "AdmissionID",
     ]:
-        setattr(ds, word, "scanloom")
+        setattr(ds, keyword, "scanloom")
     ds.FilterType = ds.ScanOptions = "SCANLOOM"
-    for word in [
+    for keyword in [
         "SliceThickness",
         "KVP",
         "DataCollectionDiameter",
@@ -97,8 +97,8 @@ def template(syntax: str) -> bytes:
         "TableSpeed",
         "SpiralPitchFactor",
     ]:
-        setattr(ds, word, 1)
-    for word in [
+        setattr(ds, keyword, 1)
+    for keyword in [
         "SeriesNumber",
         "AcquisitionNumber",
         "ExposureTime",
@@ -106,18 +106,18 @@ def template(syntax: str) -> bytes:
         "Exposure",
         "GeneratorPower",
     ]:
-        setattr(ds, word, "1")
+        setattr(ds, keyword, "1")
     ds.BodyPartExamined, ds.PatientSex, ds.PatientPosition = "CHEST", "O", "HFS"
     item = Dataset()
     item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = "1", "SCT", "scanloom"
-    for word in [
+    for keyword in [
         "ProcedureCodeSequence",
         "RequestAttributesSequence",
         "ReferencedStudySequence",
         "AnatomicRegionSequence",
         "PerformedProtocolCodeSequence",
     ]:
-        setattr(ds, word, [item])
+        setattr(ds, keyword, [item])
     block = ds.private_block(0x0009, "SCANLOOM BENCHMARK", create=True)
     for n in range(1, 30):
         block.add_new(n, "LO", f"private {n}")
@@ -144,9 +144,9 @@ def draw(folder: Path, count: int, kind: str) -> None:
     )
     for n in range(count):
         series, k = divmod(n, SERIES)
-        place = folder / f"{series:05d}"
+        series_folder = folder / f"{series:05d}"
         if k == 0:
-            place.mkdir(parents=True)
+            series_folder.mkdir(parents=True)
         data = whole
         for form, mark, value in (
             (UID, 1, n),
@@ -156,7 +156,7 @@ def draw(folder: Path, count: int, kind: str) -> None:
             (POSITION, 5, k * 1.25),
         ):
             data = data.replace(marks(form, mark).encode(), form % value)
-        (place / f"IM{k:05d}").write_bytes(shaped(data, kind))
+        (series_folder / f"IM{k:05d}").write_bytes(shaped(data, kind))
 
 
 def shaped(data: bytes, kind: str) -> bytes:
@@ -183,7 +183,7 @@ def deflated(data: bytes) -> bytes:
 
 
 def by_pydicom(folder: Path) -> int:
-    """Do what scripts do: one file after the other."""
+    """Read one file after the other, as scripts do."""
     from pydicom import dcmread
 
     return sum(1 for path in files(folder) if dcmread(path, stop_before_pixels=True, force=True))
@@ -200,7 +200,7 @@ def by_scanloom(folder: Path) -> int:
 
 
 def again(folder: Path) -> int:
-    """Index what did not change."""
+    """Index an unchanged folder again."""
     from scanloom.io.index.build import build_index
 
     index = build_index([folder], KEY)
@@ -216,8 +216,10 @@ def files(folder: Path) -> Iterator[str]:
 
 def spent() -> float:
     """Return processor seconds of this process and of those that ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    used = [
+        resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def rate(work: Callable[[Path], int], folder: Path) -> tuple[float, float]:
@@ -258,8 +260,8 @@ def growth(folder: Path) -> tuple[float, float, float, float]:
         text=True,
         check=True,
     )
-    one, two, peak, helper = map(float, done.stdout.split())
-    return one, two, peak, helper
+    first, two, peak, helper = map(float, done.stdout.split())
+    return first, two, peak, helper
 
 
 def main() -> None:
@@ -297,8 +299,8 @@ def measure(base: Path, options: Any) -> None:
     print(f"\n{'':28}{'us a file':>12}{'again us':>12}{'MiB':>8}{'helper':>9}")
     for count in (options.files, 10 * options.files):
         draw(base / "growth", count, "explicit")
-        one, two, peak, helper = growth(base / "growth")
-        print(f"{count:<28}{one:12.1f}{two:12.1f}{peak:8.0f}{helper:9.0f}", flush=True)
+        first, two, peak, helper = growth(base / "growth")
+        print(f"{count:<28}{first:12.1f}{two:12.1f}{peak:8.0f}{helper:9.0f}", flush=True)
         shutil.rmtree(base / "growth")
 
 
@@ -306,10 +308,10 @@ def copies(source: Path, folder: Path, count: int) -> Path:
     """Link the files of a folder again and again, as folders of their own."""
     names = [p for p in sorted(source.iterdir()) if p.is_file() and p.suffix != ".json"]
     for n in range(max(count // len(names), 1)):
-        place = folder / f"{n:05d}"
-        place.mkdir(parents=True)
+        target = folder / f"{n:05d}"
+        target.mkdir(parents=True)
         for name in names:
-            shutil.copyfile(name, place / name.name)
+            shutil.copyfile(name, target / name.name)
     return folder
 
 

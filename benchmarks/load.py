@@ -32,15 +32,15 @@ def headers_and_readinto(folder: Path) -> Any:
     """Read headers by pydicom, then each slice's pixels straight into their place."""
     import pydicom
 
-    found = []
+    slices = []
     for path in folder.iterdir():
         with path.open("rb") as file:
             header = pydicom.dcmread(file, stop_before_pixels=True)
-            found.append((float(header.ImagePositionPatient[2]), path, file.tell() + 12, header))
-    found.sort(key=lambda one: one[0])
-    first = found[0][3]
-    values = np.empty((len(found), first.Rows, first.Columns), np.int16)
-    for (_, path, start, header), plane in zip(found, values, strict=True):
+            slices.append((float(header.ImagePositionPatient[2]), path, file.tell() + 12, header))
+    slices.sort(key=lambda entry: entry[0])
+    first = slices[0][3]
+    values = np.empty((len(slices), first.Rows, first.Columns), np.int16)
+    for (_, path, start, header), plane in zip(slices, values, strict=True):
         with path.open("rb", buffering=0) as file:
             file.seek(start)  # behind tag, VR and length of PixelData
             file.readinto(memoryview(plane).cast("B"))
@@ -57,7 +57,7 @@ def by_simpleitk(folder: Path) -> Any:
 
 
 def plain_pydicom(folder: Path) -> Any:
-    """Do what most scripts do."""
+    """Read as most scripts do."""
     import pydicom
 
     slices = [pydicom.dcmread(path) for path in folder.iterdir()]

@@ -1,4 +1,4 @@
-"""Time, processor time and peak memory of what a script starts, and environments for peers."""
+"""Time, processor time and peak memory of the processes of a script, and environments for peers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Failed(SystemExit):
 
 @dataclass(frozen=True)
 class Spent:
-    """What a process and its children took."""
+    """Time and memory of a process and its children."""
 
     wall: float  # s
     cpu: float  # s
@@ -99,14 +99,14 @@ class Watch:
 
 def _tree(pid: int) -> list[int]:
     """Return a process and all that it started."""
-    found = [pid]
-    for parent in found:
+    processes = [pid]
+    for parent in processes:
         try:
             for task in Path(f"/proc/{parent}/task").iterdir():
-                found += [int(n) for n in (task / "children").read_text().split()]
+                processes += [int(n) for n in (task / "children").read_text().split()]
         except OSError:
             continue
-    return found
+    return processes
 
 
 def _pss(pid: int) -> int:
@@ -136,7 +136,7 @@ def run(
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(
-            [str(part) for part in command],
+            [str(argument) for argument in command],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -159,8 +159,8 @@ def run(
             raise Failed(f"it did not end within {limit:.0f} s")
         if process.returncode:
             errors.seek(0)
-            told = "".join(errors.readlines()[-TAIL:]).rstrip()
-            raise Failed(f"it ended with {process.returncode}:\n{told}")
+            messages = "".join(errors.readlines()[-TAIL:]).rstrip()
+            raise Failed(f"it ended with {process.returncode}:\n{messages}")
     lines = out.strip().splitlines()
     answer = json.loads(lines[-1]) if lines and lines[-1].startswith(("{", "[")) else None
     peak = max(watch.peak, usage.ru_maxrss * 1024)
@@ -168,7 +168,7 @@ def run(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a command and what is left of all that it started."""
+    """End a command with all processes that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -197,29 +197,29 @@ class Stages:
         return wrapped
 
 
-def cache(*parts: str) -> Path:
+def cache(*names: str) -> Path:
     """Return a folder or file under the cache of these benchmarks; its parent is made."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanloom-bench"
-    path = root.joinpath(*parts)
+    path = root.joinpath(*names)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def peer_python(peer: str, given: Path | None = None) -> Path:
+def peer_python(peer: str, environment: Path | None = None) -> Path:
     """Return the Python of a peer's environment: one that is given, or one made here by pip."""
-    if given is not None:
-        return given / "bin" / "python"
+    if environment is not None:
+        return environment / "bin" / "python"
     folder = cache("peers", peer)
     stamp = folder / "installed"
-    wanted = "\n".join(PEERS[peer])
-    if not stamp.is_file() or stamp.read_text() != wanted:
+    packages = "\n".join(PEERS[peer])
+    if not stamp.is_file() or stamp.read_text() != packages:
         print(f"making an environment for {peer} in {folder} ...", file=sys.stderr)
         try:
             venv.create(folder, with_pip=True, clear=True)
             run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *PEERS[peer]])
         except (Failed, OSError, subprocess.CalledProcessError) as exc:
             raise Failed(f"its environment can't be made: {exc}") from exc
-        stamp.write_text(wanted)
+        stamp.write_text(packages)
     return folder / "bin" / "python"
 
 
@@ -229,7 +229,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def machine(*packages: str) -> str:
-    """Return a line that says what this ran on, with the versions of some packages."""
+    """Return a line about this machine, with the versions of some packages."""
     model = platform.processor() or platform.machine()
     flags = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -257,7 +257,7 @@ def parse(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespac
 
 
 def unavailable(needed: str) -> NoReturn:
-    """End the script with status `UNAVAILABLE`, and say what it needs."""
+    """End the script with status `UNAVAILABLE`, and name the missing program."""
     print(f"not available: {needed}", file=sys.stderr)
     raise SystemExit(UNAVAILABLE)
 

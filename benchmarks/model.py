@@ -1,7 +1,7 @@
 """A small network that knows the phantom, as a MONAI bundle that every peer can run.
 
 Its weights are set by formula, not learnt: it compares the mean density around a voxel with that
-of each structure. The network is what all have in common; its own time is taken out of every
+of each structure. All programs have the network in common; its own time is taken out of every
 comparison. Its scores have the shape of trained ones: sure inside structures, in doubt at edges.
 """
 
@@ -40,7 +40,7 @@ def network_args(classes: int) -> dict[str, Any]:
 def knowing_weights(structures: int) -> dict[str, torch.Tensor]:
     """Return a state dict that labels the phantom of so many structures.
 
-    Score of class c at density x: -SHARP * (x - density of c)^2, but for what all classes share;
+    Score of class c at density x: -SHARP * (x - density of c)^2, without the terms of all classes;
     the background gains in air and where density changes, or edges would pass through all
     structures of a density in between.
     """
@@ -163,7 +163,7 @@ def config(structures: int, back: str) -> dict[str, Any]:
 
 
 def metadata(structures: int) -> dict[str, Any]:
-    """Return what MONAI's metadata must say."""
+    """Return the metadata that MONAI requires."""
     names = {str(n): f"part {n}" if n else "background" for n in range(structures + 1)}
     common = {"type": "image", "spatial_shape": [128, 128, 128], "dtype": "float32"}
     image = {"format": "hounsfield", "modality": "CT", "num_channels": 1, "is_patch_data": True}

@@ -83,11 +83,15 @@ class Inputs:
 
     def model(self, name: str) -> Path:
         """Write the model in a program's format; return its folder."""
-        place = self.folder / name.replace(" ", "-")
+        model_folder = self.folder / name.replace(" ", "-")
         save = {
-            PLAIN: lambda: real_network.save_nnunet(place, self.structures, self.size, mirror=True),
-            BUNDLE: lambda: real_network.save_bundle(place, self.structures, self.size),
-            TOTAL: lambda: real_network.save_totalsegmentator(place, self.structures, self.size),
+            PLAIN: lambda: real_network.save_nnunet(
+                model_folder, self.structures, self.size, mirror=True
+            ),
+            BUNDLE: lambda: real_network.save_bundle(model_folder, self.structures, self.size),
+            TOTAL: lambda: real_network.save_totalsegmentator(
+                model_folder, self.structures, self.size
+            ),
         }
         return save[name]()
 
@@ -101,9 +105,9 @@ def by_scanloom(inputs: Inputs, model: str, precision: str, engine: str) -> Prog
     command += ["--modality", modality, "--device", "cpu", "--precision", precision, "--quiet"]
     command += ["--mirror", "auto" if model == MIRRORED else "no", "--out", "OUT"]
     command += ["--engine", engine]
-    words = [] if engine == "auto" else [engine]
-    words += [] if precision == "float32" else [precision]
-    name = ", ".join(["scanloom", *words])
+    settings = [] if engine == "auto" else [engine]
+    settings += [] if precision == "float32" else [precision]
+    name = ", ".join(["scanloom", *settings])
     key = {"SCANLOOM_KEY": str(inputs.folder / "key")}
     return Program(name, model, command, "cases/*/segmentation.nii.gz", key)
 
@@ -129,9 +133,9 @@ def by_monai(inputs: Inputs, environment: Path | None) -> Program:
         "dataset_dir": inputs.scans,
         "output_dir": "OUT",
     }
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    flags = [argument for name, value in options.items() for argument in (f"--{name}", value)]
     python = environment / "bin" / "python" if environment else sys.executable
-    return Program("MONAI", BUNDLE, [python, "-m", "monai.bundle", "run", *words], "*.nii.gz")
+    return Program("MONAI", BUNDLE, [python, "-m", "monai.bundle", "run", *flags], "*.nii.gz")
 
 
 def by_totalsegmentator(inputs: Inputs, environment: Path) -> Program:
@@ -148,35 +152,35 @@ def by_totalsegmentator(inputs: Inputs, environment: Path) -> Program:
     return Program("TotalSegmentator", TOTAL, command, "case.nii.gz", variables)
 
 
-def programs(inputs: Inputs, given: argparse.Namespace) -> tuple[list[Program], list[str]]:
-    """Return what is to run, and why each other peer is not."""
-    nnunet = [PLAIN, *([MIRRORED] if given.mirror else [])]
-    found, missing, models = list[Program](), list[str](), list(nnunet)
-    if "nnunet" in given.peers:
-        if given.nnunet_env:
-            found += [by_nnunet(inputs, given.nnunet_env, model) for model in nnunet]
+def programs(inputs: Inputs, options: argparse.Namespace) -> tuple[list[Program], list[str]]:
+    """Return the programs to run, and the reasons why other peers are left out."""
+    nnunet = [PLAIN, *([MIRRORED] if options.mirror else [])]
+    peers, missing, models = list[Program](), list[str](), list(nnunet)
+    if "nnunet" in options.peers:
+        if options.nnunet_env:
+            peers += [by_nnunet(inputs, options.nnunet_env, model) for model in nnunet]
         else:
             missing.append("nnU-Net: name its environment with --nnunet-env")
-    if "monai" in given.peers:
+    if "monai" in options.peers:
         models.append(BUNDLE)
         own = importlib.util.find_spec("ignite") and importlib.util.find_spec("fire")
-        if own or given.monai_env:
-            found.append(by_monai(inputs, given.monai_env))
+        if own or options.monai_env:
+            peers.append(by_monai(inputs, options.monai_env))
         else:
             missing.append("MONAI's runner: name its environment with --monai-env")
-    if "totalsegmentator" in given.peers:
+    if "totalsegmentator" in options.peers:
         models.append(TOTAL)
-        if given.totalsegmentator_env:
-            found.append(by_totalsegmentator(inputs, given.totalsegmentator_env))
+        if options.totalsegmentator_env:
+            peers.append(by_totalsegmentator(inputs, options.totalsegmentator_env))
         else:
             missing.append("TotalSegmentator: name its environment with --totalsegmentator-env")
     ours = [
         by_scanloom(inputs, model, precision, engine)
-        for precision in given.precision
-        for engine in given.engine
+        for precision in options.precision
+        for engine in options.engine
         for model in models
     ]
-    return ours + found, missing
+    return ours + peers, missing
 
 
 def measure(program: Program, out: Path, runs: int, limit: float) -> Result:
@@ -193,7 +197,7 @@ def measure(program: Program, out: Path, runs: int, limit: float) -> Result:
     for _ in range(runs):
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
-        command = [str(word).replace("OUT", str(out)) for word in program.command]
+        command = [str(argument).replace("OUT", str(out)) for argument in program.command]
         spent.append(run(command, environment, limit))
     labels = sorted(out.glob(program.labels))
     if len(labels) != 1:
@@ -204,7 +208,7 @@ def measure(program: Program, out: Path, runs: int, limit: float) -> Result:
 
 
 def measure_all(
-    todo: Sequence[Program], folder: Path, given: argparse.Namespace
+    todo: Sequence[Program], folder: Path, options: argparse.Namespace
 ) -> tuple[list[Result], list[str]]:
     """Measure all programs; return results, and why others have none."""
     results, failed = list[Result](), list[str]()
@@ -212,13 +216,13 @@ def measure_all(
         name = f"{program.name} ({program.model})"
         print(f"[{n + 1}/{len(todo)}] {name}", file=sys.stderr, flush=True)
         try:
-            runs = given.runs if program.name.startswith("scanloom") else given.peer_runs
-            results.append(measure(program, folder / str(n), runs, given.limit))
+            runs = options.runs if program.name.startswith("scanloom") else options.peer_runs
+            results.append(measure(program, folder / str(n), runs, options.limit))
         except Failed as exc:
             failed.append(f"{name}: {exc}")
             continue
-        found = results[-1]
-        print(f"  {found.wall:.1f} s, {found.cpu:.1f} cpu s", file=sys.stderr, flush=True)
+        latest = results[-1]
+        print(f"  {latest.wall:.1f} s, {latest.cpu:.1f} cpu s", file=sys.stderr, flush=True)
     return results, failed
 
 
@@ -240,30 +244,30 @@ def compared(results: Sequence[Result]) -> list[list[Any]]:
 HEAD = ("model", "program", "wall s", "cpu s", "GiB", "wall x", "cpu x", "voxels equal", "Dice")
 
 
-def scale(given: argparse.Namespace, size: Size, folder: Path) -> list[list[Any]]:
+def scale(options: argparse.Namespace, size: Size, folder: Path) -> list[list[Any]]:
     """Return rows of scanloom's figures against slices, classes and cores."""
     cores = sorted(os.sched_getaffinity(0))
-    some = sorted({1, *(2**n for n in range(1, 7) if 2**n <= len(cores)), len(cores)})
-    middle = given.structures
-    points = [(n, middle, len(cores)) for n in given.scale_slices]
-    points += [(given.slices, n, len(cores)) for n in given.scale_classes]
-    points += [(given.slices, middle, n) for n in some]
+    core_counts = sorted({1, *(2**n for n in range(1, 7) if 2**n <= len(cores)), len(cores)})
+    middle = options.structures
+    points = [(n, middle, len(cores)) for n in options.scale_slices]
+    points += [(options.slices, n, len(cores)) for n in options.scale_classes]
+    points += [(options.slices, middle, n) for n in core_counts]
     rows = []
     for slices, structures, count in dict.fromkeys(points):
-        case = study(slices, structures, given.across)
-        place = folder / f"{slices}-{structures}-{count}"
-        inputs = Inputs(place, case, structures, size)
-        program = by_scanloom(inputs, PLAIN, given.precision[0], given.engine[0])
+        case = study(slices, structures, options.across)
+        point_folder = folder / f"{slices}-{structures}-{count}"
+        inputs = Inputs(point_folder, case, structures, size)
+        program = by_scanloom(inputs, PLAIN, options.precision[0], options.engine[0])
         os.sched_setaffinity(0, cores[:count])
         try:
-            found = measure(program, place / "out", given.runs, given.limit)
+            result = measure(program, point_folder / "out", options.runs, options.limit)
         finally:
             os.sched_setaffinity(0, cores)
-        voxels = given.across**2 * slices / 1e6
-        row = [voxels, structures, count, found.wall, found.cpu, found.peak / 2**30]
-        rows.append([*row, found.wall * count, found.cpu / voxels])
+        voxels = options.across**2 * slices / 1e6
+        row = [voxels, structures, count, result.wall, result.cpu, result.peak / 2**30]
+        rows.append([*row, result.wall * count, result.cpu / voxels])
         print(f"  {rows[-1]}", file=sys.stderr, flush=True)
-        shutil.rmtree(place)
+        shutil.rmtree(point_folder)
     return rows
 
 
@@ -274,7 +278,7 @@ SCALE_HEAD = (
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -313,23 +317,23 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Measure and print."""
-    given = arguments()
-    size = Size(tuple(given.features), tuple(given.window))
+    options = arguments()
+    size = Size(tuple(options.features), tuple(options.window))
     print(machine("scanloom", "torch", "numpy"), "\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if given.scale:
-            print(table(SCALE_HEAD, scale(given, size, folder)))
+        if options.scale:
+            print(table(SCALE_HEAD, scale(options, size, folder)))
             return
-        case = study(given.slices, given.structures, given.across)
-        todo, missing = programs(Inputs(folder / "in", case, given.structures, size), given)
-        results, failed = measure_all(todo, folder / "out", given)
+        case = study(options.slices, options.structures, options.across)
+        todo, missing = programs(Inputs(folder / "in", case, options.structures, size), options)
+        results, failed = measure_all(todo, folder / "out", options)
         print(table(HEAD, compared(results)))
     for line in [*failed, *missing]:
         print(f"\nnot measured: {line}", file=sys.stderr)
-    if given.json:
+    if options.json:
         held = [{**asdict(each), "labels": each.labels.name} for each in results]
-        given.json.write_text(json.dumps({"results": held, "failed": failed}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"results": held, "failed": failed}, indent=1) + "\n")
     raise SystemExit(1 if failed else UNAVAILABLE if missing else 0)
 
 

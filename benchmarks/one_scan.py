@@ -54,7 +54,7 @@ AIMS = {DICOM: (7.0, 2.5), NIFTI: (4.0, 2.5)}
 
 @dataclass(frozen=True)
 class Result:
-    """What one way of labelling the scan took."""
+    """Time and memory of one way of labelling the scan."""
 
     name: str
     steps: dict[str, list[float]]  # wall and cpu seconds by stage, medians
@@ -107,8 +107,8 @@ def ways(options: argparse.Namespace, out: Path) -> list[Way]:
         script = HERE / "case_scanloom.py"
         return [sys.executable, script, how, scan, bundle, out / folder / "out", runs]
 
-    def theirs(peer: str, given: Path | None, *first: Any) -> list[Any]:
-        python, script = peer_python(peer, given), HERE / f"peer_{peer}.py"
+    def theirs(peer: str, environment: Path | None, *first: Any) -> list[Any]:
+        python, script = peer_python(peer, environment), HERE / f"peer_{peer}.py"
         return [python, script, *first, peer_runs, small.nifti]
 
     def by_nnunet() -> list[Any]:
@@ -119,20 +119,20 @@ def ways(options: argparse.Namespace, out: Path) -> list[Way]:
         return theirs("monai", options.monai_env, case.nifti, bundle, out / folder)
 
     labels = case.bundle("labels")
-    found = [
+    all_ways = [
         Way(DICOM, 45, runs, lambda: ours("whole", case.dicom, bundle, "dicom", runs)),
         Way(NIFTI, 42, runs, lambda: ours("labels", case.nifti, bundle, "nifti", runs)),
     ]
     if "monai" in options.peers:
-        found += [
+        all_ways += [
             Way(LIKE_ARGMAX, 42, 1, lambda: ours("labels", case.nifti, labels, "argmax", 1)),
             Way(LIKE_SCORES, 36, 1, lambda: ours("labels", case.nifti, few, "few", 1)),
             Way(ARGMAX, 60, peer_runs, lambda: by_monai(labels, "monai")),
             Way(SCORES, 70, peer_runs, lambda: by_monai(few, "monai-few")),
         ]
     if "nnunet" in options.peers:
-        found.append(Way(NNUNET, 180, peer_runs, by_nnunet))
-    return found
+        all_ways.append(Way(NNUNET, 180, peer_runs, by_nnunet))
+    return all_ways
 
 
 def run_all(todo: list[Way], slices: int, limit: float) -> tuple[list[Result], dict[str, str]]:
@@ -179,44 +179,44 @@ def peak_table(results: list[Result]) -> str:
 
 
 def ratio_table(results: list[Result]) -> str:
-    """Return what peers take for each of what scanloom takes, the network left out."""
+    """Return the ratios of peers to scanloom, without the network."""
     by_name = {r.name: r for r in results}
     rows = []
-    for other in results:
-        for name in dict.fromkeys((TWIN.get(other.name), NIFTI)):
+    for peer in results:
+        for name in dict.fromkeys((TWIN.get(peer.name), NIFTI)):
             ours = by_name.get(name or "")
-            other_task = other.name == SCORES and name == NIFTI  # of fewer channels
-            if other.name in TWIN and ours and not other_task:
-                rows.append([other.name, ours.name, *_ratios(other, ours)])
+            other_task = peer.name == SCORES and name == NIFTI  # of fewer channels
+            if peer.name in TWIN and ours and not other_task:
+                rows.append([peer.name, ours.name, *_ratios(peer, ours)])
     return table(["", "beside", "wall x", "cpu x", "restore, cpu x", "peak x"], rows)
 
 
-def _ratios(other: Result, ours: Result) -> list[float]:
-    restore = other.steps["restore"][1] / ours.steps["restore"][1]
-    seconds = [other.around(n) / ours.around(n) for n in (0, 1)]
-    return [*seconds, restore, other.peak / ours.peak]
+def _ratios(peer: Result, ours: Result) -> list[float]:
+    restore = peer.steps["restore"][1] / ours.steps["restore"][1]
+    seconds = [peer.around(n) / ours.around(n) for n in (0, 1)]
+    return [*seconds, restore, peer.peak / ours.peak]
 
 
 def agreements(results: list[Result]) -> dict[str, dict[str, Agreement]]:
     """Return, by way, how its labels agree with others': scanloom's own, and those of its twin."""
     held = {r.name: load_labels(Path(r.labels)) for r in results}
-    found: dict[str, dict[str, Agreement]] = {}
+    agreements_by_way: dict[str, dict[str, Agreement]] = {}
     for name, (labels, voxel) in held.items():
         beside = [TWIN.get(name), NIFTI if name not in (SCORES, LIKE_SCORES) else None]
-        found[name] = {
-            other: agreement(held[other][0], labels, voxel)
-            for other in dict.fromkeys(beside)
-            if other in held and other != name
+        agreements_by_way[name] = {
+            neighbor: agreement(held[neighbor][0], labels, voxel)
+            for neighbor in dict.fromkeys(beside)
+            if neighbor in held and neighbor != name
         }
-    return found
+    return agreements_by_way
 
 
-def agreement_table(found: dict[str, dict[str, Agreement]]) -> str:
+def agreement_table(agreements_by_way: dict[str, dict[str, Agreement]]) -> str:
     """Return a row for each pair."""
     rows = [
-        [name, other, *str(a).split(" / ")]
-        for name, all_ in found.items()
-        for other, a in all_.items()
+        [name, neighbor, *str(a).split(" / ")]
+        for name, all_ in agreements_by_way.items()
+        for neighbor, a in all_.items()
     ]
     return table(
         ["labels of", "beside those of", "voxels alike", "Dice, mean", "Dice, least"], rows
@@ -250,7 +250,7 @@ def _say(text: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="warm runs of scanloom")
     parser.add_argument("--peer-runs", type=int, default=1, help="warm runs of each peer")
@@ -272,16 +272,16 @@ def main() -> None:
         seconds = sum((w.runs + 1) * w.seconds for w in todo) * options.slices / SHAPE[2]
         _say(f"{len(todo)} processes, about {seconds / 60:.0f} min where it is quiet")
         results, failed = run_all(todo, options.slices, options.limit)
-        found = agreements(results)
+        agreements_by_way = agreements(results)
     known = {r.name: r.versions for r in results if r.versions}
     print(f"{where}, {options.slices} slices\n")
     print("\n".join(f"{name}: {versions}" for name, versions in known.items()), "\n")
-    tables = [stage_table(results), ratio_table(results), agreement_table(found)]
+    tables = [stage_table(results), ratio_table(results), agreement_table(agreements_by_way)]
     print("\n\n".join([*tables, peak_table(results), aims(results)]))
     for name, why in failed.items():
         print(f"\nNo result of {name}: {why}")
     if options.json:
-        held = {n: {o: asdict(a) for o, a in all_.items()} for n, all_ in found.items()}
+        held = {n: {o: asdict(a) for o, a in all_.items()} for n, all_ in agreements_by_way.items()}
         whole = {"machine": where, "slices": options.slices, "agreement": held, "failed": failed}
         whole |= {"results": [{**asdict(r), "labels": Path(r.labels).name} for r in results]}
         options.json.write_text(json.dumps(whole, indent=1) + "\n")

@@ -123,10 +123,10 @@ def once(predictor: Any, scan: Path, out: Path) -> dict[str, Any]:
     logits = predict(torch.from_numpy(data))
     del data
     threads = torch.get_num_threads()
-    found = stages.timed("restore", restore)(
+    segmentation = stages.timed("restore", restore)(
         logits, plans, configuration, labels, properties, num_threads_torch=threads
     )
-    stages.timed("write", io.write_seg)(found, str(out), properties)
+    stages.timed("write", io.write_seg)(segmentation, str(out), properties)
     return {"steps": stages.spent, "labels": str(out)}
 
 
@@ -148,10 +148,10 @@ def restore_alone(scores: Path, shape: str, out: Path) -> dict[str, Any]:
         "bbox_used_for_cropping": [[0, n] for n in target],
     }
     stages = Stages()
-    found = stages.timed("restore", restore)(
+    segmentation = stages.timed("restore", restore)(
         torch.from_numpy(logits), plans, configuration, labels, properties, False, 2
     )
-    np.save(out, found)
+    np.save(out, segmentation)
     return {"steps": stages.spent, "labels": str(out)}
 
 
@@ -166,6 +166,6 @@ if __name__ == "__main__":
     alone.add_argument("scores", type=Path)
     alone.add_argument("shape")
     alone.add_argument("out", type=Path)
-    given = vars(parser.parse_args())
-    work = {"case": case, "restore": restore_alone}[given.pop("what")]
-    print(json.dumps(work(**given)))
+    options = vars(parser.parse_args())
+    work = {"case": case, "restore": restore_alone}[options.pop("what")]
+    print(json.dumps(work(**options)))

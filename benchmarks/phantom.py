@@ -81,12 +81,12 @@ def depths(
     """
     axes = [(np.arange(n) + 0.5) * s for n, s in zip(shape, spacing, strict=True)]
     for number, ball in enumerate(drawn.balls, start=1):
-        box, parts = [], []
+        box, squares = [], []
         for axis, c, r in zip(axes, ball.centre, ball.radii, strict=True):
             low, high = np.searchsorted(axis, (c - r - EDGE, c + r + EDGE))
             box.append(slice(low, high))
-            parts.append((((axis[low:high] - c) / r) ** 2).astype(np.float32))
-        grown = parts[0][:, None, None] + parts[1][None, :, None] + parts[2][None, None, :]
+            squares.append((((axis[low:high] - c) / r) ** 2).astype(np.float32))
+        grown = squares[0][:, None, None] + squares[1][None, :, None] + squares[2][None, None, :]
         yield number, tuple(box), (1 - np.sqrt(grown)) * np.float32(min(ball.radii))
 
 
@@ -138,8 +138,8 @@ def draw_scores(
         plane[:] = rng.standard_normal(plane.shape, dtype=np.float32) * 0.3
         plane[1:] -= EDGE
     for number, box, depth in depths(drawn, spacing, shape):
-        there = scores[box[2], number, box[0], box[1]]
-        there += (np.clip(depth, -EDGE, EDGE) + EDGE).transpose(2, 0, 1).astype(np.float16)
+        near = scores[box[2], number, box[0], box[1]]
+        near += (np.clip(depth, -EDGE, EDGE) + EDGE).transpose(2, 0, 1).astype(np.float16)
     return scores
 
 

@@ -1,11 +1,11 @@
-"""What `scanloom plan` says of runs over small archives, and what the runs take.
+"""Compare plans of `scanloom plan` for small archives with the runs.
 
     python plan.py [--seed N] [--times N] [--only KIND]
 
 Each archive is drawn anew: sizes and numbers of scans depend on the seed, which is printed. A small
-UNet of random weights stands for the network. The plan knows nothing of this machine but what the
-kind of archive says. The ratio is 1 if the run is within the planned range, else that of the
-nearer end to what happened.
+UNet of random weights stands for the network. The plan knows nothing of this machine but earlier
+runs, if the kind of archive has some. The ratio is 1 if the run is within the planned range, else
+that of the nearer end to the measured value.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LARGE = scans((4, 9), (160, 260), (30, 60))
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of archive: how it is drawn, what ran here before, and the workflow's execution."""
+    """Kind of archive: shapes of scans, earlier runs here, and the workflow's execution."""
 
     draw: Draw
     before: Draw | None = None
@@ -78,7 +78,7 @@ KINDS = {
 
 
 def scanloom(folder: Path, *arguments: str) -> Any:
-    """Run a command with a cache of its own; return what its --json prints."""
+    """Run a command with a cache of its own; return its JSON document."""
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "SCANLOOM_KEY": str(folder / "key")}
     command = [sys.executable, "-m", "scanloom", *arguments, "--json"]
     done = subprocess.run(
@@ -109,11 +109,11 @@ def compare(kind: Kind, folder: Path, rng: np.random.Generator) -> list[Any]:
         workflow = folder / f"{name}.yaml"
         text = f"name: planned\nmodels: [{bundle}]\nselect: {{modality: CT}}\n"
         workflow.write_text(text + (f"execution: {{{execution}}}\n" if execution else ""))
-        asked = (str(workflow), str(folder / name), "--out", str(folder / f"out-{name}"))
+        arguments = (str(workflow), str(folder / name), "--out", str(folder / f"out-{name}"))
         began = time.monotonic()
-        plan = scanloom(folder, "plan", *asked)["plan"] if name == "now" else None
+        plan = scanloom(folder, "plan", *arguments)["plan"] if name == "now" else None
         spent = time.monotonic() - began
-        compared = scanloom(folder, "run", *asked)["plan"]
+        compared = scanloom(folder, "run", *arguments)["plan"]
         if plan is not None:
             low, high = plan["totals"]["seconds"] or (0.0, 0.0)
             happened = compared["happened"]["seconds"]
@@ -129,11 +129,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", choices=list(KINDS))
-    given = parse(parser, times=1, only="tiny")
-    print(machine("scanloom", "torch", "distributed"), f"seed {given.seed}", sep="\n", flush=True)
-    rng, rows = np.random.default_rng(given.seed), []
-    for name in [given.only] if given.only else KINDS:
-        for _ in range(given.times):
+    options = parse(parser, times=1, only="tiny")
+    print(machine("scanloom", "torch", "distributed"), f"seed {options.seed}", sep="\n", flush=True)
+    rng, rows = np.random.default_rng(options.seed), []
+    for name in [options.only] if options.only else KINDS:
+        for _ in range(options.times):
             with tempfile.TemporaryDirectory() as folder:
                 rows.append([name, *compare(KINDS[name], Path(folder), rng)])
                 print(rows[-1], flush=True)

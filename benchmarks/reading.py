@@ -1,4 +1,4 @@
-"""What reading a folder of real scans gives, beside what others say of them: a table.
+"""Compare the reading of a folder of real scans with other programs: a table.
 
     python benchmarks/reading.py FOLDER [--all]
 
@@ -46,9 +46,9 @@ NONE = "no witness"
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one series."""
+    """The outcome of one series."""
 
-    place: str
+    path: str
     files: int
     status: str
     reason: str
@@ -61,28 +61,28 @@ class Line:
         return "DIFFERS" in self.verdict
 
 
-def judge(found: Index, one: IndexedSeries, case: Path, root: Path) -> Line:
+def judge(index: Index, indexed: IndexedSeries, case: Path, root: Path) -> Line:
     """Read a series and compare it."""
-    series = found.as_series(one)
-    first = Path(found.table.entries[one.files[0]].path)
-    place = str((first if one.kind != "dicom" else first.parent).relative_to(root))
-    reason = one.info.reason
-    shape = "x".join(map(str, one.info.shape))
+    series = index.as_series(indexed)
+    first = Path(index.table.entries[indexed.files[0]].path)
+    path = str((first if indexed.kind != "dicom" else first.parent).relative_to(root))
+    reason = indexed.info.reason
+    shape = "x".join(map(str, indexed.info.shape))
     try:
-        volume = read_scan(series).volume if one.slices else None
+        volume = read_scan(series).volume if indexed.slices else None
         shape = "x".join(map(str, volume.grid.shape)) if volume else ""
-        said = ""
+        code = ""
     except ScanError as error:
-        volume, said = None, error.code
-    if volume is None and said in ("PHASES", "FOUR_D"):
+        volume, code = None, error.code
+    if volume is None and code in ("PHASES", "FOUR_D"):
         verdict = of_phases(series, case)
     elif volume is None:
-        verdict = one.info.detail
+        verdict = indexed.info.detail
     else:
         verdict = of_volume(volume, series, case, first)
-    if one.slices and said != reason and not (reason == "DERIVED" and not said):
+    if indexed.slices and code != reason and not (reason == "DERIVED" and not code):
         verdict = f"index says {reason or 'used'}; {verdict}"
-    return Line(place, len(one.files), one.status, said or reason, shape, verdict)
+    return Line(path, len(indexed.files), indexed.status, code or reason, shape, verdict)
 
 
 def of_phases(series: Series, case: Path) -> str:
@@ -97,14 +97,14 @@ def of_phases(series: Series, case: Path) -> str:
             verdicts[error.code] += 1
         else:
             verdicts[of_volume(volume, series, case, series.files[0], phase)] += 1
-    said = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items())
-    return f"{verdicts.total()} volumes: {said}"
+    listed = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items())
+    return f"{verdicts.total()} volumes: {listed}"
 
 
 def of_volume(
     volume: Volume, series: Series, case: Path, first: Path, phase: int | None = None
 ) -> str:
-    """Return what witnesses say of a volume: the first that knows it decides."""
+    """Return the verdict of witnesses about a volume: the first that knows it decides."""
     if series.kind == "nifti":
         return by_nibabel(volume, first, phase)
     if series.kind == "itk":
@@ -120,17 +120,21 @@ def of_volume(
 
 
 def by_expected(volume: Volume, series: Series, first: Path) -> Iterator[str]:
-    """Give what expected.json says of the series."""
+    """Yield verdicts by the entries of expected.json for the series."""
     for parent in first.parents[:-1]:
         beside = parent.with_name(f"{parent.name}.expected.json")
-        said = beside if beside.exists() else parent / "expected.json"
-        if not said.exists():
+        file = beside if beside.exists() else parent / "expected.json"
+        if not file.exists():
             continue
-        for told in json.loads(said.read_text()).get("series", []):
-            known = told.get("volume")
-            mine = told.get("series_uid") == series.series_uid
-            place = str(first.parent.relative_to(parent))
-            if known and mine and place in (told.get("folder", "."), *told.get("folders", ())):
+        for entry in json.loads(file.read_text()).get("series", []):
+            known = entry.get("volume")
+            mine = entry.get("series_uid") == series.series_uid
+            subfolder = str(first.parent.relative_to(parent))
+            if (
+                known
+                and mine
+                and subfolder in (entry.get("folder", "."), *entry.get("folders", ()))
+            ):
                 values = np.ascontiguousarray(volume.array.T.astype("<f4")).tobytes()
                 same = hashlib.sha256(values).hexdigest() == known["sha256"]
                 near = np.allclose(volume.grid.affine, known["affine_ijk_to_RAS"], atol=MM)
@@ -139,7 +143,7 @@ def by_expected(volume: Volume, series: Series, first: Path) -> Iterator[str]:
 
 
 def by_reference(volume: Volume, case: Path, phase: int | None) -> Iterator[str]:
-    """Give what the reference files of a case say, those of this size."""
+    """Yield verdicts by the reference files of a case that have this size."""
     factor = FACTORS.get(case.name, 1.0)
     for name in REFERENCES:
         for path in sorted(case.glob(f"{name}/*.nii*")):
@@ -240,21 +244,21 @@ def main() -> None:
     verdicts: Counter[str] = Counter()
     wrong = 0
     for case in cases_of(root):
-        found = build_index([case], bytes(32))
-        total.update(found.counts())
-        for one in found.series:
-            line = judge(found, one, case, root)
+        index = build_index([case], bytes(32))
+        total.update(index.counts())
+        for series in index.series:
+            line = judge(index, series, case, root)
             wrong += line.wrong
             verdicts[line.verdict if line.verdict.startswith("equal") else line.status] += 1
             if options.all or not line.verdict.startswith("equal"):
                 print(
-                    f"{line.place[:64]:64} {line.files:4} {line.status:7} {line.reason:19} "
+                    f"{line.path[:64]:64} {line.files:4} {line.status:7} {line.reason:19} "
                     f"{line.shape:12} {line.verdict}",
                     flush=True,
                 )
         apart = Counter(
             became[1]
-            for group, became in zip(found.table.series_numbers, found.outcomes(), strict=True)
+            for group, became in zip(index.table.series_numbers, index.outcomes(), strict=True)
             if group < 0
         )
         for code, count in apart.items():

@@ -20,13 +20,13 @@ from model import HIGH, LOW, SPACING, config, metadata
 from phantom import draw_labels, draw_scan, phantom
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent / "models"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "reference" / "parity"))
 
 from nnunet_home import Model, dataset_of, plans_of
 
 from scanloom.inference.nets.unet import PlainConvUNet
 
-PLACE = "nnUNetTrainer__nnUNetPlans__3d_fullres"
+MODEL_FOLDER = "nnUNetTrainer__nnUNetPlans__3d_fullres"
 TASK, TASK_CLASSES = "vertebrae_mr", 25
 """A task of TotalSegmentator with one network of 1.5 mm without mirroring, and its structures."""
 TASK_FOLDER = "Dataset756_mri_vertebrae_1076subj"
@@ -104,13 +104,13 @@ def balanced_weights(structures: int, size: Size) -> dict[str, torch.Tensor]:
 def save_bundle(folder: Path, structures: int, size: Size) -> Path:
     """Write a MONAI bundle that maps labels back, with the same weights in MONAI's DynUNet."""
     network = monai_args(structures + 1, size)
-    wanted = config(structures, "labels")
-    wanted["network_def"] = {"_target_": "DynUNet", **network}
-    wanted["inferer"]["roi_size"] = list(size.window)
+    bundle_config = config(structures, "labels")
+    bundle_config["network_def"] = {"_target_": "DynUNet", **network}
+    bundle_config["inferer"]["roi_size"] = list(size.window)
     (folder / "configs").mkdir(parents=True, exist_ok=True)
     (folder / "models").mkdir(exist_ok=True)
     torch.save(monai_weights(structures, size), folder / "models" / "model.pt")
-    (folder / "configs" / "inference.json").write_text(json.dumps(wanted))
+    (folder / "configs" / "inference.json").write_text(json.dumps(bundle_config))
     (folder / "configs" / "metadata.json").write_text(json.dumps(metadata(structures)))
     return folder
 
@@ -137,7 +137,7 @@ def monai_weights(structures: int, size: Size) -> dict[str, torch.Tensor]:
     """
     from monai.networks.nets.dynunet import DynUNet
 
-    ours, found = balanced_weights(structures, size), dict[str, torch.Tensor]()
+    ours, weights = balanced_weights(structures, size), dict[str, torch.Tensor]()
     last = len(size.features) - 1
     middle = [f"downsamples.{n - 1}" for n in range(1, last)]
     names = {f"encoder.stages.{n}.0": name for n, name in enumerate(["input_block", *middle])}
@@ -145,24 +145,24 @@ def monai_weights(structures: int, size: Size) -> dict[str, torch.Tensor]:
     names |= {f"decoder.stages.{n}": f"upsamples.{n}.conv_block" for n in range(last)}
     for old, new in names.items():
         for n in (0, 1):
-            found[f"{new}.conv{n + 1}.conv.weight"] = ours[f"{old}.convs.{n}.conv.weight"]
+            weights[f"{new}.conv{n + 1}.conv.weight"] = ours[f"{old}.convs.{n}.conv.weight"]
             for kind in ("weight", "bias"):
-                found[f"{new}.norm{n + 1}.{kind}"] = ours[f"{old}.convs.{n}.norm.{kind}"]
+                weights[f"{new}.norm{n + 1}.{kind}"] = ours[f"{old}.convs.{n}.norm.{kind}"]
     for kind in ("weight", "bias"):
         for n in range(last):
             upsampling = f"upsamples.{n}.transp_conv.conv.{kind}"
-            found[upsampling] = ours[f"decoder.transpconvs.{n}.{kind}"]
-        found[f"output_block.conv.conv.{kind}"] = ours[f"decoder.seg_layers.{last - 1}.{kind}"]
+            weights[upsampling] = ours[f"decoder.transpconvs.{n}.{kind}"]
+        weights[f"output_block.conv.conv.{kind}"] = ours[f"decoder.seg_layers.{last - 1}.{kind}"]
     network = DynUNet(**monai_args(structures + 1, size))
-    missing, unknown = network.load_state_dict(found, strict=False)
+    missing, unknown = network.load_state_dict(weights, strict=False)
     if unknown or any(not name.startswith("skip_layers.") for name in missing):
         raise ValueError("the weights do not fit MONAI's DynUNet")
     return dict(network.state_dict())  # with the second names of layers
 
 
 def save_nnunet(folder: Path, structures: int, size: Size, mirror: bool) -> Path:
-    """Write a model folder as nnU-Net's trainer does; return it. `mirror` is what it may do."""
-    return _write_nnunet(folder / PLACE, structures, size, (0, 1, 2) if mirror else None)
+    """Write a model folder as nnU-Net's trainer does; return it. `mirror` permits mirroring."""
+    return _write_nnunet(folder / MODEL_FOLDER, structures, size, (0, 1, 2) if mirror else None)
 
 
 def save_totalsegmentator(folder: Path, structures: int, size: Size) -> Path:
@@ -173,28 +173,28 @@ def save_totalsegmentator(folder: Path, structures: int, size: Size) -> Path:
     return folder
 
 
-def _write_nnunet(place: Path, structures: int, size: Size, mirror: Any) -> Path:
+def _write_nnunet(model_folder: Path, structures: int, size: Size, mirror: Any) -> Path:
     model = Model(
         patch=size.window,
         spacing=SPACING,
         kernels=tuple(tuple(kernel) for kernel in size.kernels),
         strides=tuple(tuple(stride) for stride in size.strides),
         labels={"background": 0, **{f"part_{n}": n for n in range(1, structures + 1)}},
-        reader="NibabelIOWithReorient" if "Dataset" in place.parent.name else "SimpleITKIO",
+        reader="NibabelIOWithReorient" if "Dataset" in model_folder.parent.name else "SimpleITKIO",
     )
     plans, dataset = plans_of(model), dataset_of(model)
     density = {"mean": LOW, "std": HIGH - LOW, "percentile_00_5": LOW, "percentile_99_5": HIGH}
     plans["foreground_intensity_properties_per_channel"] = {"0": density}
     chosen = plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
     chosen["features_per_stage"] = list(size.features)
-    (place / "fold_0").mkdir(parents=True, exist_ok=True)
-    (place / "plans.json").write_text(json.dumps(plans))
-    (place / "dataset.json").write_text(json.dumps(dataset))
+    (model_folder / "fold_0").mkdir(parents=True, exist_ok=True)
+    (model_folder / "plans.json").write_text(json.dumps(plans))
+    (model_folder / "dataset.json").write_text(json.dumps(dataset))
     checkpoint = {
         "network_weights": balanced_weights(structures, size),
         "init_args": {"configuration": "3d_fullres", "fold": 0, "plans": plans},
-        "trainer_name": place.name.partition("__")[0],
+        "trainer_name": model_folder.name.partition("__")[0],
         "inference_allowed_mirroring_axes": mirror,
     }
-    torch.save(checkpoint, place / "fold_0" / "checkpoint_final.pth")
-    return place
+    torch.save(checkpoint, model_folder / "fold_0" / "checkpoint_final.pth")
+    return model_folder

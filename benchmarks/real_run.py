@@ -53,28 +53,28 @@ def main() -> None:
     print(table(["what", "measured", "aim"], rows))
 
 
-def copy(scan: Path, place: Path, number: int) -> None:
+def copy(scan: Path, target: Path, number: int) -> None:
     """Copy a scan; a series becomes one of another patient's studies."""
-    place.mkdir(parents=True)
+    target.mkdir(parents=True)
     if scan.is_file():  # equal files would be one case
         import nibabel as nib
 
         image = nib.load(scan)
         image.header["descrip"] = f"copy {number}"
-        nib.save(image, place / scan.name)
+        nib.save(image, target / scan.name)
         return
     from pydicom import dcmread
     from pydicom.uid import generate_uid
 
     for path in sorted(p for p in scan.iterdir() if p.is_file()):
         dataset = dcmread(path, force=True)
-        for word in OWN:
-            if word in dataset:
-                uid = generate_uid(entropy_srcs=[str(number), dataset[word].value])
-                setattr(dataset, word, uid)
+        for keyword in OWN:
+            if keyword in dataset:
+                uid = generate_uid(entropy_srcs=[str(number), dataset[keyword].value])
+                setattr(dataset, keyword, uid)
         dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
         dataset.PatientID = f"BENCHMARK {number}"
-        dataset.save_as(place / path.name)
+        dataset.save_as(target / path.name)
 
 
 def run(root: Path, device: str) -> tuple[float, Any]:

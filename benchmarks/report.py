@@ -1,4 +1,4 @@
-"""The report of 5,000 cases: what it takes to write, and what it asks of a browser.
+"""The report of 5,000 cases: time to write it, and time in a browser.
 
     python benchmarks/report.py [--cases 5000] [--structures 5] [--chromium /usr/bin/chromium]
 
@@ -80,33 +80,33 @@ def look(page: Path, chromium: str, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--cases", type=int, default=5000)
-    asked.add_argument("--structures", type=int, default=5)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
-    told = parse(asked, cases=20, structures=2, rounds=1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--structures", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
+    options = parse(parser, cases=20, structures=2, rounds=1)
     if importlib.util.find_spec("playwright") is None:
         unavailable("playwright (pip install playwright), and Chromium")
-    if shutil.which(told.chromium) is None:
+    if shutil.which(options.chromium) is None:
         unavailable("Chromium: name it with --chromium")
 
     from scanloom.review.report.page import write_report
     from support.make_report import STRUCTURES, make_out
 
-    structures = (*STRUCTURES, *(f"structure_{n}" for n in range(told.structures)))
+    structures = (*STRUCTURES, *(f"structure_{n}" for n in range(options.structures)))
     with tempfile.TemporaryDirectory() as folder:
         out = make_out(
-            Path(folder) / "out", told.cases, structures[: told.structures], (1600, 1052)
+            Path(folder) / "out", options.cases, structures[: options.structures], (1600, 1052)
         )
-        for words in ("written", "written again"):
+        for event in ("written", "written again"):
             wall, cpu = time.perf_counter(), time.process_time()
             page = write_report(out)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            print(f"{words}: {wall:.1f} s, {cpu:.1f} processor seconds")
+            print(f"{event}: {wall:.1f} s, {cpu:.1f} processor seconds")
         size = sum(path.stat().st_size for path in page.parent.rglob("*") if path.is_file())
         print(f"folder: {size / 1e6:.1f} MB; index.html: {page.stat().st_size / 1e6:.2f} MB")
-        for name, milliseconds in look(page, told.chromium, told.rounds).items():
+        for name, milliseconds in look(page, options.chromium, options.rounds).items():
             print(f"{name}: {milliseconds:.0f} ms")
 
 

@@ -1,4 +1,4 @@
-"""The way back alone: scores of 200 x 239 x 239 voxels to labels of 512 x 512 x 300.
+"""Restoring alone: scores of 200 x 239 x 239 voxels to labels of 512 x 512 x 300.
 
     python benchmarks/restore.py [--classes 25] [--rounds 3] [--peers nnunet] [--nnunet-env FOLDER]
 
@@ -111,10 +111,10 @@ def main() -> None:
             rounds = options.rounds if way == "kernel" else 0
             command = [sys.executable, HERE / "restore.py", "--slices", str(options.slices)]
             command += ["--one", path, way, str(rounds), out]
-            found = run(command).answer
-            name = f"scanloom ({found['why']})" if way == "kernel" else "torch reference"
-            added = found["added"] / 2**20
-            rows.append([name, median(found["walls"]), median(found["cpus"]), added])
+            answer = run(command).answer
+            name = f"scanloom ({answer['why']})" if way == "kernel" else "torch reference"
+            added = answer["added"] / 2**20
+            rows.append([name, median(answer["walls"]), median(answer["cpus"]), added])
             labels[name] = np.load(out)
         if "nnunet" in options.peers and options.classes < 50:
             out = Path(folder) / "nnunet.npy"

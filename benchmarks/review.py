@@ -125,13 +125,13 @@ def _document(case: Case, volume: Any) -> dict[str, Any]:
     }
 
 
-def copies(folder: Path, given: argparse.Namespace) -> list[Path]:
+def copies(folder: Path, options: argparse.Namespace) -> list[Path]:
     """Write the series several times, with other UIDs; return their folders."""
     import pydicom
 
-    case = study(given.slices, given.structures, given.across)
-    made = []
-    for n in range(given.cases):
+    case = study(options.slices, options.structures, options.across)
+    folders = []
+    for n in range(options.cases):
         target = folder / str(n)
         target.mkdir(parents=True)
         for file in sorted(case.dicom.iterdir()):
@@ -140,8 +140,8 @@ def copies(folder: Path, given: argparse.Namespace) -> list[Path]:
                 setattr(dataset, keyword, f"{getattr(dataset, keyword)}.{n}")
             dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
             dataset.save_as(target / file.name)
-        made.append(target)
-    return made
+        folders.append(target)
+    return folders
 
 
 def memory(process: int) -> float:
@@ -156,7 +156,7 @@ def browse(link: str, names: list[str], steps: int) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
-    found: dict[str, Any] = {"step": {}}
+    timings: dict[str, Any] = {"step": {}}
     with sync_playwright() as play:
         options = ["--no-sandbox", "--disable-gpu"]
         tab = play.chromium.launch(executable_path=program, args=options).new_page()
@@ -165,20 +165,20 @@ def browse(link: str, names: list[str], steps: int) -> dict[str, Any]:
         began = time.perf_counter()
         tab.click(f"text={names[0]}")
         tab.wait_for_selector(f"body[data-opened='{names[0]}']")
-        found["opened"] = time.perf_counter() - began
+        timings["opened"] = time.perf_counter() - began
         for when, wait in (("while others open", 0), ("later", 6000)):
             tab.wait_for_timeout(wait)
             for plane in ("axial", "coronal", "sagittal"):
                 times = [tab.evaluate(STEP, [plane, 1]) for _ in range(steps)]
-                found["step"][f"{plane} step {when}"] = times
-        found["prefetched"] = []
+                timings["step"][f"{plane} step {when}"] = times
+        timings["prefetched"] = []
         for name in names[1:]:
             began = time.perf_counter()
             tab.keyboard.press("n")
             tab.wait_for_selector(f"body[data-opened='{name}']")
-            found["prefetched"].append(time.perf_counter() - began)
+            timings["prefetched"].append(time.perf_counter() - began)
             tab.wait_for_timeout(4000)
-    return found
+    return timings
 
 
 def main() -> None:
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--structures", type=int, default=25)
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
-    given = parse(parser, slices=24, across=64, structures=3, cases=2, steps=4)
+    arguments = parse(parser, slices=24, across=64, structures=3, cases=2, steps=4)
     if importlib.util.find_spec("playwright") is None:
         print("not measured: playwright is not installed", file=sys.stderr)
         raise SystemExit(UNAVAILABLE)
@@ -202,20 +202,29 @@ def main() -> None:
         key.write_bytes(KEY)
         key.chmod(0o600)
         names = [
-            publish(folder / "out", each, given.structures) for each in copies(folder / "s", given)
+            publish(folder / "out", each, arguments.structures)
+            for each in copies(folder / "s", arguments)
         ]
-        words = [sys.executable, "-m", "scanloom", "review", str(folder / "out"), "--key", str(key)]
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "scanloom",
+            "review",
+            str(folder / "out"),
+            "--key",
+            str(key),
+        ]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             link = next(line.split()[1] for line in server.stdout or () if "/#" in line)
-            found = browse(link, sorted(names), given.steps)
+            timings = browse(link, sorted(names), arguments.steps)
             peak = memory(server.pid)
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
-    rows: list[list[Any]] = [["open, s", found["opened"], ""]]
-    rows += [["open after prefetching, s", each, ""] for each in found["prefetched"]]
-    rows += [[f"{p}, ms", median(t), max(t)] for p, t in found["step"].items()]
+    rows: list[list[Any]] = [["open, s", timings["opened"], ""]]
+    rows += [["open after prefetching, s", each, ""] for each in timings["prefetched"]]
+    rows += [[f"{p}, ms", median(t), max(t)] for p, t in timings["step"].items()]
     rows.append(["server, GiB", peak, ""])
     print(table(("", "median", "worst"), rows))
 

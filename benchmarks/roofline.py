@@ -1,4 +1,4 @@
-"""The roofline of a network on this device: how near its layers come to what the device can do.
+"""The roofline of a network on this device: rates of its layers beside the device's peaks.
 
     python benchmarks/roofline.py [--network UNet] [--window 96] [--precision float32 bfloat16]
         [--device cpu|cuda] [--picture roofline.png]
@@ -22,11 +22,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from engines import NAMES, image, network
 from meter import machine, median, parse, table
+from phantom import draw_labels, draw_scan, phantom
+from real_network import HIGH, LOW, Size, network_args
 from torch import nn
 
+OUTPUTS, GRID_MM = 26, 1.5
+NAMES = ("UNet", "SegResNet", "SwinUNETR", "UNETR", "DynUNet", "ResEnc UNet")
+CHANNELS = (32, 64, 128, 256, 320)
 COLOURS = ("#0b6e8a", "#d1495b", "#6a4c93", "#edae49", "#2e7d32", "#9aa3ab")
 UNCHANGED = (nn.Identity, nn.Sequential, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 """Layers that return their input when a network is not trained."""
@@ -34,7 +39,7 @@ UNCHANGED = (nn.Identity, nn.Sequential, nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a device can do: operations and bytes a second."""
+    """Peaks of a device: operations and bytes a second."""
 
     operations: float
     bytes: float
@@ -77,29 +82,67 @@ def fastest(work: Callable[[], Any], device: torch.device, runs: int = 5) -> flo
     return min(seconds)
 
 
+def network(name: str, window: int) -> nn.Module:
+    """Return a network with random weights, which are the same each time."""
+    from monai.networks import nets
+
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "UNet": lambda: nets.UNet(3, 1, OUTPUTS, (16, 32, 64, 128, 256), (2,) * 4, num_res_units=2),
+        "SegResNet": lambda: nets.SegResNet(3, 16, 1, OUTPUTS),
+        "SwinUNETR": lambda: nets.SwinUNETR(1, OUTPUTS, feature_size=24),
+        "UNETR": lambda: nets.UNETR(1, OUTPUTS, (window,) * 3, feature_size=16),
+        "DynUNet": lambda: nets.DynUNet(
+            *(3, 1, OUTPUTS, [3] * 5, [1] + [2] * 4, [2] * 4),
+            filters=CHANNELS,
+            norm_name=("INSTANCE", {"affine": True}),
+            deep_supervision=True,
+        ),
+        "ResEnc UNet": _residual_encoder,
+    }
+    torch.manual_seed(0)
+    return builders[name]().eval()
+
+
+def _residual_encoder() -> nn.Module:
+    """Return nnU-Net's network with residual blocks in its encoder."""
+    from scanloom.inference.nets.unet import ResidualEncoderUNet
+
+    arguments = network_args(OUTPUTS, Size(CHANNELS))
+    arguments["plan"] |= {"encoder": [1, 3, 4, 6, 6], "decoder": [1] * 4}
+    return ResidualEncoderUNet(**arguments)
+
+
+def image(window: int) -> torch.Tensor:
+    """Return a window of a drawn CT (1, 1, x, y, z), from 0 to 1."""
+    drawn = phantom((window * GRID_MM,) * 3, OUTPUTS - 1)
+    scan = draw_scan(drawn, draw_labels(drawn, (GRID_MM,) * 3, (window,) * 3)).astype(np.float32)
+    scaled = (scan.clip(LOW, HIGH) - LOW) / (HIGH - LOW)
+    return torch.from_numpy(np.ascontiguousarray(scaled))[None, None]
+
+
 def measure_peaks(device: torch.device, dtype: torch.dtype, side: int) -> Peaks:
     """Measure the peaks by a product of square matrices of a side, and by a copy."""
-    left, right = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    first, second = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
     source = torch.zeros(16 * side * side, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return Peaks(
-        2 * side**3 / fastest(lambda: left @ right, device),
+        2 * side**3 / fastest(lambda: first @ second, device),
         2 * source.nbytes / fastest(lambda: target.copy_(source), device),
     )
 
 
-def operations(layer: nn.Module, given: torch.Tensor, output: torch.Tensor) -> int:
+def operations(layer: nn.Module, source: torch.Tensor, output: torch.Tensor) -> int:
     """Return the operations of a layer; for other layers than products, one for each value."""
     weight = getattr(layer, "weight", None)
     if isinstance(layer, nn.ConvTranspose2d | nn.ConvTranspose3d):
-        return 2 * given.numel() * weight.numel() // weight.shape[0]
+        return 2 * source.numel() * weight.numel() // weight.shape[0]
     if isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear):
         return 2 * output.numel() * weight.numel() // weight.shape[0]
     return output.numel()
 
 
 @contextmanager
-def timed_layers(net: nn.Module, found: list[Layer]) -> Iterator[None]:
+def timed_layers(net: nn.Module, recorded: list[Layer]) -> Iterator[None]:
     """Add each call of a layer in the block, in order."""
     starts: dict[nn.Module, float] = {}
 
@@ -110,7 +153,7 @@ def timed_layers(net: nn.Module, found: list[Layer]) -> Iterator[None]:
         seconds = clock(output.device) - starts[layer]
         moved = sum(tensor.nbytes for tensor in (*inputs, output, *layer.parameters()))
         count = operations(layer, inputs[0], output)
-        found.append(Layer(type(layer).__name__, count, moved, seconds))
+        recorded.append(Layer(type(layer).__name__, count, moved, seconds))
 
     layers = [m for m in net.modules() if not any(m.children()) and not isinstance(m, UNCHANGED)]
     hooks = [layer.register_forward_pre_hook(begin) for layer in layers]
@@ -126,8 +169,8 @@ def measure_layers(net: nn.Module, window: torch.Tensor, runs: int) -> list[Laye
     """Return each call of a layer, with the median of its seconds over several passes."""
     net(window)
     passes: list[list[Layer]] = [[] for _ in range(runs)]
-    for found in passes:
-        with timed_layers(net, found):
+    for recorded in passes:
+        with timed_layers(net, recorded):
             net(window)
     return [
         replace(calls[0], seconds=median([call.seconds for call in calls]))
@@ -219,30 +262,30 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Print a table for each precision, and draw the picture."""
-    given = arguments()
-    device = torch.device(given.device)
-    title = f"{given.network}, a window of {given.window} x {given.window} x {given.window}"
+    options = arguments()
+    device = torch.device(options.device)
+    title = f"{options.network}, a window of {options.window} x {options.window} x {options.window}"
     print(f"{machine('torch', 'monai')}\n{title}, {device}\n")
     panels = {}
-    for precision in given.precision:
+    for precision in options.precision:
         dtype = getattr(torch, precision)
         with torch.inference_mode():
-            peaks = measure_peaks(device, dtype, given.side)
-            net = network(given.network, given.window).to(device, dtype)
-            window = torch.as_tensor(image(given.window)).to(device, dtype)
+            peaks = measure_peaks(device, dtype, options.side)
+            net = network(options.network, options.window).to(device, dtype)
+            window = torch.as_tensor(image(options.window)).to(device, dtype)
             try:
-                layers = measure_layers(net, window, given.runs)
+                layers = measure_layers(net, window, options.runs)
             except NotImplementedError as exc:
                 print(f"{precision}: {exc}\n")
                 continue
         panels[precision] = layers, peaks
         rates = f"{peaks.operations / 1e9:.0f} GFLOP/s, {peaks.bytes / 1e9:.0f} GB/s"
         print(f"{precision}, peaks: {rates}\n{kind_table(layers, peaks)}\n")
-    if given.picture and panels:
+    if options.picture and panels:
         if find_spec("matplotlib") is None:
             print("No picture: matplotlib is not installed")
         else:
-            draw(panels, title, given.picture)
+            draw(panels, title, options.picture)
 
 
 if __name__ == "__main__":

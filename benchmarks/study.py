@@ -16,7 +16,7 @@ STRUCTURES = 25
 
 @dataclass(frozen=True)
 class Study:
-    """Where a drawn scan and the bundles that label it lie."""
+    """The folder of a drawn scan and the bundles that label it."""
 
     folder: Path
 
@@ -44,20 +44,20 @@ def study(slices: int = SHAPE[2], structures: int = STRUCTURES, across: int = SH
 
     name = f"{slices}-slices-{structures}-structures"
     folder = cache("studies", name if across == SHAPE[0] else f"{across}-pixels-{name}")
-    found = Study(folder)
+    drawn_study = Study(folder)
     if (folder / "whole").is_file():
         for back in ("scores", "labels"):  # anew: cheap, and the network may be another
-            save_bundle(found.bundle(back), structures, back)
-        return found
+            save_bundle(drawn_study.bundle(back), structures, back)
+        return drawn_study
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shape = (across, across, slices)
     extent = tuple(n * s for n, s in zip(shape, SPACING, strict=True))
     drawn = phantom((extent[0], extent[1], extent[2]), structures)
     scan = draw_scan(drawn, draw_labels(drawn, SPACING, shape))
-    write_dicom(scan, SPACING, found.dicom)
-    write_nifti(scan, SPACING, found.nifti)
+    write_dicom(scan, SPACING, drawn_study.dicom)
+    write_nifti(scan, SPACING, drawn_study.nifti)
     for back in ("scores", "labels"):
-        save_bundle(found.bundle(back), structures, back)
+        save_bundle(drawn_study.bundle(back), structures, back)
     (folder / "whole").touch()
-    return found
+    return drawn_study

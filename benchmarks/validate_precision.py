@@ -1,4 +1,4 @@
-"""Compare labels in half precision with those in float32, and say what a card may list.
+"""Compare labels in half precision with those in float32, and advise on a card's precisions.
 
     python validate_precision.py MODEL SCAN... [--device cpu]
 
@@ -24,31 +24,34 @@ LEAST = 0.998
 SMALLEST = 1.0  # ml
 
 
-def dices(one: Segmentation, other: Segmentation) -> dict[str, tuple[float, float]]:
+def dices(exact: Segmentation, rounded: Segmentation) -> dict[str, tuple[float, float]]:
     """Return ml and Dice of each structure that is larger than `MIN_FRAME_SIZE` in `one`."""
-    ml = abs(float(np.linalg.det(one.grid.affine[:3, :3]))) / 1000
-    found = {}
-    for left, right in zip(one.layers, other.layers, strict=True):
-        for structure in left.structures:
-            a, b = left.labels == structure.number, right.labels == structure.number
+    ml = abs(float(np.linalg.det(exact.grid.affine[:3, :3]))) / 1000
+    dice_by_label = {}
+    for exact_layer, rounded_layer in zip(exact.layers, rounded.layers, strict=True):
+        for structure in exact_layer.structures:
+            a, b = exact_layer.labels == structure.number, rounded_layer.labels == structure.number
             if a.sum() * ml >= SMALLEST:
                 both = 2.0 * np.count_nonzero(a & b)
-                found[structure.label] = (float(a.sum() * ml), both / float(a.sum() + b.sum()))
-    return found
+                dice_by_label[structure.label] = (
+                    float(a.sum() * ml),
+                    both / float(a.sum() + b.sum()),
+                )
+    return dice_by_label
 
 
 def main() -> int:
-    """Print a table, and what to write into the card."""
+    """Print a table, and the line for the card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="ct_tissue")
     parser.add_argument("scans", nargs="*", type=Path, default=[SAMPLE])
     parser.add_argument("--device", default="auto")
-    given = parse(parser, device="cpu")
-    card = find_model(given.model)
-    full = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="float32"))
-    half = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="half"))
+    options = parse(parser, device="cpu")
+    card = find_model(options.model)
+    full = TorchPredictor(card, device=options.device, compute=ComputeOptions(precision="float32"))
+    half = TorchPredictor(card, device=options.device, compute=ComputeOptions(precision="half"))
     rows, worst, unused = [], 1.0, 0
-    for number, path in enumerate(given.scans, start=1):
+    for number, path in enumerate(options.scans, start=1):
         try:
             volume = scanloom.load_volume(path, series="best")
         except ScanError as exc:

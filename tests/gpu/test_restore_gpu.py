@@ -45,7 +45,7 @@ def labels_of(scores: torch.Tensor) -> NDArray[np.uint8]:
 def test_labels_are_those_of_scores_brought_back(device: torch.device, name: str) -> None:
     labels = restore_cases.labelled(CASES[name], device)
 
-    assert restore_cases.wrong(CASES[name], labels) == 0
+    assert restore_cases.count_wrong(CASES[name], labels) == 0
     if name == "ties":
         assert (labels[0] == 1).all()
 
@@ -55,7 +55,7 @@ def test_labels_are_those_of_scores_brought_back(device: torch.device, name: str
 def test_labels_equal_those_of_plain_torch(
     device: torch.device, classes: int, dtype: torch.dtype
 ) -> None:
-    """At a size that fills a device; rounding may decide one voxel in ten thousand."""
+    """The scores fill a device; rounding may decide one voxel in ten thousand."""
     scores = smooth(60, classes, 119, 119, dtype)
     cpu = torch.device("cpu")
     sizes = (scores.shape[0], *scores.shape[2:])

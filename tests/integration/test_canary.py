@@ -173,7 +173,7 @@ def test_messages_on_a_terminal_have_no_identity(site: Site, segmented: Ended) -
 
 @pytest.mark.slow
 def test_debug_messages_have_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
-    """With every library's warning and error on the way."""
+    """Every library's warning and error is raised on the way."""
     ended = site.segment(*map(site.scan, SCANS), "--debug", out=tmp_path / "out")
 
     assert ended.err.count("Traceback") > 8
@@ -182,7 +182,7 @@ def test_debug_messages_have_no_identity(site: Site, segmented: Ended, tmp_path:
 
 
 def test_messages_of_index_have_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
-    """As JSON; also from a stored index, which contains texts of headers."""
+    """The index prints JSON, also from a stored index, which contains texts of headers."""
     scans = site.folder / "scans"
     for options in (["--json", "--debug"], ["--json"]):
         ended = site.run("index", scans, "--out", tmp_path / "out", *options)

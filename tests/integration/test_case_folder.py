@@ -111,7 +111,7 @@ def test_sums_hold(published: Path) -> None:
 
 
 def test_no_identity_outside_dicom(tmp_path: Path, key: Path) -> None:
-    """Nothing that the headers say of the patient stands outside `dicom/`."""
+    """Patient data of the headers is in `dicom/` only."""
     import pydicom
 
     source = tmp_path / "CANARY^study"
@@ -159,7 +159,7 @@ def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Pat
 
 
 def test_less_overlap_is_named_on_every_result(tmp_path: Path, key: Path) -> None:
-    """And a later request of another overlap says that, not that the model changed."""
+    """A later request of another overlap names the overlap, not a changed model."""
     out, change = tmp_path / "out", "overlap 0.1 instead of 0.25"
     (record,) = segment_paths([SAMPLE], options(out, key, compute=ComputeOptions(overlap=0.1)))
     assert record.folder is not None, record.detail

@@ -90,7 +90,7 @@ def test_a_study_that_arrives_in_five_parts_is_made_anew_each_time(
 def test_a_part_that_leaves_a_gap_keeps_the_older_result_and_says_so(
     runs: Runs, tmp_path: Path
 ) -> None:
-    """Of slices 1-4, then 9-12 as well, then all: the second run has no new result."""
+    """Slices 1-4, then 9-12 as well, then all arrive: the second run has no new result."""
     files = write_slices(tmp_path / "scanner")
     add(files[:4], runs.archive)
     assert runs().code == 0
@@ -183,7 +183,7 @@ def test_a_case_that_failed_is_tried_again_when_its_files_change(
 def test_series_that_fail_at_indexing_are_in_failed_status_and_report(
     runs: Runs, tmp_path: Path
 ) -> None:
-    """And no longer when they were repaired, or taken away by the selection."""
+    """They are there no longer after repair, or if the selection excludes them."""
     write_slices(runs.archive / "fine")
     broken = write_slices(runs.archive / "broken", "another", GOOD[1])
     broken[9].rename(tmp_path / "later")
@@ -478,7 +478,7 @@ def test_the_order_of_channels_counts(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_changed_is_unpacked_again(tmp_path: Path) -> None:
-    """In one process, as a notebook is."""
+    """The archive changes within one process, such as a notebook."""
     maxima = []
     for brightest in GOOD[:2]:
         folder = tmp_path / str(brightest)

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from support.archives import nifti
 from support.commands import scanloom, write_tiny_bundle
-from support.faults import Quick, on_small_disk
+from support.faults import QuickRun, on_small_disk
 from support.write_dicom import Words, noise, write_series
 
 FULL = """
@@ -58,7 +58,7 @@ scanloom report "$disk/out"; echo "code $?"
 def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
     tmp_path: Path,
 ) -> None:
-    quick, disk = Quick(tmp_path / "quick"), tmp_path / "disk"
+    quick, disk = QuickRun(tmp_path / "quick"), tmp_path / "disk"
 
     output = on_small_disk(LITTLE, [disk, *quick.command(disk / "out")])
 
@@ -85,7 +85,7 @@ def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
 def test_blocked_tables_and_report_are_74_and_status_says_failed(
     name: str, folder: bool, tmp_path: Path
 ) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     assert scanloom("index", quick.scans, "--out", quick.out).code == 0  # it is ours then
     (quick.out / name).parent.mkdir(parents=True, exist_ok=True)
     if folder:
@@ -106,7 +106,7 @@ def test_blocked_tables_and_report_are_74_and_status_says_failed(
 def test_metrics_that_cannot_be_written_are_refused_before_anything_is_done(
     name: str, tmp_path: Path
 ) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     (tmp_path / "a file").touch()
     (tmp_path / "a folder").mkdir()
 
@@ -136,7 +136,7 @@ main()
 
 
 def test_metrics_that_are_lost_on_the_way_are_reported_once(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
 
     output = on_small_disk(LATER, [tmp_path / "disk", sys.executable, *quick.command()])
 
@@ -235,7 +235,7 @@ scanloom "$@"; echo "code $?"
 
 
 def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     quick.workflow.write_text(quick.workflow.read_text().replace("select: {modality: MR}\n", ""))
     command = ["run", quick.workflow, quick.scans, "--out", quick.out]
 

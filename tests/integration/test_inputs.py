@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.commands import scanloom
-from support.faults import in_time
+from support.faults import run_with_deadline
 from support.input_kinds import header_of, write_analyze, write_archive, write_mgh, write_nifti
 from support.make_run import GOOD, Runs, write_study
 from support.write_dicom import noise
@@ -199,7 +199,9 @@ def test_no_format_waits_for_voxel_files_that_are_pipes(tmp_path: Path) -> None:
                 (folder / f"{n}.raw").write_bytes(bytes(960))
             (folder / voxels).unlink(missing_ok=True)
         os.mkfifo(folder / voxels)
-    ended = in_time("index", root, "--json", deadline=60, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    ended = run_with_deadline(
+        "index", root, "--json", deadline=60, XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     assert ended.code == 65, ended.err
     files = ended.document["files"]
     assert files["used"] == 0

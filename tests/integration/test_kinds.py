@@ -20,7 +20,7 @@ from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
 from scanloom.io.index.build import build_index
 from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
-from support.balls import Ball, wrong
+from support.balls import Ball, deviations
 from support.dicom_kinds import KINDS
 from support.dicom_kinds.base import Kind
 from support.dicom_kinds.chosen import CHOSEN
@@ -38,7 +38,7 @@ def code_of(folder: Path, **options: Any) -> str:
 
 
 def assert_right(volume: Volume, ball: Ball, kind: Kind) -> None:
-    assert wrong(volume, ball) == {}
+    assert deviations(volume, ball) == {}
     assert set(kind.flags) <= {flag.code for flag in volume.flags}
 
 
@@ -96,7 +96,7 @@ def test_several_volumes_in_a_series_are_refused_until_one_is_selected(tmp_path,
 @pytest.mark.parametrize("name", ["enhanced, nothing shared", "mosaic"])
 @pytest.mark.parametrize("damage", [b"\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"])
 def test_damaged_headers_cause_no_internal_error(tmp_path, name, damage):
-    """With random bytes overwritten, a series is refused with a reason code, or read."""
+    """A series with overwritten random bytes is refused with a reason code, or read."""
     READ[name].make(tmp_path)
     (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
     data = path.read_bytes()
@@ -112,7 +112,7 @@ def test_each_of_several_series_is_read_right(tmp_path):
     assert code_of(tmp_path) == kind.code
     volumes = [read_scan(series).volume for series in find_series(tmp_path)]
     assert len(volumes) == len(kind.balls)
-    assert all(any(not wrong(v, ball) for v in volumes) for ball in kind.balls)
+    assert all(any(not deviations(v, ball) for v in volumes) for ball in kind.balls)
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *SKIPPED])
@@ -132,7 +132,7 @@ def test_a_reformat_does_not_hide_the_original(tmp_path):
         ds.SeriesInstanceUID = uid("reformat")
         ds.save_as(path)
     assert len(find_series(tmp_path)) == 2
-    assert wrong(scanloom.load_volume(tmp_path)) == {}
+    assert deviations(scanloom.load_volume(tmp_path)) == {}
 
 
 def test_order_and_names_of_files_do_not_matter(tmp_path):
@@ -205,7 +205,7 @@ def _verdict(folder: Path, kind: dict[str, Any]) -> str:
         volumes = [v for series in all_series for v in _volumes(series, len(balls))]
     except ScanError as error:
         return error.code
-    right = [any(not wrong(v, ball, noise=0.2) for v in volumes) for ball in balls]
+    right = [any(not deviations(v, ball, noise=0.2) for v in volumes) for ball in balls]
     return "right" if all(right) and len(volumes) == len(balls) else "wrong"
 
 

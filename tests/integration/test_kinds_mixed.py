@@ -52,7 +52,7 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, step):
-    """In one slice, two slices or half of them; stacked or interleaved; other values or none."""
+    """One slice, two or half of them differ; stacked or interleaved; other values or none."""
     outcomes, expected = {}, {}
     ours = [mixture for mixture in ALL if mixture.attribute == attribute]
     first = list(ATTRIBUTES).index(attribute) % step  # so that attributes differ in their mixtures

@@ -23,7 +23,7 @@ from scanloom.io.dicom.header.fallback import parse_with_pydicom
 from scanloom.io.dicom.header.header import Header, pydicom_muted, read_headers
 from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
 from scanloom.io.index.build import build_index
-from support.balls import wrong
+from support.balls import deviations
 from support.dicom_kinds.base import Kind
 from support.dicom_kinds.once_refused import KINDS
 from support.write_dicom import PLANES, noise, write_series
@@ -66,7 +66,7 @@ def test_readable_kinds_are_read_right(tmp_path, name):
     kind = READ[name]
     kind.make(tmp_path)
     volume = scanloom.load_volume(tmp_path)
-    assert wrong(volume, kind.balls[0]) == {}
+    assert deviations(volume, kind.balls[0]) == {}
     assert set(kind.flags) <= flags_of(volume)
     if "tilted" not in name:
         assert not volume.grid.sheared
@@ -78,10 +78,10 @@ def test_ambiguous_kinds_are_refused_with_their_reason_code(tmp_path, name):
     kind.make(tmp_path)
     assert code_of(tmp_path) == kind.code
     if kind.options:
-        assert wrong(scanloom.load_volume(tmp_path, **kind.options), kind.balls[0]) == {}
+        assert deviations(scanloom.load_volume(tmp_path, **kind.options), kind.balls[0]) == {}
     if kind.code == "PHASES":
         for phase, ball in enumerate(kind.balls):
-            assert wrong(scanloom.load_volume(tmp_path, phase=phase), ball) == {}
+            assert deviations(scanloom.load_volume(tmp_path, phase=phase), ball) == {}
 
 
 @pytest.fixture(scope="module")

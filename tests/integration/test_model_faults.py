@@ -141,7 +141,7 @@ def test_no_bundle_steers_the_terminal(
 def test_a_run_says_no_path_of_its_model(
     series: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing outside `private/`, not in the report either; there it stands whole."""
+    """Only files below `private/` contain the path; the report does not."""
     out = bundle.parent.parent / "out"
     for name, value in formula_environment(tmp_path / "notes").items():
         monkeypatch.setenv(name, value)

@@ -19,7 +19,7 @@ from scanloom.core import Flag, ScanError
 from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.output.work_folder import HOLDER
 from support.commands import scanloom
-from support.faults import Quick, in_time
+from support.faults import QuickRun, run_with_deadline
 from support.write_dicom import noise, write_series
 
 ZERO = Path("/dev/zero")
@@ -48,7 +48,7 @@ def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Pa
     root = tmp_path / "scans"
     endless = write_endless(root)
 
-    ended = in_time("index", root, "--json")
+    ended = run_with_deadline("index", root, "--json")
 
     assert ended.code == 65, ended.err  # the only series may lack the slices of the pair
     files = ended.document["files"]
@@ -65,7 +65,7 @@ def test_slices_whose_rest_is_a_gigabyte_of_zeros_are_cut_off(tmp_path: Path, ke
     os.truncate(last, kept)
     os.truncate(last, 1 << 30)
 
-    ended = in_time("index", tmp_path / "scan", "--json")
+    ended = run_with_deadline("index", tmp_path / "scan", "--json")
 
     assert ended.code == 65, ended.err
     assert ended.document["reasons"] == {"SLICES_UNREADABLE": 7, "TRUNCATED": 1}
@@ -81,9 +81,9 @@ def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
 
 
 def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     endless = write_endless(quick.scans / "endless")
-    ended = in_time(*quick.command())
+    ended = run_with_deadline(*quick.command())
     assert ended.code == 65, ended.err
     rows = parquet.read_table(quick.out / "manifest.parquet").to_pylist()
     assert len(rows) == 2 + 8 + 1 + len(endless)
@@ -92,7 +92,7 @@ def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["pipe", "a.nii", "a.zip", "DICOMDIR", "zero.nii", "b"])
 def test_a_pipe_or_device_that_is_named_is_no_scan(name: str, tmp_path: Path) -> None:
     write_endless(tmp_path / "scans")
-    ended = in_time("index", tmp_path / "scans" / name, "--json")
+    ended = run_with_deadline("index", tmp_path / "scans" / name, "--json")
     assert ended.code == 65, ended.err
     assert ended.document["reasons"] == {"NOT_AN_IMAGE": 1}
 
@@ -101,16 +101,16 @@ def test_a_pipe_or_device_that_is_named_is_no_scan(name: str, tmp_path: Path) ->
 def test_a_workflow_key_table_or_out_that_never_ends_is_refused(
     endless: str, tmp_path: Path
 ) -> None:
-    quick, endless_file = Quick(tmp_path / "quick"), ZERO
+    quick, endless_file = QuickRun(tmp_path / "quick"), ZERO
     if endless == "pipe":
         endless_file = tmp_path / "pipe"
         os.mkfifo(endless_file)
     run, _, scans, *rest = quick.command()
 
-    workflow = in_time(run, endless_file, scans, *rest)
-    key = in_time(*quick.command(), "--key", endless_file)
-    out = in_time(*quick.command(endless_file))
-    join = in_time("join", endless_file, "--out", quick.out)
+    workflow = run_with_deadline(run, endless_file, scans, *rest)
+    key = run_with_deadline(*quick.command(), "--key", endless_file)
+    out = run_with_deadline(*quick.command(endless_file))
+    join = run_with_deadline("join", endless_file, "--out", quick.out)
 
     assert (workflow.code, key.code, out.code, join.code) == (65, 65, 74, 65)
     assert "(WORKFLOW)" in workflow.err
@@ -145,11 +145,11 @@ TEXT = b"\xff\0{no"
 def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
     kind: str, tmp_path: Path
 ) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     put(kind, quick.out / ".work" / "run.lock")
 
-    ended = in_time(*quick.command())
-    taken_over = in_time(*quick.command(), "--take-over")
+    ended = run_with_deadline(*quick.command())
+    taken_over = run_with_deadline(*quick.command(), "--take-over")
 
     assert ended.code == 65, ended.err
     assert ".work/run.lock does not name its run: use --take-over" in ended.err
@@ -170,9 +170,9 @@ def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_private_lock_that_links_to_nothing_is_refused(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     put("link to nothing", quick.out / "private" / ".lock")
-    assert in_time("index", quick.scans, "--out", quick.out).code == 74
+    assert run_with_deadline("index", quick.scans, "--out", quick.out).code == 74
 
 
 NO_HARD_LINKS = """
@@ -186,7 +186,7 @@ main()
 
 
 def test_a_run_on_a_share_without_hard_links(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     key = {"SCANLOOM_KEY": str(tmp_path / "key")}  # made there, too
     command = [sys.executable, "-c", NO_HARD_LINKS, *quick.command(), "--bids"]
 
@@ -216,7 +216,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_workers_that_never_start_are_given_up_and_ended(tmp_path: Path) -> None:
-    quick = Quick(tmp_path / "quick")
+    quick = QuickRun(tmp_path / "quick")
     quick.workflow.write_text(quick.workflow.read_text().replace("modality: MR", "modality: CT"))
     (tmp_path / "sitecustomize.py").write_text(HANGS)
     (tmp_path / "impatient.py").write_text(IMPATIENT)
@@ -252,8 +252,8 @@ def read_environment(path: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def run_before(tmp_path_factory: pytest.TempPathFactory) -> Quick:
-    quick = Quick(tmp_path_factory.mktemp("before") / "quick")
+def run_before(tmp_path_factory: pytest.TempPathFactory) -> QuickRun:
+    quick = QuickRun(tmp_path_factory.mktemp("before") / "quick")
     assert scanloom(*quick.command()).code == 65
     return quick
 
@@ -270,7 +270,7 @@ DAMAGE = [
 ]
 
 
-def damaged(before: Quick, out: Path, name: str, kind: str) -> Path:
+def damaged(before: QuickRun, out: Path, name: str, kind: str) -> Path:
     shutil.copytree(before.out, out)
     path = next(iter(sorted(out.glob(name))), out / name)
     put(kind, path)
@@ -279,7 +279,7 @@ def damaged(before: Quick, out: Path, name: str, kind: str) -> Path:
 
 @pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
 def test_a_damaged_file_is_named_with_the_way_out(
-    run_before: Quick, name: str, command: str, code: int, reported: str, tmp_path: Path
+    run_before: QuickRun, name: str, command: str, code: int, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     path = damaged(run_before, out, name, "text")
@@ -296,18 +296,18 @@ def test_a_damaged_file_is_named_with_the_way_out(
 
 @pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
 def test_a_pipe_in_the_place_of_a_file_of_ours_is_never_waited_for(
-    run_before: Quick, name: str, command: str, code: int, reported: str, tmp_path: Path
+    run_before: QuickRun, name: str, command: str, code: int, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     damaged(run_before, out, name, "pipe")
-    ended = in_time(*(run_before.command(out) if command == "run" else [command, out]))
+    ended = run_with_deadline(*(run_before.command(out) if command == "run" else [command, out]))
     assert ended.code == code, ended.err
     assert reported in ended.err
 
 
 @pytest.mark.parametrize("reported", ["[]", '{"a": 1}', '{"run": "x", "state": "done"}'])
 def test_totals_of_another_form_are_left_out_of_the_report(
-    run_before: Quick, reported: str, tmp_path: Path
+    run_before: QuickRun, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     damaged(run_before, out, "runs/*-*/totals.json", "empty").write_text(reported)
@@ -316,7 +316,7 @@ def test_totals_of_another_form_are_left_out_of_the_report(
     assert "totals.json is damaged and was ignored" in ended.err
 
 
-def test_a_shard_whose_manifest_is_damaged_is_named(run_before: Quick, tmp_path: Path) -> None:
+def test_a_shard_whose_manifest_is_damaged_is_named(run_before: QuickRun, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(run_before.out, out)
     [run] = [path for path in (out / "runs").iterdir() if path.is_dir()]

@@ -125,7 +125,7 @@ def test_later_cases_keep_the_engine_of_the_first(
 
 
 def test_fresh_runs_give_equal_bytes(segment: Segment, scans: list[Path], tmp_path: Path) -> None:
-    """Nothing measured stands outside `timing.json`: caches are empty, folders are new."""
+    """Measured times are in `timing.json` only: caches are empty, folders are new."""
     for n in range(2):
         segment(tmp_path / f"cache-{n}", tmp_path / f"out-{n}", *scans)
     assert published(tmp_path / "out-0", *RESULTS) == published(tmp_path / "out-1", *RESULTS)

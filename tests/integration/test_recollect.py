@@ -13,16 +13,16 @@ from pyarrow import parquet
 from pydicom import Dataset
 
 from support.commands import scanloom
-from support.faults import Quick
+from support.faults import QuickRun
 from support.make_run import Runs
 from support.write_dicom import noise, write_series
 
 TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.parquet")
 
 
-def run_that_died(folder: Path) -> tuple[Quick, dict[str, bytes]]:
+def run_that_died(folder: Path) -> tuple[QuickRun, dict[str, bytes]]:
     """Finish a run, and remove the files that its end writes; return its tables."""
-    quick = Quick(folder)
+    quick = QuickRun(folder)
     quick.workflow.write_text(quick.workflow.read_text().replace("modality: MR", "modality: CT"))
     nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4), np.int16), np.eye(4)), quick.scans / "2.nii")
     (quick.scans / "notes.txt").write_text("no scan")
@@ -37,14 +37,14 @@ def run_that_died(folder: Path) -> tuple[Quick, dict[str, bytes]]:
 @pytest.fixture(scope="module")
 def died(
     tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace
-) -> tuple[Quick, dict[str, bytes]]:
+) -> tuple[QuickRun, dict[str, bytes]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
         return run_that_died(tmp_path_factory.mktemp("died") / "quick")
 
 
 def test_without_the_key_only_measurements_are_rebuilt(
-    died: tuple[Quick, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    died: tuple[QuickRun, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick, tables = died
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "none"))
@@ -56,7 +56,7 @@ def test_without_the_key_only_measurements_are_rebuilt(
 
 
 def test_with_the_key_the_same_tables_are_rebuilt(
-    died: tuple[Quick, dict[str, bytes]],
+    died: tuple[QuickRun, dict[str, bytes]],
 ) -> None:
     quick, tables = died
     assert b"used" in tables["manifest.csv"]
@@ -71,9 +71,9 @@ def test_with_the_key_the_same_tables_are_rebuilt(
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_that_is_missing_or_damaged_is_made_anew(
-    died: tuple[Quick, dict[str, bytes]], name: str, damage: str
+    died: tuple[QuickRun, dict[str, bytes]], name: str, damage: str
 ) -> None:
-    """Also after a run that ended well, as this test makes it look like."""
+    """The tables are written again, also after a complete run, as the test pretends."""
     quick, tables = died
     scanloom("report", quick.out)
     (quick.last / "totals.json").write_text("{}")
@@ -91,7 +91,7 @@ def test_a_table_that_is_missing_or_damaged_is_made_anew(
 
 
 def test_sources_that_are_gone_change_no_more_than_the_ids_of_their_files(
-    died: tuple[Quick, dict[str, bytes]],
+    died: tuple[QuickRun, dict[str, bytes]],
 ) -> None:
     quick, tables = died
     for scan in quick.scans.iterdir():

@@ -174,7 +174,7 @@ def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
 
 
 def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, archive: Path) -> None:
-    """Also series that were excluded by their headers, and files of no series."""
+    """The sources include series that were excluded by their headers, and files of no series."""
     runs()
     joined = scanloom("join", runs.out / "manifest.csv", "--out", runs.out)
     rows = list(csv.DictReader(io.StringIO(joined.out)))

@@ -184,7 +184,7 @@ def test_a_second_signal_ends_the_run_at_once(runs: Runs, cluster: str) -> None:
 
 @pytest.mark.parametrize("cluster", ["none", "local"])
 def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
-    """Even where native code hangs and holds the lock of the interpreter."""
+    """Processes end even if native code hangs with the lock of the interpreter."""
     runs.write([GOOD, em.HANG_WITH_GIL], "device: cpu, in_flight: 2")
     process = runs.begin(cluster)
     wait_for_starts(runs, 1)

@@ -72,7 +72,7 @@ def test_all_orders_are_there() -> None:
     "make", [case_folders.segmentation_of, case_folders.overlapping], ids=["one", "overlap"]
 )
 def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Not one error on a clean source, also tilted, empty, or with a subset of structures."""
+    """A clean source gives no error, also tilted, empty, or with a subset of structures."""
     for n, scan in enumerate(
         [case_folders.dicom_scan("LPS", oblique), case_folders.dicom_scan("LPS", oblique, 17.0)]
     ):
@@ -88,7 +88,7 @@ def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> N
 
 
 def test_empty_binary_is_clean_and_readable(tmp_path: Path) -> None:
-    """Nothing found is a valid file too, with the segments described."""
+    """A SEG without frames is a valid file too, with the segments described."""
     scan = case_folders.dicom_scan()
     whole = case_folders.segmentation_of(scan)
     empty = case_folders.subset_of(whole, "liver", "spleen")

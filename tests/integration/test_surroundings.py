@@ -127,7 +127,7 @@ def test_cases_that_a_limit_of_address_space_stopped_are_tried_again(
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize("command", ["segment", pytest.param("run", marks=pytest.mark.slow)])
 def test_a_user_without_name_and_home_gets_results(tmp_path: Path, command: str) -> None:
-    """As in a container that is started with a number for its user."""
+    """A container can be started with a number for its user."""
     nobody = [*NOBODY, sys.executable, "-c", "import os; os.getuid() == 54321 or exit(1)"]
     if (
         shutil.which("unshare") is None

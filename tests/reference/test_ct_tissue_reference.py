@@ -40,7 +40,7 @@ def test_kidneys_with_contrast_agent_are_no_bone(predictor: TorchPredictor) -> N
 
 @pytest.mark.parametrize("path", STACKS)
 def test_the_first_and_the_last_slice_keep_their_bone(path: str, predictor: TorchPredictor) -> None:
-    """In version 0.3.0, 64 to 100 % of it was missing in short scans."""
+    """Version 0.3.0 missed 64 to 100 % of it in short scans."""
     volume, labels = labelled(path, predictor)
     axis = int(np.argmax(np.asarray(volume.grid.axes) == 2))
     bone = np.moveaxis(labels == BONE, axis, 0).sum((1, 2))

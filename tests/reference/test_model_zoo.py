@@ -163,7 +163,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "code", "named"), REFUSED)
 def test_refused(name: str, code: str, named: tuple[str, ...], tmp_path: Path) -> None:
-    """For all that is missing, not for the first part alone."""
+    """The refusal lists all obstacles, not only the first."""
     with pytest.raises(ScanError) as caught:
         card_of(name, tmp_path)
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.reference
 
 @pytest.mark.parametrize("scan", ["ct/crlm1004_abdomen_dicom", "ct/totalseg_example_dicom/dicom"])
 def test_labels_are_those_of_all_windows(scan: str, tmp_path: Path) -> None:
-    """By nnU-Net's windows and normalisation, with windows of 80 mm."""
+    """The card has nnU-Net's windows and normalisation, with windows of 80 mm."""
     volume = load_volume(scans(scan))
     card = load_card(write_model(tmp_path, plans(spacing=[5.0, 5.0, 5.0])))
     labels, clock = [], StepTimer()

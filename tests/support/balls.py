@@ -73,7 +73,7 @@ def drawn(
     return image
 
 
-def wrong(volume: Volume, ball: Ball = BALL, noise: float = 0.1) -> dict[str, float]:
+def deviations(volume: Volume, ball: Ball = BALL, noise: float = 0.1) -> dict[str, float]:
     """Return by how much a volume is not that ball: empty where it is right.
 
     Right: centre within 0.5 mm, volume within 2 %, values inside and outside within 1 HU.

@@ -18,7 +18,7 @@ DEADLINE = 120.0
 SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 
 
-class Quick:
+class QuickRun:
     """A workflow that selects none of two scans: a whole run, tables and report, in no time."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,9 @@ class Quick:
         return sorted(path for path in (self.out / "runs").iterdir() if path.is_dir())[-1]
 
 
-def in_time(*arguments: str | Path, deadline: float = DEADLINE, **environment: str) -> Ended:
+def run_with_deadline(
+    *arguments: str | Path, deadline: float = DEADLINE, **environment: str
+) -> Ended:
     """Run a command in a process of its own; a command that never ends fails."""
     return scanloom_forked(*arguments, environment=environment, deadline=deadline)
 

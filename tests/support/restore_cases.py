@@ -181,7 +181,7 @@ def labelled(case: Case, device: torch.device) -> list[NDArray[Any]]:
     return out
 
 
-def wrong(case: Case, labels: list[NDArray[Any]]) -> int:
+def count_wrong(case: Case, labels: list[NDArray[Any]]) -> int:
     """Return how many labels are neither right nor a matter of rounding."""
     truth = brought_back(case)
     rounding = TIE * max(1.0, float(np.abs(truth).max()))

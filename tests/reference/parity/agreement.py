@@ -1,4 +1,4 @@
-"""How well labels agree with those of another program, and the command line of such comparisons."""
+"""Agreement of labels with those of another program, and the command line of comparisons."""
 
 from __future__ import annotations
 
@@ -90,30 +90,30 @@ def compare_all(
     parser.add_argument("models", nargs="*")
     parser.add_argument("--env", help="Python of the other program's environment")
     parser.add_argument("--threads", type=int, default=1)
-    default, *others = scripts
-    for name in others:
+    default, *further_names = scripts
+    for name in further_names:
         parser.add_argument(f"--{name}", dest="made", action="store_const", const=name)
     parser.set_defaults(made=default)
-    given = parse(parser, models=[smallest])
-    if given.folder is None and given.env is None:
+    arguments = parse(parser, models=[smallest])
+    if arguments.folder is None and arguments.env is None:
         unavailable("the Python of the other program's environment: name it with --env")
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
-        folder = given.folder or Path(name)
-        return _compare_in(folder, given, scripts[given.made], compare, root)
+        folder = arguments.folder or Path(name)
+        return _compare_in(folder, arguments, scripts[arguments.made], compare, root)
 
 
 def _compare_in(
     folder: Path,
-    given: argparse.Namespace,
+    arguments: argparse.Namespace,
     script: Path,
     compare: Callable[[Path, str], bool],
     root: str,
 ) -> int:
     """Make the models with the other program, if it is given, and compare them."""
-    if given.env:
-        command = [given.env, str(script), str(folder), *given.models]
+    if arguments.env:
+        command = [arguments.env, str(script), str(folder), *arguments.models]
         subprocess.run(command, check=True)
-    models = given.models or sorted(entry.name for entry in (folder / root).iterdir())
+    models = arguments.models or sorted(entry.name for entry in (folder / root).iterdir())
     agreed = [compare(folder, name) for name in models]
     return 0 if all(agreed) else 1

@@ -74,10 +74,10 @@ def main(model: Path, label_map: Path) -> None:
     volume = Volume(draw(labels), Grid(labels.shape, stored.affine), "a.u.", "MR")
     card, started = load_card(model), time.process_time()
     predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
-    found = predictor.predict(volume).layers[0].labels
+    predicted = predictor.predict(volume).layers[0].labels
     scores = []
     for structure, members in zip(card.structures, CLASSES[1:], strict=True):
-        expected, ours = np.isin(labels, members), found == structure.number
+        expected, ours = np.isin(labels, members), predicted == structure.number
         scores.append(2 * (expected & ours).sum() / (expected.sum() + ours.sum()))
         print(f"{structure.label:28} {scores[-1]:.3f}")
     print(f"mean {np.mean(scores):.3f}; CPU {time.process_time() - started:.0f} s")
@@ -87,7 +87,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("label_map", type=Path, nargs="?")
-    given = parse(parser)
-    if given.label_map is None:
+    arguments = parse(parser)
+    if arguments.label_map is None:
         unavailable("a MeshNet of 18 classes and a label map of SynthSeg: name both")
-    main(given.model, given.label_map)
+    main(arguments.model, arguments.label_map)

@@ -184,7 +184,7 @@ def plans_of(*models: Model) -> dict[str, Any]:
 
 
 def dataset_of(model: Model) -> dict[str, Any]:
-    """Return what stands in `dataset.json`."""
+    """Return the content of `dataset.json`."""
     dataset = {
         "channel_names": {str(n): name for n, name in enumerate(model.channels)},
         "labels": model.labels or FOUR,
@@ -199,21 +199,21 @@ def dataset_of(model: Model) -> dict[str, Any]:
 def write_model(folder: Path, model: Model, seed: int = 0) -> Path:
     """Write a model folder; return it."""
     plans, dataset = plans_of(model), dataset_of(model)
-    place = folder / f"nnUNetTrainer__nnUNetPlans__{model.configuration}"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "plans.json").write_text(json.dumps(plans))
-    (place / "dataset.json").write_text(json.dumps(dataset))
+    model_folder = folder / f"nnUNetTrainer__nnUNetPlans__{model.configuration}"
+    model_folder.mkdir(parents=True, exist_ok=True)
+    (model_folder / "plans.json").write_text(json.dumps(plans))
+    (model_folder / "dataset.json").write_text(json.dumps(dataset))
     for n, fold in enumerate(model.folds):
-        target = place / f"fold_{fold}" / "checkpoint_final.pth"
+        target = model_folder / f"fold_{fold}" / "checkpoint_final.pth"
         target.parent.mkdir(exist_ok=True)
         torch.save(checkpoint(plans, dataset, model, seed + n, fold), target)
-    return place
+    return model_folder
 
 
 def checkpoint(
     plans: dict[str, Any], dataset: dict[str, Any], model: Model, seed: int, fold: str
 ) -> dict[str, Any]:
-    """Return what `nnUNetTrainer.save_checkpoint` saves, with balanced random weights."""
+    """Return a checkpoint as of `nnUNetTrainer.save_checkpoint`, with balanced random weights."""
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
     from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
@@ -323,25 +323,25 @@ def predict(model: Path, scans: Path, out: Path, mirror: bool, previous: Path | 
     )
 
 
-def predict_all(folder: Path, place: Path, first: Path | None) -> None:
+def predict_all(folder: Path, model_folder: Path, first: Path | None) -> None:
     """Label the scans of a model's folder with and without mirroring; `first` as first stage."""
     for name, mirror in (("mirror", True), ("plain", False)):
         previous = None
         if first is not None:
             previous = folder / f"previous-{name}"
             predict(first, folder / "scans", previous, mirror, None)
-        predict(place, folder / "scans", folder / "labels" / name, mirror, previous)
+        predict(model_folder, folder / "scans", folder / "labels" / name, mirror, previous)
 
 
 def make(folder: Path, model: Model) -> None:
     """Make one model, its scans, and labels with and without mirroring."""
-    place = write_model(folder, model, seed=3)
+    model_folder = write_model(folder, model, seed=3)
     names = write_scans(folder / "scans", model)
     first = None
     if model.previous:
         labels = {"scans": model.scans, "channels": model.channels}
         first = write_model(folder, replace(LOW, **labels), seed=7)
-    predict_all(folder, place, first)
+    predict_all(folder, model_folder, first)
     print(folder.name, len(names), "scans", flush=True)
 
 
@@ -349,6 +349,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="*", help="default: all")
-    given = parser.parse_args()
-    for chosen in given.models or list(MODELS):
-        make(given.folder / chosen, MODELS[chosen])
+    arguments = parser.parse_args()
+    for chosen in arguments.models or list(MODELS):
+        make(arguments.folder / chosen, MODELS[chosen])

@@ -2,10 +2,10 @@
 
     python nnunet_parity.py FOLDER [MODEL...] [--env PYTHON] [--trained] [--threads N]
 
-FOLDER is what `nnunet_home.py` wrote (random weights) or, with --trained, `nnunet_trained.py`; with
---env, the Python of nnU-Net's environment, it is made first. Prints a line for each model, scan and
-mirroring. The exit status is 1 if fewer than 99.95 % of voxels are equal, a class of 1,000 voxels
-has a Dice below 0.999, or a trained model finds a class with a Dice of 0.5 or less.
+FOLDER is the output of `nnunet_home.py` (random weights) or, with --trained, `nnunet_trained.py`;
+with --env, the Python of nnU-Net's environment, it is made first. Prints a line for each model,
+scan and mirroring. The exit status is 1 if fewer than 99.95 % of voxels are equal, a class of 1,000
+voxels has a Dice below 0.999, or a trained model finds a class with a Dice of 0.5 or less.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compare(root: Path, model: str) -> bool:
     """Compare all scans of a model; return whether all agree."""
     folder = root / model
     from_folder = sorted(folder.glob("nnUNet*__*__*"))
-    cascade = [place for place in from_folder if "cascade" in place.name]
+    cascade = [model_folder for model_folder in from_folder if "cascade" in model_folder.name]
     card = load_card((cascade or from_folder)[0])
     agreed = True
     for name in ("plain", "mirror"):
@@ -62,18 +62,18 @@ def compare(root: Path, model: str) -> bool:
             start = time.process_time()
             inputs = sorted((folder / "scans").glob(f"{scan}_0*.nii.gz"))
             ours = labels_of(predictor, inputs, card.channels[0].modality)
-            found, true = agreement(ours, theirs), true_dice(theirs, folder / "truth" / file.name)
+            result, true = agreement(ours, theirs), true_dice(theirs, folder / "truth" / file.name)
             smallest = min(float((theirs == n).mean()) for n in range(int(theirs.max()) + 1))
             print(
-                f"{folder.name:18} {scan:12} {name:7} {found}  smallest class {smallest:4.0%}  "
+                f"{folder.name:18} {scan:12} {name:7} {result}  smallest class {smallest:4.0%}  "
                 f"with the truth {true:.2f}  {time.process_time() - start:5.1f} CPU s",
                 flush=True,
             )
-            agreed &= found.enough and not true <= LEAST_TRUE_DICE
+            agreed &= result.enough and not true <= LEAST_TRUE_DICE
     return agreed
 
 
 if __name__ == "__main__":
     home = Path(__file__).with_name("nnunet_home.py")
-    made = {"random": home, "trained": home.with_name("nnunet_trained.py")}
-    sys.exit(compare_all(compare, made, smallest="ct_2d"))
+    scripts = {"random": home, "trained": home.with_name("nnunet_trained.py")}
+    sys.exit(compare_all(compare, scripts, smallest="ct_2d"))

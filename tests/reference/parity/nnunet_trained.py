@@ -3,7 +3,7 @@
     python nnunet_trained.py FOLDER MODEL...
 
 Runs in nnU-Net's environment (nnunetv2 2.8.1, batchgenerators 0.25.5), on the CPU, a minute or two
-a training. Writes what `nnunet_home.py` writes, and the true labels, `truth/*.nii.gz`, to
+a training. Writes the files of `nnunet_home.py`, and the true labels, `truth/*.nii.gz`, to
 FOLDER/MODEL. A scan has three nested ellipsoids of their own intensities in smooth noise.
 """
 
@@ -169,5 +169,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("models", nargs="*", help="default: all")
-    given = parser.parse_args()
-    main(given.folder, given.models)
+    arguments = parser.parse_args()
+    main(arguments.folder, arguments.models)

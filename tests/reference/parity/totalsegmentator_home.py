@@ -23,8 +23,8 @@ import torch
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("folder", type=Path)
 parser.add_argument("tasks", nargs="*", help="default: all")
-given = parser.parse_args()
-HOME = given.folder.resolve()
+arguments = parser.parse_args()
+HOME = arguments.folder.resolve()
 os.environ["TOTALSEG_WEIGHTS_PATH"] = str(HOME / "weights")
 os.environ["TOTALSEG_HOME_DIR"] = str(HOME / "home")
 for unused in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
@@ -87,8 +87,8 @@ def write_weights(number: int, task: str, config: dict[str, Any], scans: list[Pa
     target = folder / f"{config['trainer']}__nnUNetPlans__{name}"
     if target.is_dir():
         return
-    place = nnunet_home.write_model(folder, model, seed=number)
-    place.rename(target)
+    written = nnunet_home.write_model(folder, model, seed=number)
+    written.rename(target)
     file = target / "fold_0" / "checkpoint_final.pth"
     content = torch.load(file, weights_only=False)
     content["trainer_name"] = config["trainer"]
@@ -130,9 +130,9 @@ def make_rare(
         scores = network(torch.from_numpy(np.pad(values, sides))[None, None])[0]
         inside = tuple(slice(a, a + n) for a, n in zip(padded, values.shape, strict=True))
         scores = scores[(slice(None), *inside)].flatten(1)
-        others = scores[[n for n in range(outputs) if n not in rare]].amax(0)
+        highest = scores[[n for n in range(outputs) if n not in rare]].amax(0)
         for label in rare:
-            leads = (scores[label] - others).sort(descending=True).values
+            leads = (scores[label] - highest).sort(descending=True).values
             edge = float(leads[RARE_VOXELS - 1 : RARE_VOXELS + 1].mean())
             lowered[label] = min(lowered[label], edge)
     for key, value in content["network_weights"].items():
@@ -183,7 +183,7 @@ def main() -> None:
     model = replace(nnunet_home.Model(), channels=("CT",), scans=SCANS)
     names = nnunet_home.write_scans(HOME / "scans", model)
     scans = [HOME / "scans" / f"{name}_0000.nii.gz" for name in names]
-    for name in given.tasks or TASKS:
+    for name in arguments.tasks or TASKS:
         prepare(name, scans)
         predict(name, scans)
         print(name, flush=True)

@@ -2,7 +2,7 @@
 
     python totalsegmentator_parity.py FOLDER [TASK...] [--env PYTHON] [--threads N]
 
-FOLDER is what `totalsegmentator_home.py` wrote; with --env, the Python of TotalSegmentator's
+FOLDER is the output of `totalsegmentator_home.py`; with --env, the Python of TotalSegmentator's
 environment, it is made first. Prints a line for each task and scan; the exit status is 1 if fewer
 than 99.95 % of voxels are equal, or a class of 1,000 voxels has a Dice below 0.999.
 """
@@ -34,14 +34,14 @@ def compare(folder: Path, task: str) -> bool:
         start = time.process_time()
         (layer,) = predictor.predict(volume).layers
         ours = np.asarray(layer.labels)
-        found, present = agreement(ours, theirs), len(np.unique(theirs)) - 1
+        result, present = agreement(ours, theirs), len(np.unique(theirs)) - 1
         print(
-            f"{task:16} {file.name[:9]:10} {found}  {present:3} of "
+            f"{task:16} {file.name[:9]:10} {result}  {present:3} of "
             f"{len(card.structures):3} classes in {float((theirs > 0).mean()):4.0%} of the scan  "
             f"{time.process_time() - start:5.1f} CPU s",
             flush=True,
         )
-        agreed &= found.enough
+        agreed &= result.enough
     return agreed
 
 

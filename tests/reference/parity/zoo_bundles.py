@@ -1,4 +1,4 @@
-"""How MONAI's runner takes each bundle of MONAI's Model Zoo."""
+"""Inputs and entries with which MONAI's runner takes each bundle of MONAI's Model Zoo."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CPU = "$torch.device('cpu')"
 
 @dataclass(frozen=True)
 class Home:
-    """How MONAI's runner takes a bundle.
+    """Inputs and entries with which MONAI's runner takes a bundle.
 
     Parameters
     ----------
     data : str
         Entry of the config that lists the scans.
     form : "paths", "images", "list", "clicks", "phases" or "prompts"
-        What the entry holds.
+        Content of the entry.
     run : str
         Entry that is run.
     overrides : mapping

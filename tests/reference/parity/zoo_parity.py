@@ -3,7 +3,7 @@
     python zoo_parity.py ZOO SCAN --home PYTHON [--bundle NAME ...] [--work FOLDER]
 
 ZOO is a checkout of github.com/Project-MONAI/model-zoo, SCAN a CT as NIfTI, PYTHON the interpreter
-of an environment with MONAI 1.6.1, ignite and what the bundles need (itk, einops, pandas). Weights
+of an environment with MONAI 1.6.1, ignite and the needs of bundles (itk, einops, pandas). Weights
 are random, with biases such that all classes occur. Each bundle sees a part of the scan twice:
 with half the network's spacing, and turned by 9 degrees. Prints a row for each; exit status 1 if
 labels differ in more than 0.05 % of voxels, or Dice of a class of 1,000 voxels is below 0.999.
@@ -79,10 +79,10 @@ def prepare(zoo: Path, name: str, work: Path) -> Path:
     entries = read_config(file)
     for path, value in home.edits.items():
         *parents, last = path.split("#")
-        place = entries
+        entry = entries
         for parent in parents:
-            place = place[parent]
-        place[last] = value
+            entry = entry[parent]
+        entry[last] = value
     for argument in home.dropped:
         entries["network_def"].pop(argument, None)
     file.unlink()
@@ -172,7 +172,7 @@ def write_scans(
     if spacing is None:
         shape = (64, 56, 48)
     start = [max(0, (n - m) // 2) for n, m in zip(values.shape, shape, strict=True)]
-    part = values[tuple(slice(a, a + m) for a, m in zip(start, shape, strict=True))]
+    crop = values[tuple(slice(a, a + m) for a, m in zip(start, shape, strict=True))]
     affine = np.diag([*(t / 2 for t in target), 1.0])
     affine[:2] *= -1  # LPS, as DICOM is stored
     if case != "twice":
@@ -182,7 +182,7 @@ def write_scans(
     paths = []
     for n in range(count):
         path = work / f"{case}_{n}.nii.gz"
-        shifted = np.roll(part, 3 * n, axis=n % 3) * (1.0 if n % 2 == 0 else -0.7)
+        shifted = np.roll(crop, 3 * n, axis=n % 3) * (1.0 if n % 2 == 0 else -0.7)
         nib.save(nib.Nifti1Image(shifted.astype(np.int16), affine), path)
         paths.append(path)
     return paths
@@ -253,9 +253,9 @@ def segment(bundle: Path, name: str, out: Path, scans: list[Path]) -> None:
 
     torch.set_num_threads(2)
     card = load_card(bundle, BUNDLES[name].options)
-    first, *others = (volume_of(path) for path in scans)
+    first, *further = (volume_of(path) for path in scans)
     predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
-    result = predictor.predict(first, further_channels=others)
+    result = predictor.predict(first, further_channels=further)
     labels = np.zeros(first.grid.shape, np.int32)
     for layer in result.layers:
         labels = np.where(layer.labels > 0, layer.labels, labels)
@@ -301,12 +301,12 @@ def measure(zoo: Path, scan: Path, python: str, name: str, case: str, work: Path
     ours = run_ours(bundle, name, scans, work / "ours.npy")
     theirs = run_home(python, bundle, name, scans, work / "home")
     whole = np.rint(theirs.pop("labels").astype(np.float64)).astype(np.int64)
-    found = agreement(ours.pop("labels"), whole)
+    result = agreement(ours.pop("labels"), whole)
     return {
-        "enough": found.enough,
-        "equal": found.equal,
-        "dice": found.worst_dice,
-        "classes": len(found.dice),
+        "enough": result.enough,
+        "equal": result.equal,
+        "dice": result.worst_dice,
+        "classes": len(result.dice),
         "ours": ours,
         "home": theirs,
     }

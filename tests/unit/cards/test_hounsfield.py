@@ -169,7 +169,7 @@ NOT_CT: dict[str, Callable[[], Array]] = {
 
 @pytest.mark.parametrize("modality", ["MR", "PT", "NM"])
 def test_ct_without_a_modality_is_refused_by_other_models(modality: str, card: ModelCard) -> None:
-    """Unless its modality is given as theirs; a scan without negative values is no CT."""
+    """The scan is accepted if its modality is given, or if it has no negative values."""
     foreign_card = replace(card, channels=(Channel("image", modality),))
     with pytest.raises(ScanError) as caught:
         check_scan(volume(torso(), "unknown", None), foreign_card)

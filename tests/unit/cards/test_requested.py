@@ -88,7 +88,7 @@ def test_the_preset_of_a_card_takes_the_place_of_the_general_one(card: ModelCard
 
 
 def test_a_coarser_model_runs_instead(card: ModelCard, tmp_path: Path) -> None:
-    """As its own card says: its name is that of the model, so results have one name."""
+    """The coarser model is named in the card; results keep the name of the requested model."""
     (tmp_path / "coarser").mkdir()
     coarser = replace(
         model_cards.card(model_cards.small_weights(tmp_path / "coarser", seed=1), window=WINDOW),

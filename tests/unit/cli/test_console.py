@@ -146,7 +146,7 @@ def test_debug_tells_the_whole_chain_without_foreign_words(
 def test_debug_tells_where_libraries_spoke_and_not_what(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Also through handlers that a library has of its own; all is as before afterwards."""
+    """Handlers of libraries are replaced too; afterwards they are as before."""
     library = logging.getLogger("foreign.library")
     own = logging.StreamHandler()
     library.addHandler(own)

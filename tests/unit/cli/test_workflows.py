@@ -11,7 +11,7 @@ WORKFLOW = parse_workflow("name: a\nmodels: [m]\nselect: {modality: CT}\n")
 
 
 def test_series_without_a_modality_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also when others were selected; the same words tell why nothing was."""
+    """They are counted if others were selected too; the same text explains an empty selection."""
     explain_unstated(2, "own.yaml", WORKFLOW)
     printed = capsys.readouterr().err
     assert "2 series state no modality" in printed

@@ -136,7 +136,7 @@ def test_tiny_scans_say_little_of_large_ones(machine: str, count: int) -> None:
 
 
 def test_the_network_is_planned_by_its_windows() -> None:
-    """Of a scan with one window to scans with a hundred; another overlap is more windows."""
+    """Scans with one window predict scans with a hundred; another overlap means more windows."""
     costs = Costs()
     costs.learn([MeasuredCase(WINDOW, 5e5, 2.0, 0.1, 1e4)] * 3, 1.0)
 
@@ -206,8 +206,8 @@ def test_costs_depend_on_device_and_engine_but_not_on_the_number_of_windows(
 
     def key(device: str = "cpu", **execution: object) -> str:
         changed = workflow.execution.model_copy(update=execution)
-        other = workflow.model_copy(update={"execution": changed})
-        return costs_key(Request(other, cards), device, "float32")
+        changed_workflow = workflow.model_copy(update={"execution": changed})
+        return costs_key(Request(changed_workflow, cards), device, "float32")
 
     assert key() == key(overlap=0.75) == key(mirror="no")
     assert key("cuda:0") == key("cuda:1")

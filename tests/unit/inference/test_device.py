@@ -161,7 +161,7 @@ def test_a_cpu_without_memory_is_understood() -> None:
 
 
 def test_threads_keep_to_a_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless a number is requested, or the environment has one."""
+    """A requested number or one in the environment precedes the limit."""
     before = torch.get_num_threads()
     monkeypatch.setattr(device, "core_count", lambda: 1)
     try:

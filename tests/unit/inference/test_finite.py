@@ -60,7 +60,7 @@ def refused(card: ModelCard, volume: Volume) -> ScanError:
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", ["first", "middle", "last"])
 def test_one_value_that_is_not_finite_is_found(wrong: float, position: str) -> None:
-    """Anywhere, and among planes that are cut out of others."""
+    """The value is found anywhere, also in planes that are cut out of others."""
     values = torch.zeros((5, 7, 6, 4))
     cut = values.movedim(1, 0)[1:6][:, :, 1:5]
     assert all_finite(cut)
@@ -78,7 +78,7 @@ def test_large_values_are_finite() -> None:
 def test_weights_that_are_no_numbers_are_refused(
     card: ModelCard, wrong: float, tmp_path: Path
 ) -> None:
-    """Before any scan: all of them would get background."""
+    """The card is refused before any scan; all scans would get background."""
     with pytest.raises(ScanError) as error:
         TorchPredictor(changed(card, tmp_path, bias=wrong))
     assert error.value.reason is Reason.NOT_FINITE
@@ -132,7 +132,7 @@ def test_large_scores_are_no_fault(card: ModelCard, tmp_path: Path) -> None:
 def test_half_precision_that_overflows_gives_way_to_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
-    """For this scan, and it is said: the labels are those of float32."""
+    """The flag is set for this scan, and its labels are those of float32."""
     loud = with_weights(card, model_cards.loud_weights(tmp_path, card.weights.file, LOUD))
     exact = TorchPredictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
     predictor, clock = (

@@ -52,7 +52,7 @@ def test_organs_brighter_than_muscle_are_soft_tissue_and_gas_is_gas(drawn) -> No
 
 
 def test_gas_is_in_front_of_fluid() -> None:
-    """In a patient on the back; the second axis of RAS points to the front."""
+    """The patient lies on the back; the second axis of RAS points to the front."""
     empty = Drawing(
         np.full((60, 60, 60), 40, np.float32),
         np.full((60, 60, 60), SOFT_TISSUE, np.uint8),

@@ -84,7 +84,7 @@ def test_a_dry_run_names_folders_by_source(study: Path, tiny_model: Path, tmp_pa
 def test_the_series_that_is_taken_is_named(
     study: Path, mr: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """By the dry run and the result, in a line of 80 columns; without its name in the JSON."""
+    """Dry run and result name it in a line of 80 columns; the JSON does not contain its name."""
     command = ["segment", tmp_path, "-m", tiny_model, "-o", tmp_path / "out", "--series", "best"]
     for more in (["-n"], []):
         lines = scanloom(*command, *more).out.splitlines()

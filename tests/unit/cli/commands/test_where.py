@@ -65,7 +65,7 @@ def test_ids_that_are_not_there_are_named(case: tuple[Path, str]) -> None:
 
 
 def test_another_key_is_refused(case: tuple[Path, str], tmp_path: Path) -> None:
-    """And none is made by asking."""
+    """The command creates no key."""
     out, case_id = case
     (tmp_path / "other").write_bytes(b"x" * 32)
     (tmp_path / "t.csv").write_text(f"case\n{case_id}\n")
@@ -169,7 +169,7 @@ def test_source_names_are_used_on_request_only(tiny_model: Path, tmp_path: Path)
 
 
 def test_failures_are_recorded_where_there_are_results(tiny_model: Path, tmp_path: Path) -> None:
-    """Whatever the order: a run that has a result records its failures; a result ends one."""
+    """A run with a result records its failures in any order; a later result removes a failure."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     write_series(good, noise(), words=HEADER)
     slices = write_series(bad, noise(), words=Words(name="bad", more=HEADER.more))

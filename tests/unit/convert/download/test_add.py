@@ -478,7 +478,7 @@ class TestZoo:
 def test_brainchop_files_are_pinned(
     own: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a reader that takes any folder with a model.json."""
+    """The reader accepts any folder with a model.json."""
 
     def read(folder: Path) -> ModelCard:
         return read_bundle(write_bundle(tmp_path / "card" / folder.name))

@@ -74,7 +74,7 @@ UNSAFE_NAMES = [
 
 @pytest.mark.parametrize("name", UNSAFE_NAMES)
 def test_a_path_out_of_the_folder_is_refused(tmp_path: Path, target: Path, name: str) -> None:
-    """Also where a safe member comes first."""
+    """Nothing is unpacked, even if a safe member comes first."""
     error = refusal(write_zip(tmp_path / "m.zip", ("good", b""), (name, b"x")), target)
 
     assert error.reason is Reason.MODEL_UNSAFE

@@ -698,7 +698,7 @@ def loads(name: str) -> dict[str, Any]:
 def test_weights_are_those_that_are_loaded_last(
     change: Change, name: str, key: str | None, tmp_path: Path
 ) -> None:
-    """By `initialize`, by `run` before the evaluator starts, or by its handlers."""
+    """`initialize`, `run` before the evaluator starts, and handlers can load weights."""
     config = spleen_config()
     change(config)
     folder = write_bundle(tmp_path / "spleen", config)
@@ -720,7 +720,7 @@ def test_weights_that_nothing_loads_are_refused(tmp_path: Path) -> None:
 
 
 def test_entries_count_by_what_reaches_them(tmp_path: Path) -> None:
-    """Not by their names: the dataset's transform, and not the entry `preprocessing`."""
+    """The dataset's transform counts, not the entry with the name `preprocessing`."""
 
     def change(config: dict[str, Any]) -> None:
         config["transforms"] = copy.deepcopy(config["preprocessing"])
@@ -906,7 +906,7 @@ VALUES = st.one_of(
 @given(st.booleans(), st.integers(min_value=0), VALUES)
 @settings(max_examples=200, deadline=None)
 def test_any_change_gives_a_card_or_a_refusal(in_config: bool, which: int, value: Any) -> None:
-    """Whatever stands in whatever place: never another error."""
+    """Any value in any entry gives a card or a refusal, never another error."""
     config, metadata = spleen_config(), spleen_metadata()
     metadata["scanloom"] = {"checks": {"low": [0, 1]}, "structures": {"spleen": {"color": [0] * 3}}}
     changed = config if in_config else metadata

@@ -103,7 +103,7 @@ def test_component_is_a_description() -> None:
 
 
 def test_disabled_component_is_left_out() -> None:
-    """As in MONAI, whatever it holds is not read."""
+    """The content of a disabled component is not read, as in MONAI."""
     off = {"_target_": "x", "_disabled_": "True", "arg": "$__import__('os')"}
 
     assert config({"steps": [off, 1]}).get("steps") == [1]

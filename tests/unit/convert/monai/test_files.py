@@ -35,7 +35,7 @@ FILES = ["models/model.pt", "configs/inference.json", "configs/metadata.json", "
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_link_out_of_the_bundle_is_refused(bundle: Path, name: str) -> None:
-    """Also where it leads to another part of itself through a folder outside."""
+    """The link is refused even if it leads back into the bundle through a folder outside."""
     outside = bundle.parent / "outside"
     (bundle / "LICENSE").write_text("MIT License")
     (bundle / name).rename(outside)
@@ -160,7 +160,7 @@ def test_weights_of_any_size_are_not_hashed(bundle: Path) -> None:
 
 
 def test_texts_of_metadata_can_be_shown(tmp_path: Path) -> None:
-    """Nothing that a bundle says of itself steers a terminal; several lines become one."""
+    """Texts of a bundle do not steer a terminal; several lines become one."""
     metadata = spleen_metadata()
     for key in ("version", "name", "description", "intended_use", "authors", "copyright"):
         metadata[key] = f"one\ntwo{STEERING}"

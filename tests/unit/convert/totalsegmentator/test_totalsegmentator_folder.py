@@ -68,7 +68,7 @@ def test_only_parts_with_requested_structures_are_needed(tmp_path):
 
 
 def test_requested_structures_crop_the_scan_by_the_rough_model(tmp_path):
-    """As `roi_subset`: total at 6 mm, 20 mm around the structures; only if it is there."""
+    """The crop is `roi_subset`: total at 6 mm, 20 mm around the structures, if it is there."""
     write_task(tmp_path / "weights", "total_mr")
     alone = read_model(tmp_path / "weights" / "total_mr")
     assert needed_parts(alone, ["spleen"]).stage is None
@@ -118,7 +118,7 @@ def test_labels_that_the_task_lacks_are_no_structures(tmp_path):
 
 
 def test_less_work_is_the_model_of_3_mm_if_it_is_there(tmp_path):
-    """As by TotalSegmentator's own `--fast`; without its weights, the card has no preset."""
+    """The preset is TotalSegmentator's `--fast`; without its weights, the card has no preset."""
     write_task(tmp_path, "total")
     assert read_model(tmp_path).fast is None
     write_task(tmp_path, "total_fast")
@@ -142,7 +142,7 @@ def test_body_is_cleaned(tmp_path):
 
 @pytest.mark.parametrize("naming", ["marker", "name", "prefixed", "dataset", "below"])
 def test_task_is_told_by_the_folder(tmp_path, naming):
-    """By a file, by the folder's name, by its only dataset, or as a path below the weights."""
+    """A file, the folder's name, its only dataset, or a path below the weights names the task."""
     folder = tmp_path / {"name": "total_fastest", "prefixed": "totalsegmentator_total_fastest"}.get(
         naming, "weights"
     )

@@ -56,7 +56,7 @@ def test_each_file_has_the_row_of_the_shard_that_decided_it(out: Path) -> None:
 
 
 def test_a_retried_file_has_its_last_outcome(out: Path) -> None:
-    """Also files that were used before: their scan changed since, and can't be used any more."""
+    """A file that was used before gets the later outcome too: its scan changed since."""
     shard(out, "1", [FAILED, USED, USED])
     shard(out, "2", [USED, FAILED, OPEN])
 

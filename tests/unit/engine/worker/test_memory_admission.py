@@ -52,8 +52,8 @@ def only_header(folder: Path, slices: int) -> Case:
 def need(models: Sequence[em.Threshold], case: Case, limit: int | None) -> int:
     """Return the bytes that a case needs in addition to the models."""
     cards = [model.card for model in models]
-    place = placement_of(models)
-    estimate = prepare(case, cards, None, memory_limit=limit, placement=place).estimate
+    placement = placement_of(models)
+    estimate = prepare(case, cards, None, memory_limit=limit, placement=placement).estimate
     assert estimate is not None
     return estimate.peak - estimate.base
 

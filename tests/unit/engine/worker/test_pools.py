@@ -316,7 +316,7 @@ print(held)
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_share_without_hard_links_and_flock_has_locks(tmp_path: Path, number: int) -> None:
-    """Of processes that all try, one at a time holds it; nothing of the lock stays."""
+    """One of several competing processes holds the lock at a time; no file of the lock stays."""
     command = [sys.executable, "-c", POOR_SHARE, str(tmp_path), str(number)]
     many = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
 

@@ -158,7 +158,7 @@ def test_waiting_time_does_not_count_towards_the_time_limit(tmp_path: Path, weig
 def test_a_case_killed_from_outside_is_tried_alone_twice(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
-    """As the system kills for memory, and a person by mistake."""
+    """The system may have killed it for lack of memory, or a person by mistake."""
     killed = engine.run(em.make_case(tmp_path, "killed", em.KILL_ITSELF))
     fine = engine.run(em.make_case(tmp_path, "fine"))
 
@@ -295,7 +295,7 @@ def test_the_gate_counts_what_is_needed() -> None:
 def test_a_scan_that_is_away_for_a_moment_is_read_later(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
-    """As on a share of the network: the case is tried again after a pause."""
+    """A network share can vanish for a moment: the case is tried again after a pause."""
     case = replace(em.make_case(tmp_path, "away"), source_hash="")
     [path] = case.series.files
     away = path.rename(tmp_path / "elsewhere")

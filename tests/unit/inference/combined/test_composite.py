@@ -191,7 +191,7 @@ def test_work_and_memory_are_those_of_all_networks(weights):
 
 
 def test_small_components_are_removed_on_request(weights):
-    """On the grid of the united labels, before they are mapped back (TotalSegmentator)."""
+    """Components are removed on the grid of the united labels, before they are mapped back."""
     card = load_card(weights / "total_mr")
     volume = scan((1.5, 1.5, 1.5), (20, 18, 16), "RAS", "MR")
     cleaning = replace(FULL, remove_small=200.0)

@@ -99,7 +99,7 @@ FINAL_LAYERS: dict[str, Callable[[], nn.Module]] = {
 def test_the_final_layer_is_exact_however_it_is_written(
     name: str, multiplied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16 too, where rounded features would miss the limit."""
+    """It is exact in bfloat16 too, where rounded features would miss the limit."""
     if not multiplied:
         monkeypatch.setattr(openvino_engine, "multiply_final_layer", lambda _: None)
     torch.manual_seed(0)

@@ -102,7 +102,7 @@ def test_other_networks_are_refused(name: str, args: dict[str, Any], reason: Rea
 
 @pytest.mark.parametrize("form", ["pt", "safetensors", "keyed", "keyed but plain"])
 def test_weights_are_loaded(form: str, tmp_path: Path) -> None:
-    """As torch saves them, as safetensors, or under a key (which ignite lets be absent)."""
+    """Weights may be a torch file, safetensors, or under a key (which ignite lets be absent)."""
     path = small_weights(tmp_path, seed=4)
     state = load_file(path)
     key = "model" if form.startswith("keyed") else None

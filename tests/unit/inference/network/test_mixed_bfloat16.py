@@ -43,7 +43,7 @@ def spec(name: str) -> NetworkSpec:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
-    """Than those of the same network in bfloat16 from end to end."""
+    """They are nearer than those of the same network in bfloat16 from end to end."""
     torch.manual_seed(4)
     window = torch.randn(1, 1, 64, 32, 32)
     full = build_network(spec(name))

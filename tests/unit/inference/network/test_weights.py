@@ -87,7 +87,7 @@ def test_weights_kept_in_another_floating_type(
 
 
 def test_tensors_of_monai_are_data(state: State, tmp_path: Path) -> None:
-    """As training with MONAI's transforms may leave them; read before anything else of MONAI is."""
+    """Training with MONAI's transforms may leave them; they are read before MONAI is imported."""
     from monai.data.meta_tensor import MetaTensor
 
     path = tmp_path / "model.pt"
@@ -176,7 +176,7 @@ def test_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_weights_that_grow_are_refused(state: State, tmp_path: Path) -> None:
-    """By compression, or by one number that stands for many: before they take memory."""
+    """Compression, or one number that stands for many, is refused before it takes memory."""
     path = tmp_path / "model.pt"
     torch.save({**state, WEIGHT: torch.zeros(1 << 24)}, path)  # 64 MiB
     with zipfile.ZipFile(path) as archive:
@@ -239,7 +239,7 @@ ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "args"), ARGUMENTS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_network_that_can_not_be_built(name: str, args: dict[str, Any]) -> None:
-    """Whatever its class raises, and before it takes memory."""
+    """Any exception of its class is reported, and it is refused before it takes memory."""
     base = dict(SMALL_UNET) if name == "UNet" else {"in_channels": 1, "out_channels": 3}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -251,7 +251,7 @@ def test_a_network_that_can_not_be_built(name: str, args: dict[str, Any]) -> Non
 
 
 def test_a_network_is_built_after_a_refusal() -> None:
-    """After a refusal the next network is built as ever."""
+    """The refusal does not count towards the next network."""
     with pytest.raises(ScanError):
         build_network(NetworkSpec("UNet", SMALL_UNET), 10)
     build_network(NetworkSpec("UNet", SMALL_UNET))

@@ -132,7 +132,7 @@ def test_nothing_is_found_outside_a_centred_grid(restore_by: str) -> None:
 
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_later_regions_are_painted_over_earlier_ones(inclusive: bool) -> None:
-    """On the scan's own voxels: by scores and by labels; a score of the threshold itself."""
+    """Scores and labels on the scan's own voxels agree; a score may equal the threshold."""
     plan = plan_grid(cards_by_hand.grid((6, 5, 4)), NetworkGrid(None))
     scores = torch.zeros(3, *plan.network.shape)
     scores[0, :4], scores[1, 2:], scores[2, :, 2:] = 0.9, 0.5, 0.7

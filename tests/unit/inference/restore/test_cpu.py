@@ -40,7 +40,7 @@ def labelled(case: Case, label: Label) -> list[NDArray[Any]]:
 def test_labels_are_those_of_scores_brought_back(name: str, label: Label) -> None:
     case = restore_cases.cases()[name]
 
-    assert restore_cases.wrong(case, labelled(case, label)) == 0
+    assert restore_cases.count_wrong(case, labelled(case, label)) == 0
 
 
 sizes = st.integers(1, 13)
@@ -157,7 +157,7 @@ def test_of_equal_scores_the_first_wins_in_noise(classes: int, rounded: bool) ->
     (labels,) = labelled(case, cpu.label)
 
     assert labels.max() < classes
-    assert restore_cases.wrong(case, [labels]) == 0
+    assert restore_cases.count_wrong(case, [labels]) == 0
 
 
 PROBE = """

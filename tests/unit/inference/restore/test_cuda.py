@@ -42,7 +42,7 @@ from scanloom.inference.restore import cuda, triton_kernels
 cpu, seen = torch.device("cpu"), {}
 for name, case in restore_cases.cases().items():
     labels = restore_cases.labelled(case, cpu)
-    seen[name] = [restore_cases.wrong(case, labels), np.unique(labels).tolist()]
+    seen[name] = [restore_cases.count_wrong(case, labels), np.unique(labels).tolist()]
 scores = restore_cases.smooth(9, 40, 18, 30)
 noted, launch = [], triton_kernels.mark_classes.run
 
@@ -110,7 +110,7 @@ def interpreted() -> dict[str, Any]:
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
 def test_labels_are_those_of_scores_brought_back(interpreted: dict[str, Any], name: str) -> None:
-    """As float64 matrices have them, but for ties of rounding; every voxel is written."""
+    """Labels are those of float64 matrices but for ties of rounding; every voxel is written."""
     wrong, _ = interpreted["cases"][name]
 
     assert wrong == 0
@@ -118,7 +118,7 @@ def test_labels_are_those_of_scores_brought_back(interpreted: dict[str, Any], na
 
 @needs_triton
 def test_cases_hold_several_labels(interpreted: dict[str, Any]) -> None:
-    """Else any kernel that fills would do."""
+    """A kernel that fills the map with one label would pass otherwise."""
     plain = {"one class", "ties"}
 
     assert all(
@@ -149,7 +149,7 @@ def test_a_block_keeps_exactly_the_classes_that_can_win(interpreted: dict[str, A
 
 @needs_triton
 def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> None:
-    """For two kernels, two decisions and three types of scores; no GPU is needed to compile."""
+    """Two kernels, two decisions and three types of scores are compiled without a GPU."""
     compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 
     assert len(compiled) == 12

@@ -81,7 +81,7 @@ def restored(
 def test_labels_are_the_argmax_of_scores_brought_back(
     source: Grid, network: NetworkGrid, classes: int, step: int, seed: int
 ) -> None:
-    """For any shapes, spacings, orders of axes and tilts: equal but for ties of rounding."""
+    """Labels are equal but for ties, for any shapes, spacings, orders of axes and tilts."""
     plan = plan_grid(source, network)
     scores = scores_of(plan, classes, seed)
 
@@ -125,7 +125,7 @@ def test_thresholds_are_applied_to_scores_brought_back(
 
 
 def test_the_first_of_equal_scores_wins() -> None:
-    """As argmax has it, also between voxels."""
+    """The first class wins as in argmax, also between voxels."""
     plan = plan_grid(model_cards.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     scores = np.ones((4, *plan.network.shape), np.float32)
     scores[0] = 0

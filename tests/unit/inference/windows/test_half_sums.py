@@ -145,7 +145,7 @@ def test_infinite_half_scores_are_an_error() -> None:
 
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_labels_of_a_card_with_folds_flips_and_half_sums(dimensions: int, tmp_path: Path) -> None:
-    """From the weights' files to labels, on the scan's own grid."""
+    """The test goes from files of weights to labels on the scan's own grid."""
     spec = NetworkSpec("UNet", {**model_cards.SMALL_UNET, "spatial_dims": dimensions})
     networks, files = [], []
     for seed in range(2):

@@ -107,7 +107,7 @@ def test_labels_are_those_of_all_windows(name: str, tmp_path: Path) -> None:
 
 
 def test_several_channels_and_a_crop(tmp_path: Path) -> None:
-    """Of two channels both must be uniform; the box is larger than the second one's body."""
+    """Both channels must be uniform; the box is larger than the second one's body."""
     args = {**model_cards.SMALL_UNET, "in_channels": 2}
     card = model_cards.card(
         *(model_cards.small_weights(tmp_path),),
