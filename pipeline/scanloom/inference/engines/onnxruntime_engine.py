@@ -73,8 +73,12 @@ class OnnxRuntime:
         provider = self.provider(request.device)
         if provider is None:
             raise EngineUnfitError(f"ONNX Runtime has no provider for {request.device.type}")
+        device = []  # of TensorRT's plan; a graph for CPUs fits all
+        if request.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(request.device)
+            device = [properties.name, f"{properties.major}.{properties.minor}"]
         subject = {
-            "engine": [self.name, self.version(), _FORM, provider, *_device_identity(request)],
+            "engine": [self.name, self.version(), _FORM, provider, *device],
             **request.cache_subject,
         }
 
@@ -105,10 +109,6 @@ def provider_options(provider: str, request: NetworkRequest, folder: Path) -> di
 
     Parameters
     ----------
-    provider : str
-        Its name.
-    request : NetworkRequest
-        The network.
     folder : Path
         Folder of the exported network, in which TensorRT keeps its plan.
     """
@@ -133,14 +133,6 @@ def _installed_providers(version: str | None) -> list[str]:
     import onnxruntime
 
     return list(onnxruntime.get_available_providers())
-
-
-def _device_identity(request: NetworkRequest) -> list[str]:
-    """Return what a plan for a device depends on; nothing for CPUs, whose graph fits all."""
-    if request.device.type != "cuda":
-        return []
-    properties = torch.cuda.get_device_properties(request.device)
-    return [properties.name, f"{properties.major}.{properties.minor}"]
 
 
 def _export(request: NetworkRequest, folder: Path) -> None:

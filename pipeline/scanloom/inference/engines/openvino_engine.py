@@ -269,12 +269,14 @@ def multiply_final_layer(model: Any) -> None:
     convolution = last
     if last.get_type_name() == "Add":
         convolution, bias = (last.input_value(n).get_node() for n in (0, 1))
-    if not _takes_single_voxels(convolution):
+    if convolution.get_type_name() != "Convolution":
         return
     # Weight first: the product then has classes before voxels, as scores are stored
     features, weight = (convolution.input_value(n) for n in (0, 1))
     count, channels, *size = features.get_shape()
-    classes = weight.get_shape()[0]
+    classes, _, *kernel = weight.get_shape()
+    if set(kernel) != {1} or size != list(convolution.get_output_shape(0))[2:]:
+        return  # neighbours are mixed, or voxels left out
     if classes < FEW_CLASSES or (bias and math.prod(bias.get_output_shape(0)) != classes):
         return
     to_voxels = [0, *range(2, len(size) + 2), 1]
@@ -293,14 +295,6 @@ def multiply_final_layer(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _takes_single_voxels(node: Any) -> bool:
-    """Return whether an operation is a convolution of single voxels, none left out."""
-    if node.get_type_name() != "Convolution":
-        return False
-    features, weight = (node.input_value(n).get_shape() for n in (0, 1))
-    return set(weight[2:]) == {1} and features[2:] == node.get_output_shape(0)[2:]
-
-
 def pool_norms(model: Any) -> None:
     """Replace the instance and group normalisations of large windows in a network.
 
@@ -311,20 +305,16 @@ def pool_norms(model: Any) -> None:
     """
     before = {node.get_friendly_name() for node in model.get_ops()}
     for node in model.get_ordered_ops():
-        if not _is_norm(node) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
+        kind = node.get_type_name()
+        grouped = kind == "GroupNormalization"
+        instance = kind == "MVN" and "aten::instance_norm" in node.get_friendly_name()
+        if not (grouped or instance) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
             continue
-        grouped = node.get_type_name() == "GroupNormalization"
         pooled = _group_norm(node) if grouped else _instance_norm(node)
         _name_steps(pooled, node, before)
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(pooled.output(0))
     model.validate_nodes_and_infer_types()
-
-
-def _is_norm(node: Any) -> bool:
-    """Return whether an operation is an instance or group normalisation, without its factors."""
-    kind, name = node.get_type_name(), node.get_friendly_name()
-    return kind == "GroupNormalization" or (kind == "MVN" and "aten::instance_norm" in name)
 
 
 def _instance_norm(node: Any) -> Any:

@@ -103,8 +103,6 @@ def load_network(card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     dtype : torch.dtype
         Type in which the network calculates; float32 is used instead if weights overflow it.
 
@@ -155,8 +153,6 @@ class TrainedNetworks:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     first : LoadedNetwork
         Its networks in the type that is used first.
     """
@@ -269,7 +265,18 @@ def load_weights(network: nn.Module, state: State) -> None:
     ScanError
         MODEL_WEIGHTS if they don't match the network; NOT_FINITE if a value is NaN or infinite.
     """
-    _check_matches(network.state_dict(), state)
+    expected = network.state_dict()
+    common = expected.keys() & state.keys()
+    missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
+    different = sum(
+        (expected[k].shape, expected[k].is_floating_point())
+        != (state[k].shape, state[k].is_floating_point())
+        for k in common
+    )
+    if missing or unexpected or different:
+        counts = f"{missing} missing, {unexpected} unexpected, {different} of another shape or type"
+        detail = f"the weights do not match the network: {counts} (tensors)"
+        raise ScanError(Reason.MODEL_WEIGHTS, detail)
     try:
         network.load_state_dict(state)
     except RuntimeError as exc:
@@ -395,22 +402,6 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _check_matches(expected: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights whose names, shapes or kinds of numbers differ from the network's."""
-    common = expected.keys() & state.keys()
-    missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
-    different = sum(_shape_and_kind(expected[k]) != _shape_and_kind(state[k]) for k in common)
-    if missing or unexpected or different:
-        counts = f"{missing} missing, {unexpected} unexpected, {different} of another shape or type"
-        detail = f"the weights do not match the network: {counts} (tensors)"
-        raise ScanError(Reason.MODEL_WEIGHTS, detail)
-
-
-def _shape_and_kind(values: torch.Tensor) -> tuple[torch.Size, bool]:
-    """Return a tensor's shape, and whether it is floating-point."""
-    return values.shape, values.is_floating_point()
-
-
 def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> str:
     """Return why a model's half precision can't be used on a device; empty if it can.
 
@@ -419,12 +410,8 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     loaded : LoadedNetwork
         Its networks in half precision; the first of them is compared.
-    device : torch.device
-        The device.
     """
     size = card.window.size or _WHOLE_SCAN
     subject = {
