@@ -20,7 +20,6 @@ import copy
 import functools
 import gc
 import math
-import time
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Collection
@@ -38,7 +37,6 @@ from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
     Run,
 )
 from scanloom.inference.network.layers import PlaneNetwork, find_exact_layers
@@ -71,25 +69,22 @@ class OpenVino:
         """Return whether the device is a CPU and the type float32 or bfloat16."""
         return device.type == "cpu" and dtype in _HINTS
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         """Prepare a network: read it from the cache or export it, and compile it."""
-        began = time.perf_counter()
         subject = {
             "engine": [self.name, self.version(), _FORM],
             **request.cache_subject,
         }
         try:
-            with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
-                if not old:  # torch's trace refers to itself, and to the network
+            key = export_key(subject)
+            with cached_export(key, lambda folder: _export(request, folder)) as (folder, cached):
+                if not cached:  # torch's trace refers to itself, and to the network
                     gc.collect()
                     return_free_memory()
-                run = _compile(folder, request)
-        except (
-            *(RuntimeError, TypeError, ValueError, NotImplementedError, OSError),
-            *(ImportError, AttributeError),  # a part of the library is missing
-        ) as exc:
+                return _compile(folder, request)
+        except (RuntimeError, TypeError, ValueError, OSError, ImportError, AttributeError) as exc:
+            # ImportError, AttributeError: a part of the library is missing
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
-        return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 
 
 def _export(request: NetworkRequest, folder: Path) -> None:

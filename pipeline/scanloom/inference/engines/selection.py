@@ -221,7 +221,7 @@ class EngineSelector:
                 self._measured = str(trial)
                 if trial.as_torch:
                     with clock.step("engine"):
-                        runs = [engine.prepare(request).run for request in requests]
+                        runs = [engine.prepare(request) for request in requests]
                     choice = EngineChoice(name, str(engine.version()), why, self._measured)
                     return choice, runs
                 fault = trial.failed or "its labels differ from torch's"
@@ -425,10 +425,12 @@ def measure(
         exact = request.build().to(request.device)
         reference = [labels_of(exact(probe)) for probe in probes]
     try:  # after torch has freed its memory
-        prepared = engine.prepare(request)
+        began = time.perf_counter()
+        run = engine.prepare(request)
+        prepare_s = time.perf_counter() - began
     except EngineUnfitError as exc:
         return EngineTrial(*names, failed=str(exc))
-    labels, engine_s = timed(prepared.run)
+    labels, engine_s = timed(run)
     equal, dice = compare_labels(reference, labels, scan.voxel_ml)
     trial = EngineTrial(
         *names,
@@ -438,14 +440,14 @@ def measure(
         torch_dice=compare_labels(reference, own_labels, scan.voxel_ml)[1] if half else None,
         torch_s=own_s,
         engine_s=engine_s,
-        prepare_s=prepared.seconds,
+        prepare_s=prepare_s,
     )
     logger.info(
         "%s with %s: %s, prepared in %s",
         card.name,
         engine.name,
         trial.why,
-        format_duration(prepared.seconds),
+        format_duration(prepare_s),
     )
     return trial
 

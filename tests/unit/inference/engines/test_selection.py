@@ -20,7 +20,7 @@ from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_fo
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
+    Run,
 )
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
@@ -45,7 +45,7 @@ class FakeEngine:
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
         return dtype is torch.float32
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         self.prepared += 1
         network = request.build()
         known: dict[bytes, torch.Tensor] = {}
@@ -58,7 +58,7 @@ class FakeEngine:
                 known[key] = self.change(network(windows))
             return known[key].clone()
 
-        return PreparedNetwork(run, 0.0)
+        return run
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_a_slower_engine_is_used_on_request_only(card, engine) -> None:
 
 
 def test_an_engine_that_fails_is_not_used(card, engine) -> None:
-    def fail(request: NetworkRequest) -> PreparedNetwork:
+    def fail(request: NetworkRequest) -> Run:
         raise EngineUnfitError("the library lacks an operation")
 
     engine().prepare = fail
