@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -238,16 +238,16 @@ class MixedBfloat16(nn.Module):
         layers = find_exact_layers(network, (1, channels, *size))
         for name, module in network.named_modules():
             if name in layers.exact:
-                module.register_forward_pre_hook(_inputs_to_float32)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.float32))
                 continue
             plain = isinstance(module, nn.Conv2d | nn.Conv3d) and module.groups == 1
             if name in layers.first and plain:
                 _split_operands(module)
             elif isinstance(module, nn.AvgPool3d):  # torch has none in bfloat16 on CPUs
-                module.register_forward_pre_hook(_inputs_to_float32)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.float32))
                 module.register_forward_hook(_output_to_bfloat16)
             elif is_layer(module) and len(list(module.parameters())):
-                module.register_forward_pre_hook(_inputs_to_bfloat16)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.bfloat16))
             _to_bfloat16(module)
         self._network = network
 
@@ -293,25 +293,17 @@ def _split_image(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return torch.cat([upper, lower, upper], dim=1), *inputs[1:]
 
 
-def _inputs_to_bfloat16(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a layer's inputs, floating-point tensors as bfloat16."""
-    return tuple(_cast(value, torch.bfloat16) for value in inputs)
-
-
-def _inputs_to_float32(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a layer's inputs, floating-point tensors as float32."""
-    return tuple(_cast(value, torch.float32) for value in inputs)
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a layer's inputs, floating-point tensors in another type."""
+    return tuple(
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in inputs
+    )
 
 
 def _output_to_bfloat16(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
     """Return a layer's output as bfloat16."""
     return output.to(torch.bfloat16)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return a floating-point tensor in another type, any other value unchanged."""
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if floating else value
 
 
 class PlaneNetwork(nn.Module):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +22,9 @@ from scanloom.inference.engines.protocol import (
     NetworkRequest,
     Run,
 )
+from scanloom.inference.engines.selection import ENGINES
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.options import Engine
 from support import model_cards
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -93,6 +95,12 @@ def scan(
 def predictor(card: ModelCard, engine: str = "auto", cases: int = 1000) -> TorchPredictor:
     compute = ComputeOptions(precision="float32", engine=engine)  # type: ignore[arg-type]  # words
     return TorchPredictor(card, compute, device="cpu", planned_cases=cases)
+
+
+def test_each_name_of_the_options_has_its_engine() -> None:
+    """In the same order, which is that of "auto"."""
+    assert [engine.name for engine in ENGINES.values()] == list(ENGINES)
+    assert ["auto", "torch", *ENGINES] == list(get_args(Engine))
 
 
 def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
