@@ -51,7 +51,7 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Read the scan, label it, write the label map; nothing else that a case folder has."""
-    from scanloom.cards.store import find_model
+    from scanloom.convert.store import find_model
     from scanloom.core import ComputeOptions, StepTimer
     from scanloom.inference.predictor import TorchPredictor
     from scanloom.io.index.ranking import select_series

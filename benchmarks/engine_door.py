@@ -31,7 +31,7 @@ def main() -> None:
         setup = WorkerSetup(
             OutputTarget(root / "out", "print"), partial(sleepers, weights, options.sleep), 3
         )
-        pool = LocalPool([WorkerSupervisor(setup, 600.0)], 3)
+        pool = LocalPool(WorkerSupervisor(setup, 600.0), 3)
         spans: list[tuple[float, float]] = []
 
         def note(_: Case, outcome: CaseOutcome) -> None:

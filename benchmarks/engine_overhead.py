@@ -54,10 +54,10 @@ def engine(
     child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
-    book = CaseFile.write(private / "book", cases)
-    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as shake:
-        setup = EngineSetup("run", child, 600.0, private, shake.question, shake.expected)
-        pool = DaskPool(client, book, setup)
+    case_file = CaseFile.write(private / "case_file", cases)
+    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as handshake:
+        setup = EngineSetup("run", child, 600.0, private, handshake.question, handshake.expected)
+        pool = DaskPool(client, case_file, setup)
 
         def go(some: Sequence[Case]) -> float:
             ends: list[bool] = []

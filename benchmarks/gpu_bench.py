@@ -29,7 +29,7 @@ from phantom import draw_labels, draw_scan, draw_scores, phantom
 
 from scanloom import load_volume
 from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, NetworkSpec, Window
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.inference.device import choose_batch, deterministic
@@ -150,11 +150,12 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
     except ScanError:
         print("ct_tissue is not here", file=sys.stderr)
     from monai.networks.nets.segresnet import SegResNet
+    from safetensors.torch import save_file
 
     args = {"spatial_dims": 3, "in_channels": 1, "out_channels": 25, "init_filters": 32}
     torch.manual_seed(0)
-    weights = folder / "model.pt"
-    torch.save(SegResNet(**args).state_dict(), weights)
+    weights = folder / "model.safetensors"
+    save_file(SegResNet(**args).state_dict(), weights)
     yield (
         "SegResNet of 25 classes at 1.5 mm",
         model_cards.card(

@@ -16,7 +16,7 @@ import numpy as np
 from meter import SAMPLE, parse, table
 
 import scanloom
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, ScanError, Segmentation, StepTimer
 from scanloom.inference.predictor import TorchPredictor
 

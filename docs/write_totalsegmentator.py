@@ -21,7 +21,7 @@ from pydicom.sr._concepts_dict import concepts
 
 from scanloom.cards.codes import SIDES, coding_by_words
 
-FOLDER: Final = Path(__file__).parents[1] / "pipeline/scanloom/cards/totalsegmentator"
+PACKAGE: Final = Path(__file__).parents[1] / "pipeline/scanloom"
 ABOUT: Final = (
     "Written by docs/write_totalsegmentator.py from the tables of TotalSegmentator (Apache-2.0, "
     "https://github.com/wasserth/TotalSegmentator). `codes`: structures that scanloom's own table "
@@ -153,9 +153,9 @@ def main() -> None:
         "classes": {task: tables.class_map[task] for task in tables.class_map if task in tasks},
         "modes": modes,
     }
-    write(FOLDER / "tasks.json", table)
+    write(PACKAGE / "convert/totalsegmentator.json", table)
     codes = packages / "totalsegmentator/resources/totalsegmentator_snomed_mapping.csv"
-    write(FOLDER / "codes.json", {"about": table["about"], "codes": codes_of(codes)})
+    write(PACKAGE / "cards/codes.json", {"about": table["about"], "codes": codes_of(codes)})
 
 
 def write(file: Path, table: Mapping[str, Mapping[Any, Any]]) -> None:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.monai.bundle import read_bundle
-from scanloom.cards.monai.known_scripts import KNOWN
+from scanloom.convert.monai.allow_list import KNOWN
+from scanloom.convert.monai.bundle import read_bundle
 from scanloom.core import ScanError
 
 PAGE = Path(__file__).with_name("models.md")

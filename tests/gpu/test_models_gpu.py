@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Volume
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
@@ -38,7 +38,7 @@ def scan(modality: str) -> Volume:
 
 def agreement(folder: Path, volume: Volume) -> float:
     """Return the share of voxels that CPU and CUDA label equally."""
-    card = read_model(folder)
+    card = load_card(folder)
     devices = ("cpu", "cuda")
     segmentations = [
         TorchPredictor(card, FLOAT32, device=device).predict(volume) for device in devices
@@ -64,7 +64,7 @@ def test_meshnets_label_as_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_uncertainty_is_that_of_the_cpu(tmp_path: Path) -> None:
-    card = read_model(write_model(tmp_path, folds=("0", "1")))
+    card = load_card(write_model(tmp_path, folds=("0", "1")))
     segmentations = [
         TorchPredictor(card, FLOAT32, device=device).predict(scan("CT"), uncertainty=True)
         for device in ("cpu", "cuda")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import scanloom
 from scanloom.cards.card import ModelCard
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.predictor import TorchPredictor
 from support.real_scans import ROOT

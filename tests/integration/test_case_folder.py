@@ -19,7 +19,7 @@ import pydicom
 import pytest
 
 import scanloom
-from scanloom.cards.store import shipped
+from scanloom.convert.store import shipped
 from scanloom.core import ComputeOptions, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import segment_paths, segment_workflow

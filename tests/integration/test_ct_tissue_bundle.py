@@ -33,7 +33,7 @@ def crop(tmp_path: Path) -> Path:
 
 def test_monai_runs_it_and_labels_are_ours(crop, tmp_path):
     import scanloom
-    from scanloom.cards.monai.bundle import read_bundle
+    from scanloom.convert.conversion import load_card
     from scanloom.core import ComputeOptions
     from scanloom.inference.predictor import TorchPredictor
 
@@ -52,7 +52,7 @@ def test_monai_runs_it_and_labels_are_ours(crop, tmp_path):
     theirs = np.asarray(nib.load(tmp_path / "out" / "part_tissue.nii.gz").dataobj)
 
     predictor = TorchPredictor(
-        read_bundle(BUNDLE), device="cpu", compute=ComputeOptions(precision="float32")
+        load_card(BUNDLE), device="cpu", compute=ComputeOptions(precision="float32")
     )
     ours = predictor.predict(scanloom.load_volume(crop, modality="CT")).layers[0].labels
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Layer, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.predictor import TorchPredictor

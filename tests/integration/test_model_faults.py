@@ -165,7 +165,7 @@ def test_a_run_says_no_path_of_its_model(
 
 def test_the_workflow_of_a_run_is_one(series: Path, bundle: Path, tmp_path: Path) -> None:
     """The workflow in a run's folder can be given to `plan` and `run` again."""
-    from scanloom.engine.run_folder import publishable_workflow
+    from scanloom.engine.run_files import publishable_workflow
     from scanloom.engine.workflow.schema import parse_workflow, read_workflow
 
     workflow = read_workflow(workflow_of(bundle, "policy: {gaps: interpolate}\n"))

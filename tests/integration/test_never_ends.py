@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from scanloom import load_volume
 from scanloom.core import Flag, ScanError
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.output.work_folder import HOLDER
 from support.commands import scanloom
 from support.faults import Quick, in_time

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.combined import Ensemble
 from scanloom.inference.network.layers import PlaneNetwork
@@ -219,7 +219,7 @@ def agreement(ours: Array, theirs: Array) -> float:
 def test_labels_are_those_of_nnunets_steps(name: str, number: int, tmp_path: Path) -> None:
     changes = dict(MODELS[name])
     transpose = changes.get("plans", PLANS)["transpose_forward"]
-    card = read_model(write_model(tmp_path, **changes))
+    card = load_card(write_model(tmp_path, **changes))
     shape, spacing, codes = SCANS[number]
     volumes = [scan(shape, spacing, codes, seed) for seed in range(len(card.channels))]
 
@@ -238,8 +238,8 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
         "3d_cascade_fullres": {**CONFIGURATION, "previous_stage": "3d_lowres"},
     }
     changed = {**PLANS, "configurations": configurations}
-    first = read_model(write_model(tmp_path, changed, configuration="3d_lowres"))
-    card = read_model(write_model(tmp_path, changed, configuration="3d_cascade_fullres"))
+    first = load_card(write_model(tmp_path, changed, configuration="3d_lowres"))
+    card = load_card(write_model(tmp_path, changed, configuration="3d_cascade_fullres"))
     volume = scan(*SCANS[1], seed=5)
 
     segmentation = TorchPredictor(card, device="cpu").predict(volume)
@@ -273,12 +273,12 @@ def test_an_ensemble_averages_probabilities_as_nnunets_does(
         last = max(key for key in state if ".seg_layers." in key).rpartition(".")[0]
         for shift in (False, True):  # first to see the scores, then with each class somewhere
             if shift:
-                logits, _ = restored(read_model(folder), volumes, (0, 1, 2), None)
+                logits, _ = restored(load_card(folder), volumes, (0, 1, 2), None)
                 state[f"{last}.bias"] -= torch.from_numpy(np.median(logits, axis=(1, 2, 3))).float()
                 state[f"{last}.bias"] *= scale
                 state[f"{last}.weight"] *= scale
             torch.save(checkpoint(state), folder / "fold_0" / "checkpoint_final.pth")
-        cards.append(replace(read_model(folder), name=f"member-{n}"))
+        cards.append(replace(load_card(folder), name=f"member-{n}"))
 
     members = [TorchPredictor(card, ComputeOptions(engine="torch"), device="cpu") for card in cards]
     segmentation = Ensemble("mean", members).predict(volumes[0], further_channels=volumes[1:])

@@ -404,7 +404,7 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
     zoo = Path(os.environ.get("SCANLOOM_ZOO", os.devnull)) / "models" / "spleen_ct_segmentation"
     if not zoo.is_dir():
         pytest.skip("a checkout of MONAI's model-zoo is not here (SCANLOOM_ZOO)")
-    from scanloom.cards.monai.bundle import read_bundle
+    from scanloom.convert.conversion import load_card
 
     bundle = tmp_path / "spleen_ct_segmentation"
     shutil.copytree(zoo, bundle)
@@ -426,7 +426,7 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
     )
 
     predictor = TorchPredictor(
-        read_bundle(bundle), device="cpu", compute=ComputeOptions(precision="float32")
+        load_card(bundle), device="cpu", compute=ComputeOptions(precision="float32")
     )
     for scan, volume in scans.items():
         theirs = np.asarray(nib.load(bundle / "eval" / scan / f"{scan}_trans.nii.gz").dataobj)

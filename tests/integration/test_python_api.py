@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scanloom
-from scanloom.cards.store import shipped
+from scanloom.convert.store import shipped
 from support.commands import write_tiny_bundle
 from support.write_dicom import Words, noise, write_series
 

@@ -317,11 +317,11 @@ def test_shards_are_checked(runs: Runs) -> None:
 def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
     """Cases in work are finished; meanwhile `status` of another process reports the run."""
     runs.write(THORAX, "execution: {in_flight: 1}\n")
-    process = runs.begin("--cluster", "none", seconds=1.0)
+    process = runs.begin("--cluster", "none", seconds=8.0)  # `status` starts and ends in fewer
     wait_for((runs.notes / "starts").exists)
     reported = scanloom_process("status", runs.out, "--json", environment=runs.environment)
     process.send_signal(signal.SIGINT)
-    code = process.wait(20)
+    code = process.wait(60)
 
     assert reported.document["status"]["state"] == "running"
     assert reported.document["status"]["cases"] == 4

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 import scanloom as product
 from scanloom.cards.card import ScaleRange
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.predictor import TorchPredictor

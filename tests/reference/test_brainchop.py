@@ -13,7 +13,7 @@ from scipy import ndimage
 
 import scanloom
 from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.predictor import TorchPredictor
@@ -59,7 +59,7 @@ def dice(first: NDArray[Any], second: NDArray[Any], number: int) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cards_of_all_networks(name: str) -> None:
-    card = read_model(brainchop(name))
+    card = load_card(brainchop(name))
 
     assert card.network.name == "MeshNet"
     assert card.license == "MIT"
@@ -72,7 +72,7 @@ def test_cards_of_all_networks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["model18cls", "model30chan18cls", "model21_104class"])
 def test_labels_equal_stored_ones(name: str) -> None:
-    labels, expected = predict(read_model(brainchop(name)), t1()), stored(name)
+    labels, expected = predict(load_card(brainchop(name)), t1()), stored(name)
 
     assert np.mean(labels == expected) >= 0.9995
     assert min(dice(labels, expected, n) for n in range(1, int(expected.max()) + 1)) >= 0.999
@@ -81,7 +81,7 @@ def test_labels_equal_stored_ones(name: str) -> None:
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU has no AVX512-BF16")
 def test_brain_mask_equals_the_stored_one() -> None:
     """It was computed in bfloat16, on the box that brainchop's application sees."""
-    card = read_model(brainchop("mindgrab"))
+    card = load_card(brainchop("mindgrab"))
     cropped = replace(card.grid, crop=Crop("positive", "network", margin=20, above=0.5))
 
     labels = predict(replace(card, grid=cropped), t1(), "half")
@@ -94,7 +94,7 @@ def test_brain_mask_equals_the_stored_one() -> None:
 @pytest.mark.parametrize("turn", ["RAS", "PIR"])
 def test_labels_do_not_depend_on_the_order_of_axes(turn: str) -> None:
     """A head whose axes are flipped and permuted gets the same labels at the same places."""
-    card, volume = read_model(brainchop("model5_gw_ae")), t1()
+    card, volume = load_card(brainchop("model5_gw_ae")), t1()
     image = nib.Nifti1Image(volume.array, volume.grid.affine)
     codes = nib.orientations.axcodes2ornt(tuple(turn))
     own = nib.orientations.io_orientation(volume.grid.affine)
@@ -112,7 +112,7 @@ def test_labels_do_not_depend_on_the_order_of_axes(turn: str) -> None:
 
 def test_structures_of_a_drawn_image_are_found() -> None:
     """An image drawn from a label map, with means of T1, noise and bias: mean Dice >= 0.75."""
-    card = read_model(brainchop("model30chan18cls"))
+    card = load_card(brainchop("model30chan18cls"))
     expected = stored("model18cls")
     volume = t1()
 

@@ -9,7 +9,7 @@ import pytest
 
 from ct_tissue_training.rules import BONE
 from evaluate import KIDNEYS, STACKS, ml_of_bone
-from scanloom.cards.monai.bundle import read_bundle
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.reference
 
 @pytest.fixture(scope="module")
 def predictor() -> TorchPredictor:
-    card = read_bundle(ROOT / "models" / "ct_tissue")
+    card = load_card(ROOT / "models" / "ct_tissue")
     return TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
 
 

@@ -27,7 +27,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Window,
 )
-from scanloom.cards.monai.bundle import read_bundle
+from scanloom.convert.conversion import load_card
 from scanloom.core import ScanError
 from scanloom.inference.network.architectures import build_network
 
@@ -54,7 +54,7 @@ def bundle(name: str, tmp_path: Path) -> Path:
 
 
 def card_of(name: str, tmp_path: Path, **options: str) -> ModelCard:
-    return read_bundle(bundle(name, tmp_path), options)
+    return load_card(bundle(name, tmp_path), options)
 
 
 def config_of(name: str, tmp_path: Path) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_changed_script_is_refused(tmp_path: Path) -> None:
     script.write_text(script.read_text() + "\n")
 
     with pytest.raises(ScanError) as caught:
-        read_bundle(folder)
+        load_card(folder)
     assert caught.value.code == "MODEL_UNSAFE"
     assert "scripts/my_transforms.py, SHA-256 " in caught.value.detail
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scanloom import load_volume
-from scanloom.cards.nnunet.folder import read_nnunet
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, StepTimer
 from scanloom.inference.predictor import TorchPredictor
 from support.nnunet_folders import plans, write_model
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.reference
 def test_labels_are_those_of_all_windows(scan: str, tmp_path: Path) -> None:
     """By nnU-Net's windows and normalisation, with windows of 80 mm."""
     volume = load_volume(scans(scan))
-    card = read_nnunet(write_model(tmp_path, plans(spacing=[5.0, 5.0, 5.0])))
+    card = load_card(write_model(tmp_path, plans(spacing=[5.0, 5.0, 5.0])))
     labels, clock = [], StepTimer()
     for skip in (True, False):
         compute = ComputeOptions(precision="float32", skip_air=skip, engine="torch")

@@ -492,11 +492,11 @@ def home_labels(bundle: Path) -> NDArray[Any] | None:
 
 def our_labels(bundle: Path, volume: Volume) -> NDArray[Any] | ScanError:
     """Return scanloom's labels, or the error that refuses the bundle."""
-    from scanloom.cards.monai.bundle import read_bundle
+    from scanloom.convert.conversion import load_card
     from scanloom.inference.predictor import TorchPredictor
 
     try:
-        card = read_bundle(bundle)
+        card = load_card(bundle)
         compute = ComputeOptions(precision="float32")
         labels = (
             TorchPredictor(card, device="cpu", compute=compute).predict(volume).layers[0].labels

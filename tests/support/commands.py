@@ -84,6 +84,9 @@ def scanloom_forked(
 
 def write_tiny_bundle(folder: Path, name: str = "tiny") -> Path:
     """Write a bundle with a small UNet of random weights: two structures in CT, in seconds."""
+    import torch
+    from safetensors.torch import load_file
+
     config, metadata = spleen_config(), spleen_metadata()
     config["network_def"] = {"_target_": "UNet", **SMALL_UNET}
     config["inferer"]["roi_size"] = [32, 32, 16]
@@ -91,6 +94,7 @@ def write_tiny_bundle(folder: Path, name: str = "tiny") -> Path:
     outputs["num_channels"] = 3
     outputs["channel_def"] = {"0": "background", "1": "spleen", "2": "liver"}
     folder.mkdir(parents=True)
-    weights = small_weights(folder).read_bytes()
-    (folder / "model.pt").unlink()
-    return write_bundle(folder / name, config, metadata, weights)
+    content, safetensors = io.BytesIO(), small_weights(folder)
+    torch.save(load_file(safetensors), content)
+    safetensors.unlink()
+    return write_bundle(folder / name, config, metadata, content.getvalue())

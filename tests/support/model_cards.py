@@ -71,9 +71,18 @@ def small_weights(folder: Path, args: Mapping[str, Any] = SMALL_UNET, seed: int 
 
     torch.manual_seed(seed)
     steps = (ScaleRange(-200.0, 200.0, 0.0, 1.0, clip=True),)
-    path = folder / "model.pt"
+    path = folder / "model.safetensors"
     balanced_weights(UNet(**args), steps, smooth_scan((32, 32, 32)), path)
     return path
+
+
+def converted(path: Path, key: str | None = None) -> Weights:
+    """Return the weights of a file, converted into a folder next to it."""
+    from scanloom.convert.weights import convert_weights, find_weights
+
+    folder = path.parent / "converted"
+    folder.mkdir(exist_ok=True)
+    return convert_weights(find_weights(path, key, "the weights file"), folder)
 
 
 def loud_weights(folder: Path, quiet: Path, loud: tuple[float, float], bias: float = 0.0) -> Path:
@@ -83,8 +92,9 @@ def loud_weights(folder: Path, quiet: Path, loud: tuple[float, float], bias: flo
     that overflowed, the result is NaN, and so are all scores.
     """
     import torch
+    from safetensors.torch import load_file, save_file
 
-    state = torch.load(quiet, weights_only=True)
+    state = torch.load(quiet) if quiet.suffix == ".pt" else load_file(quiet)
     for name, value in (("model.0.adn.N.bias", loud[0]), ("model.1.submodule.conv.bias", bias)):
         state[name][0] = value
     state["model.0.adn.N.weight"][0] = 0.0
@@ -93,8 +103,8 @@ def loud_weights(folder: Path, quiet: Path, loud: tuple[float, float], bias: flo
     state["model.1.submodule.conv.weight"][0, 0, 1, 1, 1] = loud[1]
     state["model.1.submodule.adn.N.weight"][0] = 0.0
     state["model.2.conv.weight"][0] = 0.0
-    path = folder / "loud.pt"
-    torch.save(state, path)
+    path = folder / "loud.safetensors"
+    save_file(state, path)
     return path
 
 
@@ -112,9 +122,11 @@ def balanced_weights(
     array : (I, J, K) array
         A scan.
     path : Path
-        File of the weights; its folder is created.
+        File of the weights, as safetensors or, with the suffix `.pt`, as PyTorch's; its folder is
+        created.
     """
     import torch
+    from safetensors.torch import save_file
 
     from scanloom.inference.intensity import apply_steps
 
@@ -127,7 +139,10 @@ def balanced_weights(
     last = [name for name, value in state.items() if value.shape == (len(scores),)][-1]
     state[last] -= scores.median(dim=1).values
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path)
+    if path.suffix == ".pt":
+        torch.save(state, path)
+    else:
+        save_file(state, path)
 
 
 def grid(

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scanloom.cards.nnunet.folder import read_dataset
-from scanloom.cards.nnunet.plans import describe_network, read_configuration, read_plans
+from scanloom.convert.nnunet import describe_network, read_configuration, read_dataset, read_plans
 from scanloom.inference.network.architectures import build_network
 
 ARCHITECTURE: dict[str, Any] = {

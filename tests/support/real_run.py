@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from support.cluster_runs import ClusterRun
 from support.commands import write_tiny_bundle
 from support.formula_run import processes
@@ -76,4 +76,4 @@ def other_weights(store: Path) -> None:
 
 
 def weights_of(store: Path) -> str:
-    return find_model(str(store / "scanloom" / "models" / "changing")).weights.sha256
+    return find_model(str(store / "scanloom" / "models" / "changing")).weights.published

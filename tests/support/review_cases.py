@@ -119,7 +119,7 @@ def publish_scan(
 
 
 def seen(case: Path) -> Seen:
-    """Return what a reviewer of a case sees."""
+    """Return the result that a reviewer of a case sees."""
     return seen_of(case)
 
 

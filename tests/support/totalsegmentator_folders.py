@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scanloom.cards.totalsegmentator.folder import Mode, Part, modes
+from scanloom.convert.totalsegmentator import Mode, Part, modes
 from support.nnunet_folders import PLANS, plans, write_model
 
 SPACING = (6.0, 6.0, 6.0)

@@ -25,7 +25,7 @@ from ct_tissue_training.data import (
     to_ras,
 )
 from ct_tissue_training.rules import BONE, NAMES
-from scanloom.cards.monai.bundle import read_bundle
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Volume
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
@@ -55,7 +55,7 @@ def main(bundle: Path) -> None:
     """Print three tables."""
     data = data_folder(ROOT)
     predictor = TorchPredictor(
-        read_bundle(bundle), device="cpu", compute=ComputeOptions(precision="float32")
+        load_card(bundle), device="cpu", compute=ComputeOptions(precision="float32")
     )
     scans = {}
     for path in STACKS:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from ct_tissue_training.training import (
     round_to_bfloat16,
     train,
 )
+from scanloom.convert.conversion import convert_job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "data"))
 
@@ -104,13 +106,15 @@ def on_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def write(state: dict[str, torch.Tensor], bundle: Path) -> None:
-    """Write the weights, and their SHA-256 into the metadata."""
+    """Write the weights, their SHA-256 into the metadata, and the card that scanloom reads."""
     weights = bundle / "models" / "model.pt"
     torch.save(state, weights)
     path = bundle / "configs" / "metadata.json"
     text = path.read_text()
     old = json.loads(text)["scanloom"]["weights_sha256"]
     path.write_text(text.replace(old, hashlib.sha256(weights.read_bytes()).hexdigest()))
+    shutil.rmtree(bundle / "weights")
+    convert_job(bundle, {}, bundle)
 
 
 def told(line: str) -> None:

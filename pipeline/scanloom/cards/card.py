@@ -269,17 +269,20 @@ class Weights:
     Parameters
     ----------
     file : Path
-        A state dict: `.pt` or `.safetensors`.
+        A state dict: safetensors.
     sha256 : str
-        SHA-256 of the file when the card was read; checked against the card's own, if given.
-    key : str or None
-        Entry of the file that holds the state dict; None if the file is the state dict. A file
-        without that entry is taken as the state dict, as in ignite's CheckpointLoader.
+        SHA-256 of the file, which is compared when the weights are loaded.
+    published : str
+        SHA-256 of the file as its authors published it, if the weights were converted.
     """
 
     file: Path
     sha256: str
-    key: str | None = None
+    published: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.published:
+            object.__setattr__(self, "published", self.sha256)
 
 
 @dataclass(frozen=True)

@@ -357,8 +357,8 @@ def find_foreign_scale(sample: NDArray[Any]) -> str | None:
         return f"1 % of the values are above {last:.6g}"
     inner = sample[sample > lowest]  # padding that no header declares is the lowest value
     if lowest > NOT_NEGATIVE:
-        found = _without_negative(lowest, inner, 1 - inner.size / sample.size)
-        return found or _shifted(inner)
+        why = _without_negative(lowest, inner, 1 - inner.size / sample.size)
+        return why or _shifted(inner)
     if inner.size and (fifth := float(np.percentile(inner, 5))) < LOWEST_HU:
         return f"5 % of the values are below {fifth:.6g}"
     return _shifted(inner) or _shifted_twice(inner)

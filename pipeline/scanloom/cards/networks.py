@@ -19,11 +19,14 @@ class AllowedNetwork:
         Arguments of earlier MONAI versions that did not change the network; they are dropped.
     largest : mapping of str to int
         Largest value of arguments with which memory grows as a power, independently of the weights.
+    in_bundles : bool
+        Whether the config of a MONAI bundle may name it.
     """
 
     module: str
     removed: frozenset[str] = frozenset()
     largest: Mapping[str, int] = field(default_factory=dict)
+    in_bundles: bool = True
 
 
 NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
@@ -31,10 +34,10 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "BasicUNet": AllowedNetwork("monai.networks.nets.basic_unet"),
     "DiNTS": AllowedNetwork("scanloom.inference.nets.variants"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
-    "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.variants"),
-    "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet"),
-    "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
-    "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
+    "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.variants", in_bundles=False),
+    "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet", in_bundles=False),
+    "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet", in_bundles=False),
+    "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet", in_bundles=False),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),
     "SegResNetDS": AllowedNetwork("monai.networks.nets.segresnet_ds"),
     "SwinUNETR": AllowedNetwork(
@@ -42,7 +45,7 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
         removed=frozenset({"img_size"}),  # in MONAI 1.5
         largest={"window_size": 16},
     ),
-    "UNesT": AllowedNetwork("scanloom.inference.nets.unest"),
+    "UNesT": AllowedNetwork("scanloom.inference.nets.unest", in_bundles=False),
     "UNETR": AllowedNetwork("monai.networks.nets.unetr"),
     "UNet": AllowedNetwork("monai.networks.nets.unet"),
     "VNet": AllowedNetwork("monai.networks.nets.vnet"),

@@ -113,8 +113,8 @@ def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
     if card.subset is None or card.subset.stage is None:
         return replace(card, parts=parts)
     stage = card.subset.stage
-    found = tuple(s.label for s in stage.card.structures if s.label in requested)
-    return replace(card.subset, parts=parts, stage=replace(stage, labels=found))
+    labels = tuple(s.label for s in stage.card.structures if s.label in requested)
+    return replace(card.subset, parts=parts, stage=replace(stage, labels=labels))
 
 
 def networks(card: ModelCard) -> Iterator[ModelCard]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.cards.store import list_models
+from scanloom.convert.store import list_models
 from scanloom.core import Reason, ScanError
 from scanloom.io.index.series import find_series
 from scanloom.io.index.walk import check_paths

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.requested import needed_parts, requested_card
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -37,7 +38,7 @@ from scanloom.core import (
 from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.models import check_structures, unique_cards
-from scanloom.engine.case.recipe import card_digest, recipe_hash
+from scanloom.engine.case.recipe import recipe_hash
 from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
 from scanloom.engine.case.writers import estimate_writers
 from scanloom.engine.workflow.schema import Workflow
@@ -425,7 +426,7 @@ def estimate_case(
     held = 0  # label maps of the previous models
     for n, prediction in enumerate(ordered):
         before, after = (
-            {groups[p.name] for p in part} for part in (ordered[: n + 1], ordered[n + 1 :])
+            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
         )
         need = memory.estimate_prediction(
             [reduced[member] for member in prediction.members],

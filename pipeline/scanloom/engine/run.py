@@ -19,24 +19,28 @@ from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
-from scanloom.engine.prepare import OutputTarget, Request, id_conflicts, make_cases, unique_cases
+from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
+from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import (
-    EarlierOutcomes,
     OutdatedMarker,
     RunCases,
     record_sources,
 )
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
-from scanloom.engine.run_lock import hold_run_lock
-from scanloom.engine.run_log import RunLog
+from scanloom.engine.run_files import (
+    RUNS,
+    RunLog,
+    create_run_folder,
+    hold_run_lock,
+    private_run_folder,
+    save_workflow,
+)
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, Scope, check_channels, select
+from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
@@ -111,7 +115,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.costs.compare_with_plan` returns
+        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns
         it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
@@ -149,7 +153,7 @@ def run(
     options: RunOptions,
     *,
     stop: threading.Event | None = None,
-    on_board: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
+    display: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Run a workflow over an archive, or resume a run that was stopped.
 
@@ -163,8 +167,8 @@ def run(
         All other options.
     stop : threading.Event or None
         Set it to stop the run after the current writes.
-    on_board : callable or None
-        Receives the run's board, to display it; returns a context that spans the run.
+    display : callable or None
+        Receives the run's status writer, to display it; returns a context that spans the run.
 
     Raises
     ------
@@ -180,20 +184,20 @@ def run(
     with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
             name = create_run_folder(options.out, workflow, request.cards)
-        board = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+        status_writer = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
-        display = on_board(board) if on_board else nullcontext()
-        with final_status(board), display, disk_errors_as_scan_errors():
-            current = _Run(request, options, key, name, board)
+        shown = display(status_writer) if display else nullcontext()
+        with final_status(status_writer), shown, disk_errors_as_scan_errors():
+            current = _Run(request, options, key, name, status_writer)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
-            status = replace(board.now(), state=state)
+            status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
             if options.bids:
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged)
-            board.state(state)
+            status_writer.state(state)
         return RunResult(
             run=name,
             status=status,
@@ -202,10 +206,10 @@ def run(
             totals=totals,
             compared=current.compared,
             damaged=tuple(sorted(current.damaged)),
-            selected=current.selected,
-            refused=current.refused,
-            unstated=current.unstated,
-            metrics_error=board.metrics_error,
+            selected=current.cases.selected,
+            refused=current.cases.refused,
+            unstated=current.cases.unstated,
+            metrics_error=status_writer.metrics_error,
         )
 
 
@@ -236,7 +240,7 @@ class _Run:
         As for `run`.
     name : str
         The run's id.
-    board : StatusWriter
+    status_writer : StatusWriter
         Receives the progress of the run.
     """
 
@@ -246,76 +250,64 @@ class _Run:
         options: RunOptions,
         key: bytes,
         name: str,
-        board: StatusWriter,
+        status_writer: StatusWriter,
     ) -> None:
-        self.request, self.options, self.key, self.board = request, options, key, board
+        self.request, self.options, self.key = request, options, key
+        self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.name, self.folder = name, self.out / RUNS / name
-        self.cases = RunCases(self.out, options.scope, request.cards)
         self.log, self.timeline = RunLog(self.folder), RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        self.selected = self.refused = self.unstated = 0
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Run all stages; return whether the run was completed, and the counts of files."""
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        chosen, left_out = select(index.series, self.request.workflow, self.request.cards)
-        all_cases = make_cases(index, chosen, self.request, self.key, left_out)
-        cases = self.cases.of_this_shard(all_cases)
-        unique, ambiguous = unique_cases(cases, self.key)
-        self.selected = len(unique) + len(ambiguous)
-        # What may be readable later was not refused for what its headers say: the run is incomplete
-        self.refused = sum(
-            entry.reason.outcome == "failed"
-            and not entry.reason.retry
-            and scope.holds(entry.series.id)
-            for entry in left_out
-        )
-        self.unstated = sum(entry.detail == NO_MODALITY for entry in left_out)
-        left_out += id_conflicts(ambiguous, index.series)
-        earlier = self.cases.earlier_outcomes(unique)
-        pending = earlier.pending
-        case_file = self._save_inputs(cases, earlier)
-        self._announce(earlier, left_out)
-        complete = (
-            self._process(pending, case_file, stop) if pending and not stop.is_set() else True
-        )
-        self.board.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and pending:
-            self._compare_with_plan()
+        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
+        self.cases, complete = cases, True
+        case_file = self._save_inputs(cases)
+        self._announce(cases)
+        if cases.pending and not stop.is_set():
+            complete = self._process(cases.pending, case_file, stop)
+        self.status_writer.state("collecting")
+        if self.options.cluster in _THIS_MACHINE and cases.pending:
+            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+            if self.compared is not None:
+                write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
         marker = OutdatedMarker(self.out, self.key, self.request.recipe)
-        marker.mark(index, held, left_out, {case.id for case in unique})
-        self.cases.note_other_shards()
+        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
+        marker.mark(index, held, cases.left_out, ids)
+        cases.note_other_shards()
         shard = self.folder if scope.shard else None
-        endings = self.cases.endings
-        files = write_tables(self.out, index, left_out, endings, self.key, shard, self.damaged)
+        files = write_tables(
+            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+        )
         return complete and not stop.is_set(), files
 
-    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseFile:
+    def _save_inputs(self, cases: RunCases) -> CaseFile:
         """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
-        for record in earlier.finished:
+        for record in cases.records:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases, earlier.pending)
+        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
         save_workflow(self._private(), self.request.workflow)
-        return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
+        return CaseFile.write(self._private() / "cases.jsonl", cases.pending)
 
-    def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
-        """Put the number of cases on the board; record series that failed by their headers."""
+    def _announce(self, cases: RunCases) -> None:
+        """Report the number of cases; record series that failed by their headers."""
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
-            for entry in left_out
+            for entry in cases.left_out
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
-        cases = len(earlier.pending) + len(earlier.records)
-        self.board.plan(cases + len(failed), len(earlier.finished))
-        for record in (*earlier.blocked, *failed):
-            self.board.finish(record)
+        ended, blocked = len(cases.records), cases.blocked
+        self.status_writer.plan(len(cases.pending) + ended + len(failed), ended - len(blocked))
+        for record in (*blocked, *failed):
+            self.status_writer.finish(record)
         for record in failed:
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
@@ -328,7 +320,7 @@ class _Run:
                 cases,
                 pool,
                 self._on_outcome,
-                on_start=lambda case: self.board.start(case.id),
+                on_start=lambda case: self.status_writer.start(case.id),
                 stop=stop,
             )
 
@@ -355,7 +347,7 @@ class _Run:
         logs = self._private()
         if cluster == NO_CLUSTER:
             engine = WorkerSupervisor(setup, execution.time_limit, log=logs / "engine.log")
-            local_pool = LocalPool([engine], execution.in_flight)
+            local_pool = LocalPool(engine, execution.in_flight)
             try:
                 yield local_pool
             finally:
@@ -363,7 +355,9 @@ class _Run:
             return
         from scanloom.engine.clusters.connect import RunWork, open_pool
 
-        work = RunWork(self.out, logs, case_file, setup, self.request.digests, self.board.send_away)
+        work = RunWork(
+            self.out, logs, case_file, setup, self.request.digests, self.status_writer.send_away
+        )
         with open_pool(cluster, workflow, work) as cluster_pool:
             yield cluster_pool
 
@@ -381,13 +375,7 @@ class _Run:
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
         self.cases.note(record)
-        self.board.finish(record)
-
-    def _compare_with_plan(self) -> None:
-        """Update the cost model of this machine; save the comparison of the run with its plan."""
-        self.compared = compare_with_plan(self.out, self.timeline, self.request)
-        if self.compared is not None:
-            write_document(self.folder / PLAN_FILE, self.compared)
+        self.status_writer.finish(record)
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

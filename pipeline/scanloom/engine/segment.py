@@ -28,7 +28,6 @@ from scanloom.engine.case.models import import_heavy, load_models
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
-from scanloom.engine.results.case_registry import CaseRegistry
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
@@ -42,17 +41,24 @@ from scanloom.io.index.ranking import (
 )
 from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import check_writable
-from scanloom.io.output.crosswalk import common_parent, source_from_series
+from scanloom.io.output.crosswalk import (
+    add_sources,
+    case_folders,
+    common_parent,
+    folder_name,
+    source_from_series,
+)
+from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
-from scanloom.io.output.private import load_key_of
+from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
 from scanloom.io.output.published import ResultState
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.probe import is_single_volume, unused_options
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
-from scanloom.options import SegmentOptions
+from scanloom.options import FolderNaming, SegmentOptions
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -217,9 +223,9 @@ class _Scans:
     def __init__(self, options: SegmentOptions, request: Request, key: bytes | None) -> None:
         self._options, self._request, self._key = options, request, key
         fingerprint = "" if key is None else key_fingerprint(key)
-        self.cases = CaseRegistry(options.out, fingerprint, options.names)
+        self.cases = _CaseRegistry(options.out, fingerprint, options.names)
         self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"")
-        self.session = ReadSession()  # not active while its user is suspended at a yield
+        self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:
         """Return the series at a path that are taken.
@@ -232,19 +238,19 @@ class _Scans:
         options, read = self._options, self._options.read
         ranking = RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
-            found = find_series(path, options.out, archives=options.archives)
+            candidates = find_series(path, options.out, archives=options.archives)
             preference = preference_of(self._request.cards)
             selected = []
-            for series in select_series(found, options.series, preference, ranking):
-                number = next(n for n, candidate in enumerate(found, 1) if candidate is series)
-                notes = describe_selection(found, options.series, series)
+            for series in select_series(candidates, options.series, preference, ranking):
+                number = next(n for n, each in enumerate(candidates, 1) if each is series)
+                notes = describe_selection(candidates, options.series, series)
                 phase = options.phase
                 if phase == 0 and is_single_volume(series, read):
                     phase = None  # volume 0 of a single one has the case id of the scan
                     single = "`--phase 0` was not needed: the scan has a single volume"
                     notes = (*notes, single)
                 unused = unused_options(series, options.phase, read)
-                choice = SeriesChoice(number, len(found), "", tuple(notes), unused)
+                choice = SeriesChoice(number, len(candidates), "", tuple(notes), unused)
                 selected.append(_SelectedSeries(series, phase, choice))
             return selected
 
@@ -284,6 +290,70 @@ class _Scans:
         return replace(choice, text=text)
 
 
+class _CaseRegistry:
+    """Folder names of the cases in an output folder, and records of those that failed.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not exist.
+    fingerprint : str
+        Fingerprint of the key of the ids.
+    names : "id" or "source"
+        Whether folders of new cases are named by case id or by source.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+
+    def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
+        self.out, self.fingerprint, self.names = out, fingerprint, names
+        self._folders = case_folders(out)
+        self._unwritten: list[tuple[Case, CaseRecord]] = []
+
+    def folder_name(self, case: Case) -> str:
+        """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
+        if case.id not in self._folders:
+            self._folders[case.id] = self._new_name(case)
+        return self._folders[case.id]
+
+    def note(self, case: Case, record: CaseRecord) -> None:
+        """Record the outcome of a case; failures are written once OUT has any result.
+
+        If no case succeeds, nothing is written. Failure to write a record is not fatal: the caller
+        has already received it.
+        """
+        if record.reason is not None:
+            self._unwritten.append((case, record))
+        try:
+            if record.reason is None:
+                remove_failure(self.out, case.id)
+            if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
+                self._write()
+        except (OSError, ScanError):
+            logger.debug("a failure can't be written", exc_info=True)
+
+    def _new_name(self, case: Case) -> str:
+        cases = self.out / "cases"
+        if self.names == "id" or (cases / case.id).is_dir():
+            return case.id
+        existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+        return folder_name(
+            source_from_series(case.series, case.id), [*existing, *self._folders.values()]
+        )
+
+    def _write(self) -> None:
+        sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
+        with private_folder(self.out, self.fingerprint) as private:
+            add_sources(private, sources)
+        for case, record in self._unwritten:
+            if is_failure(record):
+                write_failure(self.out, record, case.recipe, case.stamp)
+        self._unwritten.clear()
+
+
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
@@ -316,13 +386,14 @@ class _Segmenter:
         for each in selected:
             with clock.step("find"):
                 prepared = self._scans.prepare(each)
-            record = self._segment(prepared, clock)
-            if self._fault is not None:
-                raise self._fault
-            if record.reason is None:
-                self._hashes[record.id] = prepared.case.source_hash
-            if record.id:
-                self._scans.cases.note(prepared.case, record)
+            with self._scans.session.active():  # not while this is suspended at the yield
+                record = self._segment(prepared, clock)
+                if self._fault is not None:
+                    raise self._fault
+                if record.reason is None:
+                    self._hashes[record.id] = prepared.case.source_hash
+                if record.id:
+                    self._scans.cases.note(prepared.case, record)
             yield replace(record, choice=self._scans.describe(each, record.reason))
             clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
 
@@ -337,7 +408,7 @@ class _Segmenter:
                 self._check_unique(case)
                 self._check_writable()
                 source = source_from_series(case.series, case.id)
-                with self._scans.session.active(), self._networks() as predictors:
+                with self._networks() as predictors:
                     return run_case(prepared, predictors, target, clock, source=source)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)

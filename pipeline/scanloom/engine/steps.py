@@ -170,7 +170,7 @@ def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> Cas
     """Write all results of a case into `folder`, then read them back and compare.
 
     Nothing is published here: the folder becomes a result when it is renamed into place. Its
-    `timing.json` compares the estimate of memory and work with what they were.
+    `timing.json` compares the estimate of memory with the peak.
 
     Raises
     ------

@@ -17,7 +17,7 @@ import math
 import os
 import resource
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -199,12 +199,17 @@ def estimate_network(
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        one = sizes.image // card.n_inputs
-        steps["restore"] += one * 4  # labels as float64 during nearest neighbour
+        steps["restore"] += sizes.image // card.n_inputs * 4  # float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
-    return _on_own_memory(steps, sizes, (clean, stored), budget)
+    on_host, copied = sizes.open if budget.scores == "host" else 0, stored * sizes.scan
+    labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host}
+    own = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
+    own["resample"] += copied
+    for step in labels:
+        own[step] -= on_host
+    return MemoryEstimate({"resample": copied, **labels, "clean": sizes.maps + clean}, own)
 
 
 @dataclass(frozen=True)
@@ -320,18 +325,25 @@ def _estimate_placed(
         inner = grid_for_parts(grid, card)
         parts = [_estimate_placed(part, inner, FLOAT_BYTES, placement) for part in card.parts]
         estimates += [own]
-        estimates += [  # the resampled scan stays on the host while parts run
-            replace(part, host={step: n + held for step, n in part.host.items()}) for part in parts
-        ]
+        for part in parts:  # the resampled scan stays on the host while parts run
+            host = {step: n + held for step, n in part.host.items()}
+            estimates.append(MemoryEstimate(host, part.device))
     else:
         plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
         device, budget = torch.device(placement.device), Budget(placement.windows)
         estimates.append(estimate_network(card, plan, device, dtype, budget, stored))
-    host, device_bytes = dict[str, int](), dict[str, int]()
-    for estimate in estimates:  # networks run one after another: the largest of each step
-        for largest, steps in ((host, estimate.host), (device_bytes, estimate.device)):
-            largest.update({step: max(n, largest.get(step, 0)) for step, n in steps.items()})
-    return MemoryEstimate(host, device_bytes)
+    # Networks run one after another: the largest of each step
+    return MemoryEstimate(
+        _largest(estimate.host for estimate in estimates),
+        _largest(estimate.device for estimate in estimates),
+    )
+
+
+def _largest(estimates: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    largest = dict[str, int]()
+    for steps in estimates:
+        largest.update({step: max(n, largest.get(step, 0)) for step, n in steps.items()})
+    return largest
 
 
 def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, int]:
@@ -348,29 +360,6 @@ def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, i
         "clean": labels + card.label_bytes * source + _cleaning(card, labels),
     }
     return MemoryEstimate(steps), scan + labels
-
-
-def _on_own_memory(
-    steps: Mapping[str, int], sizes: _Sizes, scan: tuple[int, int], budget: Budget
-) -> MemoryEstimate:
-    """Return the estimate for a device with its own memory.
-
-    `scan` are the bytes of the cleaning, and per stored voxel.
-    """
-    on_host = sizes.open if budget.scores == "host" else 0
-    clean, stored = scan
-    copied = stored * sizes.scan
-    host = {
-        "resample": copied,
-        "network": sizes.maps + on_host,
-        "restore": sizes.maps + on_host,
-        "clean": sizes.maps + clean,
-    }
-    device = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
-    device["resample"] += copied
-    for step in ("network", "restore"):
-        device[step] -= on_host
-    return MemoryEstimate(host, device)
 
 
 def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from scanloom.cards.store import find_model
+from scanloom.cards.card_file import read_card
 from scanloom.core import ScanError
+from scanloom.core.paths import shipped
 from scanloom.inference.device import choose_precision, old_torch
 from scanloom.inference.network.loading import load_network, wrong_half
 
@@ -103,7 +104,7 @@ def half_fault(device: torch.device) -> str:
     if precision.dtype is torch.float32:
         return precision.why if precision.wrong else ""
     try:
-        card = find_model(SHIPPED_MODEL)
+        card = read_card(shipped("models") / SHIPPED_MODEL)
         loaded = load_network(card, precision.dtype)
         return wrong_half(card, loaded, device)
     except (ScanError, RuntimeError) as exc:  # torch's errors for devices are subclasses

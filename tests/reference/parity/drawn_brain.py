@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from meter import parse, unavailable
 
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.predictor import TorchPredictor
 
@@ -72,7 +72,7 @@ def main(model: Path, label_map: Path) -> None:
     stored = nib.load(label_map)
     labels = np.asanyarray(stored.dataobj)
     volume = Volume(draw(labels), Grid(labels.shape, stored.affine), "a.u.", "MR")
-    card, started = read_model(model), time.process_time()
+    card, started = load_card(model), time.process_time()
     predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
     found = predictor.predict(volume).layers[0].labels
     scores = []

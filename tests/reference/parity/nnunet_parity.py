@@ -19,7 +19,7 @@ import numpy as np
 from agreement import agreement, compare_all, dice
 from numpy.typing import NDArray
 
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
@@ -50,7 +50,7 @@ def compare(root: Path, model: str) -> bool:
     folder = root / model
     from_folder = sorted(folder.glob("nnUNet*__*__*"))
     cascade = [place for place in from_folder if "cascade" in place.name]
-    card = read_model((cascade or from_folder)[0])
+    card = load_card((cascade or from_folder)[0])
     agreed = True
     for name in ("plain", "mirror"):
         mirror: Mirror = "auto" if name == "mirror" else "no"

@@ -17,7 +17,7 @@ import nibabel
 import numpy as np
 from agreement import agreement, compare_all
 
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions
 from scanloom.inference.combined import make_predictor
 from scanloom.io.read import load_volume
@@ -25,7 +25,7 @@ from scanloom.io.read import load_volume
 
 def compare(folder: Path, task: str) -> bool:
     """Compare all scans of a task; return whether all agree."""
-    card = read_model(folder / "weights" / task)
+    card = load_card(folder / "weights" / task)
     predictor = make_predictor(card, ComputeOptions(precision="float32"), device="cpu")
     agreed = True
     for file in sorted((folder / "labels" / task).glob("*.nii.gz")):

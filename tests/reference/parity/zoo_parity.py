@@ -95,7 +95,7 @@ def write_weights(bundle: Path, name: str, scans: list[Path]) -> None:
     """Write random weights where the config expects them, and the architecture of DiNTS."""
     import torch
 
-    from scanloom.cards.monai.bundle import read_bundle
+    from scanloom.convert.monai.bundle import read_bundle
     from scanloom.inference.network.architectures import build_network
 
     torch.manual_seed(SEED)
@@ -247,12 +247,12 @@ def segment(bundle: Path, name: str, out: Path, scans: list[Path]) -> None:
     """Label a scan with scanloom; save the labels, print measurements."""
     import torch
 
-    from scanloom.cards.monai.bundle import read_bundle
+    from scanloom.convert.conversion import load_card
     from scanloom.core import ComputeOptions
     from scanloom.inference.predictor import TorchPredictor
 
     torch.set_num_threads(2)
-    card = read_bundle(bundle, BUNDLES[name].options)
+    card = load_card(bundle, BUNDLES[name].options)
     first, *others = (volume_of(path) for path in scans)
     predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
     result = predictor.predict(first, further_channels=others)
@@ -319,8 +319,7 @@ def spacing_of(bundle: Path, name: str) -> tuple[float, ...] | None:
 
 
 def _pixdim(bundle: Path) -> tuple[float, ...]:
-    from scanloom.cards.monai.config import Config
-    from scanloom.cards.monai.config.entries import read_entries
+    from scanloom.convert.monai.config import Config, read_entries
 
     entries = read_entries(bundle)
     config = Config(entries, lambda target: ("transform", target.rpartition(".")[2]))

@@ -16,7 +16,7 @@ from scanloom.cards.check import (
     check_scan,
     percentiles,
 )
-from scanloom.cards.monai.bundle import read_bundle
+from scanloom.convert.monai.bundle import read_bundle
 from scanloom.core import MODALITIES, Flag, Grid, ScanError, Volume
 from support.bundles import write_bundle
 

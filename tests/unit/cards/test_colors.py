@@ -108,7 +108,8 @@ def test_left_and_right_have_one_hue() -> None:
 
 
 def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
-    tasks = json.loads((FOLDER / "totalsegmentator" / "tasks.json").read_text())["classes"]
+    file = FOLDER.parent / "convert" / "totalsegmentator.json"
+    tasks = json.loads(file.read_text())["classes"]
     codings = [coding(name) for name in tasks["total"].values()]
     structures = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codings, start=1)]
 

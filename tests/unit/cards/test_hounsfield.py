@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Channel, ModelCard
 from scanloom.cards.check import check_scan
-from scanloom.cards.monai.bundle import read_bundle
+from scanloom.convert.monai.bundle import read_bundle
 from scanloom.core import Flag, Grid, ScanError, Volume
 from scanloom.core.volume import Unit
 from support.bundles import spleen_metadata, write_bundle

@@ -10,8 +10,8 @@ from typing import get_origin
 import pytest
 
 import scanloom
-from scanloom.cards.store import shipped
 from scanloom.cli.commands.segment import segment
+from scanloom.convert.store import shipped
 from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.options import walk_options
 

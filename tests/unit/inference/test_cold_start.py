@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards.store import shipped
+from scanloom.convert.store import shipped
 
 ESTIMATE = """
 import sys
 import torch
-from scanloom.cards.store import find_model
+from scanloom.convert.store import find_model
 from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.memory import network_bytes

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from scanloom.cards.card import ModelCard, Normalize, ScaleMinMax, Threshold
 from scanloom.core import ComputeOptions, Flag, Reason, ScanError, StepTimer, Volume
@@ -35,10 +36,10 @@ def with_weights(card: ModelCard, path: Path, **changes: Any) -> ModelCard:
 
 def changed(card: ModelCard, folder: Path, **factors: float) -> ModelCard:
     """Return the card with the last layer's weight or bias multiplied."""
-    state = torch.load(card.weights.file, weights_only=True)
+    state = load_file(card.weights.file)
     for name, factor in factors.items():
         state[f"model.2.conv.{name}"] *= factor
-    torch.save(state, folder / "changed.pt")
+    save_file(state, folder / "changed.pt")
     return with_weights(card, folder / "changed.pt")
 
 

@@ -13,7 +13,7 @@ from scipy import ndimage
 from torch.nn import functional
 
 from scanloom.cards.card import Crop, ModelCard
-from scanloom.cards.readers import read_model
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
@@ -119,7 +119,7 @@ def test_labels_equal_a_plain_chain(
 ) -> None:
     weights = random_weights()
     volume = head(grid(shape, spacing, codes))  # type: ignore[arg-type]
-    card = small(read_model(form(tmp_path / "net", weights)), crop)  # type: ignore[operator]
+    card = small(load_card(form(tmp_path / "net", weights)), crop)  # type: ignore[operator]
 
     segmentation = TorchPredictor(card, FLOAT32, device="cpu").predict(volume)
 
@@ -133,7 +133,7 @@ def test_voxels_beyond_the_grid_are_background(tmp_path: Path) -> None:
     """A field of view of 256 mm and more does not repeat the outermost labels."""
     weights = random_weights()
     weights["classifier.bias"][1] += 100.0  # all voxels are of class 1
-    card = small(read_model(write_layers_model(tmp_path / "net", weights)), None)
+    card = small(load_card(write_layers_model(tmp_path / "net", weights)), None)
     volume = head(grid((70, 40, 40)))
 
     labels = TorchPredictor(card, FLOAT32, device="cpu").predict(volume).layers[0].labels
@@ -144,7 +144,7 @@ def test_voxels_beyond_the_grid_are_background(tmp_path: Path) -> None:
 
 
 def test_an_oblique_scan_keeps_its_axes(tmp_path: Path) -> None:
-    card = small(read_model(write_layers_model(tmp_path / "net", random_weights())), None)
+    card = small(load_card(write_layers_model(tmp_path / "net", random_weights())), None)
     oblique = grid((40, 42, 44), (1.1, 1.0, 0.9), "LIA", turn=20.0)
     plan = plan_grid(oblique, card.grid)
     straight, turned = (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from scanloom.cards.card import (
     Argmax,
@@ -188,7 +189,7 @@ def test_a_scan_that_the_network_cannot_take_whole(
     whole = replace(card, grid=NetworkGrid("RAS", None), window=Window(None))
     if name == "SegResNet":
         spec = NetworkSpec(name, {"init_filters": 8, "in_channels": 1, "out_channels": 3})
-        torch.save(build_network(spec).state_dict(), tmp_path / "model.pt")
+        save_file(build_network(spec).state_dict(), tmp_path / "model.pt")
         digest = hashlib.sha256((tmp_path / "model.pt").read_bytes()).hexdigest()
         whole = replace(whole, network=spec, weights=Weights(tmp_path / "model.pt", digest))
 

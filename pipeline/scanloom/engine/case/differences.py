@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import requested_card
 from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
-from scanloom.engine.case.recipe import card_digest
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state

@@ -8,11 +8,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
@@ -55,15 +55,14 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "name": predictor.card.name,
                 "version": predictor.card.version,
                 "license": predictor.card.license,
-                "weights_sha256": predictor.card.weights.sha256,
+                "weights_sha256": predictor.card.weights.published,
                 **weights_of_networks(needed_parts(predictor.card, labels)),
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
                 "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
-                **_limitations(predictor.card),
-                **_reference_ranges(predictor.card),
+                **_judgements(predictor.card),
             }
             for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -75,15 +74,11 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     }
 
 
-def _limitations(card: ModelCard) -> dict[str, Any]:
-    """Return the limitations of a model, if its card states any."""
-    return {"limitations": list(card.limitations)} if card.limitations else {}
-
-
-def _reference_ranges(card: ModelCard) -> dict[str, Any]:
-    """Return the reference ranges of a model, if its card states any."""
+def _judgements(card: ModelCard) -> dict[str, Any]:
+    """Return the limitations and reference ranges of a model, if its card states any."""
     ranges = [asdict(each) for each in card.reference_ranges]
-    return {"reference_ranges": ranges} if ranges else {}
+    stated = {"limitations": list(card.limitations), "reference_ranges": ranges}
+    return {name: value for name, value in stated.items() if value}
 
 
 def weights_of_networks(card: ModelCard) -> dict[str, Any]:
@@ -91,7 +86,7 @@ def weights_of_networks(card: ModelCard) -> dict[str, Any]:
     used = [
         {
             "name": network.name,
-            "weights_sha256": [each.sha256 for each in (network.weights, *network.folds)],
+            "weights_sha256": [each.published for each in (network.weights, *network.folds)],
         }
         for network in networks(card)
     ]

@@ -1,8 +1,8 @@
 """Recipes: the hash over everything that was requested and can change a result.
 
 A result is current as long as the hash of its recipe is. A field is part of a recipe only if it
-differs from its default: an option, or a field of model cards, that is added later leaves results
-current. So the default of a new field must mean "as before", and must never change.
+differs from its default: an option that is added later leaves results current. So the default of a
+new field must mean "as before", and must never change. Models count by `card_digest`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import requested_card
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
 from scanloom.core.relations import NO_RELATIONS, Relations
-
-_NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {
-    "Weights": ("file",),
-    "Checks": ("hounsfield",),
-    "ModelCard": ("limitations", "reference_ranges", "fast"),
-}
-"""Fields that cannot change a result, beside options whose entry in `scanloom.options` says so:
-weights are the same wherever their file is, and labels however a model's limitations are worded and
-its results are judged. A card's preset for `fast` counts only if it is requested: see
-`recipe_hash`."""
 
 
 def recipe_hash(
@@ -51,34 +42,25 @@ def recipe_hash(
     )
 
 
-def card_digest(card: ModelCard) -> str:
-    """Return the hash (SHA-256, hex) of a card with its weights, independent of file locations."""
-    return _digest(recipe_document(card))
-
-
 def recipe_document(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that belong to a recipe, as plain data.
 
-    Nested dataclasses are treated in the same way and keep the name of their class; nested cards
-    are replaced by their digests.
+    Nested dataclasses are treated in the same way and keep the name of their class.
     """
     return {field.name: _plain(getattr(value, field.name)) for field in _recipe_fields(value)}
 
 
 def _recipe_fields(value: Any) -> Iterator[Field[Any]]:
-    left_out = _NOT_IN_RECIPE.get(type(value).__name__, ())
     for field in fields(value):
         default = field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
         is_set = default is MISSING or getattr(value, field.name) != default
-        if is_set and field.name not in left_out and field.metadata.get("changes_result", True):
+        if is_set and field.metadata.get("changes_result", True):
             yield field
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, ModelCard):
-        return card_digest(value)
     if is_dataclass(value) and not isinstance(value, type):
         return {"class": type(value).__name__, **recipe_document(value)}
     if isinstance(value, Mapping):

@@ -17,7 +17,7 @@ from scanloom.engine.results.tables import (
 )
 from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
-from scanloom.engine.run_folder import RUNS
+from scanloom.engine.run_files import RUNS
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp

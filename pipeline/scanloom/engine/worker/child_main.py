@@ -49,17 +49,17 @@ class WorkerLoop:
             pool.submit(self._make_models)
             while True:
                 try:
-                    order: CaseRequest = receive(self._connection)
+                    request: CaseRequest = receive(self._connection)
                 except (EOFError, OSError):
                     return
-                self._begin(pool, order)
+                self._begin(pool, request)
 
-    def _begin(self, pool: ThreadPoolExecutor, order: CaseRequest) -> None:
+    def _begin(self, pool: ThreadPoolExecutor, request: CaseRequest) -> None:
         """Start a case; it fails if no thread can be started."""
         try:
-            pool.submit(self._work, order)
+            pool.submit(self._work, request)
         except RuntimeError as error:
-            self._send(CaseReply(order.number, failed_record(order.case.id, error), None))
+            self._send(CaseReply(request.number, failed_record(request.case.id, error), None))
 
     def _make_models(self) -> None:
         try:
@@ -68,19 +68,19 @@ class WorkerLoop:
                 import_heavy()
             setup = self._setup
             gate = memory_gate(models, setup.memory_limit, setup.in_flight, setup.neighbours)
-            self._send(Ready())  # first: from now on a case may be what ends this process
+            self._send(Ready())  # first: from now on a case may end this process
             self._models.set_result((models, gate))
         except BaseException as exc:  # noqa: BLE001  # no case is to blame
             traceback.print_exc()  # into the log, which is private
             self._models.set_exception(exc)
             self._send(Ready(blame(exc)))
 
-    def _work(self, order: CaseRequest) -> None:
+    def _work(self, request: CaseRequest) -> None:
         device_times: list[float] = []
 
         @contextmanager
         def device_lock() -> Iterator[None]:
-            self._send(Step(order.number, QUEUED))
+            self._send(Step(request.number, QUEUED))
             with self._device_lock:
                 device_times.append(time.monotonic())
                 try:
@@ -88,14 +88,14 @@ class WorkerLoop:
                 finally:
                     device_times.append(time.monotonic())
 
-        clock = StepTimer(lambda step: self._send(Step(order.number, step)))
+        clock = StepTimer(lambda step: self._send(Step(request.number, step)))
         if self._models.exception() is not None:
             return  # the worker received the fault in `Ready`
         models, gate = self._models.result()
         setup, target = self._setup, self._setup.output
         with clock.step("find"):
             prepared = prepare(
-                order.case,
+                request.case,
                 [model.card for model in models],
                 target,
                 memory_limit=setup.memory_limit,
@@ -103,12 +103,12 @@ class WorkerLoop:
             )
         record, refused = prepared.ended(), prepared.is_too_large
         if record is None:
-            self._send(Step(order.number, QUEUED))
+            self._send(Step(request.number, QUEUED))
             estimate = prepared.estimate
             with gate.shared(0.0 if estimate is None else estimate.peak - estimate.base):
                 record = run_case(prepared, lambda: models, target, clock, device_lock)
         device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
-        self._send(CaseReply(order.number, record, device, refused=refused))
+        self._send(CaseReply(request.number, record, device, refused=refused))
 
     def _send(self, message: Ready | Step | CaseReply) -> None:
         packed = Message(message)

@@ -174,10 +174,7 @@ class EngineSelector:
         if self._decision is None:
             requested, chosen = self.precision
             weights = self.card.weights
-            subject = {
-                "weights": [weights.sha256, weights.key],
-                "asked": [self.requested, requested],
-            }
+            subject = {"weights": weights.sha256, "asked": [self.requested, requested]}
             network = f"{self.card.name}-{export_key(subject)[:16]}"
             decision = self.records.recorded(network) if self.records else None
             # Asked once: all cases of an output folder have the same engine
@@ -295,7 +292,7 @@ class EngineSelector:
         return [
             NetworkRequest(
                 build=functools.partial(build, n),
-                identity=(*identity, weights.sha256, weights.key or ""),
+                identity=(*identity, weights.sha256),
                 shape=scan.shape,
                 dtype=model.loaded.dtype,
                 device=model.device,

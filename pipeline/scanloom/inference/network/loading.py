@@ -1,6 +1,6 @@
 """Loads a model card's networks with their trained weights, in the type in which they calculate.
 
-Weights are read as plain data, and their hash, types, shapes and values are checked.
+Weights are safetensors; their hash, types, shapes and values are checked.
 
 Libraries have computed convolutions in half precision wrong without an error, for some sizes and on
 some devices only. So a model's own network is compared with float32, for a window of its own size.
@@ -9,24 +9,17 @@ some devices only. So a model's own network is compared with float32, for a wind
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
-from scanloom.cards.meshnet.published import FLOAT32_KEY
-from scanloom.cards.monai.files import check_archive, check_growth, is_safetensors
-from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import all_finite, cudnn_version, deterministic, is_out_of_memory
 from scanloom.inference.engines.cache import (
@@ -35,12 +28,10 @@ from scanloom.inference.engines.cache import (
     exports_folder,
     save_measurement,
 )
-from scanloom.inference.nets.meshnet import ONE_ARRAY, MeshNet
+from scanloom.inference.nets.meshnet import MeshNet
 from scanloom.inference.network.architectures import (
-    CONTAINERS,
     build_network,
     check_dimensions,
-    find_class,
 )
 from scanloom.inference.network.layers import (
     FinalLayer,
@@ -112,7 +103,6 @@ def load_network(card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
         As `read_weights`, `build_network` and `load_weights`; MODEL_UNSUPPORTED if the network has
         other dimensions than the card's windows.
     """
-    find_class(card.network)  # importing MONAI registers its tensor classes for torch.load
     check_dimensions(card)
     networks = [_trained(card.network, weights) for weights in (card.weights, *card.folds)]
     if dtype is not torch.float32:
@@ -225,28 +215,36 @@ def read_weights(weights: Weights) -> State:
     Parameters
     ----------
     weights : Weights
-        File, hash and key from the card. The bytes are hashed again before they are parsed.
+        File and hash from the card. The bytes are hashed again before they are parsed.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if the file can't be read; MODEL_HASH if its hash differs from the card's;
-        MODEL_UNSAFE if it holds more than tensors, or expands when it is read; MODEL_WEIGHTS if it
-        is not a state dict of plain tensors; OUT_OF_MEMORY.
+        MODEL_DAMAGED if the file can't be read or is no safetensors; MODEL_HASH if its hash differs
+        from the card's; OUT_OF_MEMORY.
     """
-    content = _content(weights)
-    # By content first: a card's key names an entry, and for two formats the format
-    if is_safetensors(io.BytesIO(content)):
-        data = _read_safetensors(content)
-    elif weights.key == WEIGHTS_KEY:
-        data = _read_nnunet(content)
-    elif weights.key == FLOAT32_KEY:
-        data = _read_float32(content)
-    else:
-        data = _read_torch(content)
-    state = _state(data, weights.key)
-    # Tensors may share or repeat stored bytes: a small file must not fill the memory
-    check_growth(sum(v.numel() * v.element_size() for v in state.values()), len(content))
+    from safetensors.torch import load
+
+    try:
+        if not weights.file.is_file():  # reading a pipe would never end
+            raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
+        content = weights.file.read_bytes()
+    except OSError as exc:
+        detail = f"the model's weights can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    # Hashed as read, so that no other process can change the file in between
+    digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
+    if digest != expected:
+        detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
+        raise ScanError(Reason.MODEL_HASH, detail)
+    try:
+        state: State = load(content)
+    except Exception as exc:  # damaged files raise errors of many types
+        if is_out_of_memory(exc):
+            detail = "the model's weights do not fit into memory"
+            raise ScanError(Reason.OUT_OF_MEMORY, detail) from exc
+        detail = "the model's weights are not a safetensors file"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     return state
 
 
@@ -300,108 +298,6 @@ def _floating(network: nn.Module) -> list[torch.Tensor]:
     return [value for value in values if value.is_floating_point() and value.numel()]
 
 
-def _content(weights: Weights) -> bytes:
-    """Read the weights file and check its hash."""
-    try:
-        if not weights.file.is_file():  # reading a pipe would never end
-            raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
-        content = weights.file.read_bytes()
-    except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    # Hashed as read, so that no other process can change the file in between
-    digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
-    if digest != expected:
-        detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
-        raise ScanError(Reason.MODEL_HASH, detail)
-    return content
-
-
-def _read_safetensors(content: bytes) -> Any:
-    """Parse the content of a .safetensors file."""
-    from safetensors.torch import load
-
-    try:
-        return load(content)
-    except Exception as exc:
-        raise _read_error(exc, "the model's weights are not a safetensors file") from exc
-
-
-def _read_torch(content: bytes) -> Any:
-    """Parse the content of a .pt file; only tensors and plain containers are accepted."""
-    check_archive(io.BytesIO(content))
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as exc:
-        if content[:2] in CONTAINERS:  # a PyTorch file with other objects
-            detail = "the model's weights file contains objects other than tensors"
-            raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
-        detail = "the model's weights are neither a PyTorch nor a safetensors file"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    except Exception as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise _read_error(exc, detail) from exc
-
-
-def _read_nnunet(content: bytes) -> State:
-    """Parse the content of an nnU-Net checkpoint, in which several names may share a tensor."""
-    tensors, blocks = read_state(io.BytesIO(content))
-    flat = {
-        tensor.storage.member: torch.frombuffer(
-            blocks[tensor.storage.member], dtype=getattr(torch, tensor.storage.dtype)
-        )
-        for tensor in tensors.values()
-        if tensor.storage.count
-    }
-    empty = torch.empty(0)
-    return {
-        name: torch.as_strided(
-            flat.get(tensor.storage.member, empty), tensor.shape, tensor.stride, tensor.offset
-        )
-        for name, tensor in tensors.items()
-    }
-
-
-def _read_float32(content: bytes) -> State:
-    """Return the numbers of a file of float32, little-endian, as one array."""
-    if not content or len(content) % 4:
-        detail = "the model's weights are not a file of float32 numbers"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
-    numbers = np.frombuffer(content, np.dtype("<f4")).astype(np.float32)
-    return {ONE_ARRAY: torch.from_numpy(numbers)}
-
-
-def _read_error(error: Exception, detail: str) -> ScanError:
-    """Return the error for a reader's exception: OUT_OF_MEMORY, or MODEL_DAMAGED with `detail`."""
-    if is_out_of_memory(error):
-        return ScanError(Reason.OUT_OF_MEMORY, "the model's weights do not fit into memory")
-    return ScanError(Reason.MODEL_DAMAGED, detail)
-
-
-def _state(data: Any, key: str | None) -> State:
-    """Return the state dict: the entry `key`, or the file itself without that entry (ignite)."""
-    if key is not None and isinstance(data, Mapping) and key in data:
-        data = data[key]
-    if not isinstance(data, Mapping) or not data:
-        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file contains no state dict")
-    if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
-        raise ScanError(
-            Reason.MODEL_WEIGHTS,
-            "the weights file's state dict contains values that are not plain tensors",
-        )
-    return {k: v.detach().as_subclass(torch.Tensor) for k, v in data.items()}
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a dense, unquantized tensor of real numbers."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not (value.is_quantized or value.is_complex() or value.is_nested)
-    )
-
-
 def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> str:
     """Return why a model's half precision can't be used on a device; empty if it can.
 
@@ -416,7 +312,7 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
     size = card.window.size or _WHOLE_SCAN
     subject = {
         "form": ["half", _SCHEMA],
-        "weights": [card.weights.sha256, card.weights.key],
+        "weights": card.weights.sha256,
         "shape": [card.n_inputs, *size],
         "type": str(loaded.dtype),
         "versions": [torch.__version__, cudnn_version()],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards import store
+from scanloom.convert import store
 from support.commands import scanloom, write_tiny_bundle
 
 
@@ -88,7 +88,7 @@ def test_json_of_an_added_model(own_models: Path) -> None:
     model = document["model"]
     assert (document["already"], model["name"], model["section"]) == (False, "twin", "own")
     assert model["provenance"]["source"] == "folder mine"
-    assert model["provenance"]["files"] == 3
+    assert model["provenance"]["files"] == 5  # with the card, and its weights
     removed = scanloom("models", "remove", "twin", "--json").document
     assert removed == {"schema": 1, "removed": "twin"}
 

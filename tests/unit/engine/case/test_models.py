@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scanloom.cards.store import find_model
+from scanloom.cards.card_file import card_digest
+from scanloom.convert.store import find_model
 from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged, load_models
-from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.segment import iter_segment
 from scanloom.engine.worker.messages import WorkerSetup

@@ -10,9 +10,9 @@ import pytest
 
 from scanloom.cards import card as cards
 from scanloom.cards.card import Checks, ModelCard, Range, ReferenceRange
+from scanloom.cards.card_file import card_digest
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.case.recipe import (
-    card_digest,
     recipe_document,
     recipe_hash,
 )

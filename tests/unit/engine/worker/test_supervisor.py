@@ -22,7 +22,7 @@ import pytest
 
 from scanloom.core import Case, Reason
 from scanloom.engine.prepare import OutputTarget
-from scanloom.engine.retries import MAX_CHILD_STARTS
+from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker.memory_admission import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -233,7 +233,7 @@ from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 
 setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
-print(WorkerProcess(setup).pid, flush=True)
+print(WorkerProcess(setup)._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -299,18 +299,23 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(
     case = replace(em.make_case(tmp_path, "away"), source_hash="")
     [path] = case.series.files
     away = path.rename(tmp_path / "elsewhere")
-    begun = []
+    pauses = []
 
-    def come_back(step: str) -> None:
-        begun.append(step)
-        if begun.count("find") == 3 and away.exists():  # twice each time that it is tried
-            away.rename(path)
+    class Pauses(threading.Event):
+        """Lets the file come back during the second pause, which is not waited for."""
 
-    outcome = engine.run(case, on_step=come_back)
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            if len(pauses) == 2:
+                away.rename(path)
+            return False
 
-    ends = [t.end for t in outcome.tries]
-    assert ends[-1] == "done"
-    assert set(ends[:-1]) == {"UNREADABLE"}
+    engine._stopped = Pauses()
+
+    outcome = engine.run(case)
+
+    assert [t.end for t in outcome.tries] == ["UNREADABLE", "UNREADABLE", "done"]
+    assert pauses == list(STORAGE_PAUSES_S[:2])
     assert outcome.record is not None
     assert outcome.record.reason is None
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from monai.inferers import sliding_window_inference
 from monai.networks.nets.unet import UNet
+from safetensors.torch import load_file
 
 from scanloom.cards.card import ModelCard, ScaleRange, Window
 from scanloom.core import ScanError, Volume
@@ -47,7 +48,7 @@ def scan() -> Volume:
 
 def monai_scores(card: ModelCard, volume: Volume) -> torch.Tensor:
     network = UNet(**model_cards.SMALL_UNET).eval()
-    network.load_state_dict(torch.load(card.weights.file, weights_only=True))
+    network.load_state_dict(load_file(card.weights.file))
     [step] = card.after
     assert isinstance(step, ScaleRange)
     image = torch.from_numpy(volume.array.astype(np.float32))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights, Window
 from scanloom.core import Reason, ScanError
@@ -25,7 +26,7 @@ def saved(path: Path, spec: NetworkSpec, seed: int = 0, factor: float = 1.0) -> 
     """Save random weights of a network."""
     torch.manual_seed(seed)
     state = {k: v * factor if v.is_floating_point() else v for k, v in _state(spec).items()}
-    torch.save(state, path)
+    save_file(state, path)
     return Weights(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
@@ -48,7 +49,7 @@ def test_each_fold_has_its_own_weights(tmp_path: Path) -> None:
     networks = [loaded, *loaded.folds]
     assert len(networks) == 3
     for each, weights in zip(networks, (card.weights, *card.folds), strict=True):
-        state = torch.load(weights.file, weights_only=True)
+        state = load_file(weights.file)
         assert all(torch.equal(v, state[k]) for k, v in each.network.state_dict().items())
 
 
@@ -106,7 +107,7 @@ def test_a_network_of_planes(dtype: torch.dtype, tmp_path: Path) -> None:
     card = model_cards.card(saved(tmp_path / "w.pt", spec).file, network=spec, window=PLANE)
     slices = torch.randn(3, 1, 32, 32)
     plain = build_network(spec)
-    plain.load_state_dict(torch.load(card.weights.file, weights_only=True))
+    plain.load_state_dict(load_file(card.weights.file))
 
     with torch.inference_mode():
         scores = load_network(card, dtype).network(slices[:, :, None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import pickle
@@ -16,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from scanloom.cards.card import NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
 from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.loading import load_weights, read_weights
+from support import model_cards
 from support.model_cards import SMALL_UNET, small_weights
 
 State = dict[str, torch.Tensor]
@@ -30,17 +30,13 @@ WEIGHT = "model.2.conv.weight"
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> State:
-    loaded: State = torch.load(small_weights(tmp_path_factory.mktemp("m")), weights_only=True)
+    loaded: State = load_file(small_weights(tmp_path_factory.mktemp("m")))
     return loaded
-
-
-def of(path: Path) -> Weights:
-    return Weights(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def load(path: Path) -> torch.nn.Module:
     network = build_network(NetworkSpec("UNet", SMALL_UNET))
-    load_weights(network, read_weights(of(path)))
+    load_weights(network, read_weights(model_cards.converted(path)))
     return network
 
 
@@ -99,7 +95,8 @@ def test_tensors_of_monai_are_data(state: State, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from support import model_cards;"
         "from scanloom.inference.network.loading import load_network;"
-        "load_network(model_cards.card(Path(sys.argv[1])), __import__('torch').float32)"
+        "weights = model_cards.converted(Path(sys.argv[1]));"
+        "load_network(model_cards.card(weights.file), __import__('torch').float32)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -142,7 +139,7 @@ def test_format_of_weights_follows_from_their_content(
     path = tmp_path / f"model{suffix}"
     write(state, path)
 
-    torch.testing.assert_close(read_weights(of(path)), state, rtol=0, atol=0)
+    torch.testing.assert_close(read_weights(model_cards.converted(path)), state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from scipy import ndimage
 
 from scanloom.cards.card import (
@@ -160,7 +161,7 @@ def monai_labels(scan: Volume, weights: Path, spacing: tuple[float, float, float
     values = torch.from_numpy(scan.array.astype(np.float32))[None]
     item = before({"image": MetaTensor(values, torch.tensor(scan.grid.affine))})
     network = UNet(**cards_by_hand.SMALL_UNET).eval()
-    network.load_state_dict(torch.load(weights, weights_only=True))
+    network.load_state_dict(load_file(weights))
     with torch.inference_mode():
         scores = SlidingWindowInferer((16, 16, 16), 1, 0.5)(item["image"][None], network)[0]
     item["pred"] = torch.softmax(scores, dim=0)

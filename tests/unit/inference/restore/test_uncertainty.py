@@ -11,6 +11,7 @@ import pytest
 import torch
 from monai.inferers import sliding_window_inference
 from monai.networks.nets.unet import UNet
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from scipy.ndimage import map_coordinates
 
@@ -42,11 +43,12 @@ def card(tmp_path: Path) -> ModelCard:
     for seed in range(3):
         (folder := tmp_path / str(seed)).mkdir()
         file = model_cards.small_weights(folder, seed=seed)
-        state = torch.load(file, weights_only=True)
+        state = load_file(file)
         bias = [name for name, value in state.items() if value.shape == (3,)][-1]
         for name in (bias, bias.replace("bias", "weight")):
             state[name] *= 40  # probabilities that range from 0 to 1
-        torch.save(state, file)
+        file = folder / "scaled.safetensors"  # not the file that is mapped into memory
+        save_file(state, file)
         weights.append(Weights(file, hashlib.sha256(file.read_bytes()).hexdigest()))
     return replace(model_cards.card(weights[0].file), folds=tuple(weights[1:]))
 
@@ -66,7 +68,7 @@ def scores_of_folds(card: ModelCard, volume: Volume) -> np.ndarray:
     fold_scores = []
     for weights in (card.weights, *card.folds):
         network = UNet(**model_cards.SMALL_UNET).eval()
-        network.load_state_dict(torch.load(weights.file, weights_only=True))
+        network.load_state_dict(load_file(weights.file))
         window = card.window
         with torch.inference_mode():
             scores = sliding_window_inference(

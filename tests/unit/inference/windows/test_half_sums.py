@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Weights, Window
@@ -151,7 +152,7 @@ def test_labels_of_a_card_with_folds_flips_and_half_sums(dimensions: int, tmp_pa
         torch.manual_seed(seed)
         networks.append(build_network(spec))
         files.append(tmp_path / f"{seed}.pt")
-        torch.save(networks[-1].state_dict(), files[-1])
+        save_file(networks[-1].state_dict(), files[-1])
     further = Weights(files[1], hashlib.sha256(files[1].read_bytes()).hexdigest())
     size, plane = ((16, 16, 16), None) if dimensions == 3 else ((16, 16, 1), 2)
     axes = (0, 1, 2) if dimensions == 3 else (0, 1)

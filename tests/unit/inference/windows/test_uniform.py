@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Channel, Clip, Crop, ModelCard, Normalize, ScaleMinMax, Threshold
-from scanloom.cards.nnunet.folder import read_nnunet
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, StepTimer, Volume
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
@@ -52,7 +52,7 @@ def of_nnunet(folder: Path, scheme: str, *, masked: bool = False) -> ModelCard:
     entries = plans(
         normalization_schemes=[scheme], use_mask_for_norm=[masked], spacing=[2.0, 2.1, 2.1]
     )
-    return read_nnunet(write_model(folder, entries, dataset))
+    return load_card(write_model(folder, entries, dataset))
 
 
 MR = (Channel("mr", "MR"),)
@@ -130,12 +130,12 @@ def _two_channels(card: ModelCard, path: Path) -> Any:
     """Save the weights of a card's network for two channels; return their entry."""
     import hashlib
 
-    import torch
+    from safetensors.torch import load_file, save_file
 
-    state = torch.load(card.weights.file, weights_only=True)
+    state = load_file(card.weights.file)
     shapes = [name for name, value in state.items() if value.ndim == 5 and value.shape[1] == 1]
     for name in shapes:
         state[name] = state[name].repeat(1, 2, 1, 1, 1)
-    torch.save(state, path)
+    save_file(state, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return replace(card.weights, file=path, sha256=digest)

@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards import totalsegmentator
 from scanloom.cards.codes import coding
+from scanloom.convert import totalsegmentator
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
 from scanloom.review.preview.page import Legend, legend_entries, legend_notes, milliliters
 from support.review_phantoms import case, structure, torso
 
-TASKS = Path(totalsegmentator.__file__).parent / "tasks.json"
+TASKS = Path(totalsegmentator.__file__).with_suffix(".json")
 
 
 def test_structures_come_by_volume():
-    """The largest first, each with its name, colour and volume; what is absent is not there."""
+    """The largest first, each with its name, colour and volume; absent structures are left out."""
     array, labels, affine = torso()
     structures = (
         structure(2, "Left", (1, 2, 3)),
@@ -111,7 +111,7 @@ def test_volumes_have_the_digits_that_mean_something(volume, text):
 
 
 def test_notes_say_what_must_be_known():
-    """Flags once each, a part as a part, what is missing by name, and not a word more."""
+    """Flags once each, a part as a part, missing structures by name, and not a word more."""
     array, labels, affine = torso()
     structures = (structure(1, "Body"), *(structure(n, f"No {n}") for n in range(10, 18)))
     _, segmentations, inside = case(array, labels, affine, structures)

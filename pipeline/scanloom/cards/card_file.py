@@ -1,0 +1,157 @@
+"""Reads and writes `card.json`, the one form in which this package keeps a model.
+
+A model is a folder with `card.json` and its weights, `weights/SHA256.safetensors`. Other formats
+are converted into this one by `scanloom.convert`, and nothing else reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from scanloom.cards.card import Cleaning, Decision, IntensityStep, ModelCard, Weights
+from scanloom.core import Flag, Reason, ScanError, printable
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+CARD_FILE: Final = "card.json"
+WEIGHTS_FOLDER: Final = "weights"
+_SCHEMA: Final = 1
+_MAX_BYTES: Final = 16 << 20
+"""Largest card that is read; TotalSegmentator's, with hundreds of structures, have 1 MB."""
+_ALTERNATIVES: Final = {
+    kind.__name__: kind for union in (IntensityStep, Cleaning, Decision) for kind in get_args(union)
+}
+"""Classes of which a field takes one or another: in the file, the entry "class" names it."""
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_NO_LABEL: Final = frozenset({"limitations", "reference_ranges", "fast"})
+"""Fields of a card that change no label: how its results are judged, and what runs instead of it
+on request."""
+
+
+def is_card(folder: Path) -> bool:
+    """Return whether a folder holds a model in this package's own form."""
+    return (folder / CARD_FILE).is_file()
+
+
+def weights_file(folder: Path, sha256: str) -> Path:
+    """Return the path of weights in a model's folder, by their SHA-256."""
+    return folder / WEIGHTS_FOLDER / f"{sha256}.safetensors"
+
+
+def write_card(card: ModelCard, folder: Path) -> None:
+    """Write `card.json`; the weights are expected in the same folder, see `weights_file`."""
+    (folder / CARD_FILE).write_text(_text({"schema": _SCHEMA, **_plain(card)}), encoding="utf-8")
+
+
+def card_digest(card: ModelCard) -> str:
+    """Return the SHA-256 (hex) of a card as its file has it, without fields that change no label.
+
+    Weights count by their content: it does not matter where the model lies.
+    """
+    return hashlib.sha256(_text(_plain(card, _NO_LABEL)).encode()).hexdigest()
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
+    """Return a value of a card as JSON knows it; fields with their default value are left out.
+
+    A field that is added to the card later thus leaves the digests of present cards as they are.
+    """
+    if isinstance(value, Flag):
+        return {"class": "Flag", "name": value.name}
+    if is_dataclass(value) and not isinstance(value, type):
+        is_weights = isinstance(value, Weights)
+        entries = {
+            field.name: _plain(getattr(value, field.name), left_out)
+            for field in fields(value)
+            if field.name not in left_out
+            and not (is_weights and field.name == "file")
+            and getattr(value, field.name) != _default(field)
+        }
+        kind = type(value).__name__
+        return {"class": kind, **entries} if is_weights or kind in _ALTERNATIVES else entries
+    if isinstance(value, list | tuple):
+        return [_plain(entry, left_out) for entry in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # the same number has the same digest, however a reader came to it
+    return dict(value) if isinstance(value, Mapping) else value  # a network's arguments as they are
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Read a model's card; the weights are not opened.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it is missing or too large, or an entry is unknown, missing or invalid;
+        NEWER_VERSION if its schema is unknown.
+    """
+    try:
+        with (folder / CARD_FILE).open("rb") as stream:
+            data = stream.read(_MAX_BYTES)
+        document = json.loads(data, object_hook=_constructor(folder.absolute()))
+        schema = document.pop("schema")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        detail = f"{CARD_FILE} can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    if schema != _SCHEMA:
+        raise ScanError(Reason.NEWER_VERSION, f"{CARD_FILE} has another schema")
+    card: ModelCard = _validated(ModelCard, document)
+    return card
+
+
+def _constructor(folder: Path) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes an object of each JSON object which names its class."""
+
+    def construct(entries: dict[str, Any]) -> Any:
+        match entries.get("class"):
+            case None:
+                return entries
+            case "Flag":
+                return Flag[entries["name"]]
+            case "Weights":
+                sha256, published = entries["sha256"], entries["published"]
+                if not _SHA256.fullmatch(sha256) or not _SHA256.fullmatch(published):
+                    raise ValueError("not a SHA-256")
+                return Weights(weights_file(folder, sha256), sha256, published)
+            case kind:
+                del entries["class"]
+                return _validated(_ALTERNATIVES[kind], entries)
+
+    return construct
+
+
+def _validated(kind: Any, entries: Any) -> Any:
+    """Return an object of a class of cards; MODEL_DAMAGED, with the first entry that is wrong."""
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(entries)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        entry = printable(".".join(str(key) for key in first["loc"])[:100]) or kind.__name__
+        problem = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
+        detail = f"{CARD_FILE}: {entry} {problem.get(first['type'], 'is invalid')}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter, with_config
+
+    return TypeAdapter(with_config(extra="forbid")(kind))

@@ -1,1 +1,0 @@
-"""MeshNets of brainchop: TensorFlow.js layer models, folders with safetensors, bundles."""

@@ -1,1 +1,0 @@
-"""Reader of nnU-Net v2 models."""

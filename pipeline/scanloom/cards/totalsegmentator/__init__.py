@@ -1,1 +1,0 @@
-"""Read weights of TotalSegmentator as model cards: its table of tasks is data."""

@@ -1,0 +1,533 @@
+"""Checks of the installation and the machine: libraries, decoders, devices, disk, key, models.
+
+A check of a decoder encodes a small frame in a transfer syntax, and reads it as scans are read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import ScanError, counted, format_bytes
+from scanloom.core.process import core_count
+from scanloom.engine.machine.devices import nvml_handles
+from scanloom.version import __version__
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from pydicom import Dataset
+
+Level = Literal["ok", "warn", "bad"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """A line of the doctor's output.
+
+    Parameters
+    ----------
+    topic, name : str
+        Heading and subject of the check.
+    level : "ok", "warn" or "bad"
+        No action; works, but read the note; must be fixed.
+    seen : str
+        Observation.
+    advice : str
+        Action to take; required unless `level` is "ok".
+    """
+
+    topic: str
+    name: str
+    level: Level
+    seen: str
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level != "ok" and not self.advice:
+            raise ValueError(f"{self.name}: advice is required")
+
+
+SOFTWARE = "software"
+
+
+def check_software() -> Iterator[CheckResult]:
+    """Check Python, the platform and every required library."""
+    yield CheckResult(SOFTWARE, "Python", "ok", platform.python_version())
+    yield _platform()
+    known = requirements()
+    if not known:
+        seen = f"{__version__}, not installed: which libraries it needs is not known here"
+        yield CheckResult(SOFTWARE, "scanloom", "warn", seen, "pip install scanloom")
+    for requirement in sorted(known, key=lambda r: r.name.lower()):
+        yield _library(requirement)
+
+
+def requirements() -> list[Requirement]:
+    """Return the requirements in scanloom's metadata, without extras."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("scanloom") or []
+    except metadata.PackageNotFoundError:  # on Python's path without being installed
+        return []
+    parsed = [Requirement(line) for line in lines]
+    return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _platform() -> CheckResult:
+    seen = f"{platform.system()} {platform.machine()}"
+    if platform.system() == "Linux":
+        return CheckResult(SOFTWARE, "platform", "ok", seen)
+    return CheckResult(SOFTWARE, "platform", "warn", seen, "scanloom is tested on Linux only")
+
+
+def _library(requirement: Requirement) -> CheckResult:
+    advice = f"pip install --upgrade '{requirement.name}{requirement.specifier}'"
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return CheckResult(SOFTWARE, requirement.name, "bad", "not installed", advice)
+    if not requirement.specifier.contains(version, prereleases=True):
+        return CheckResult(
+            SOFTWARE, requirement.name, "bad", f"{version}, not {requirement.specifier}", advice
+        )
+    return CheckResult(SOFTWARE, requirement.name, "ok", version)
+
+
+DEVICES = "devices"
+GIB = 1 << 30
+LITTLE_MEMORY = 6 * GIB
+"""Enough for a CT of 512x512x600 and a network of 25 classes."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver; `cuda` is the newest CUDA (major, minor) that it can run."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[str, ...]
+
+
+def check_devices() -> Iterator[CheckResult]:
+    """Check processor, memory, torch, driver and GPUs."""
+    yield _processor()
+    yield _memory()
+    driver = find_driver()
+    try:
+        from scanloom.inference.torch_devices import take_inventory  # torch comes in here
+
+        inventory = take_inventory()
+    except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding
+        advice = "pip install --force-reinstall torch"
+        yield CheckResult(DEVICES, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
+        return
+    yield _engines()
+    yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
+    yield CheckResult(DEVICES, "torch on the CPU", "ok", seen)
+    for number, device in enumerate(inventory.devices):
+        seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
+        name = f"cuda:{number}"
+        if device.fault:
+            advice = (
+                "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
+            )
+            yield CheckResult(DEVICES, name, "bad", f"{seen}: {device.fault}", advice)
+        elif device.half_fault:
+            advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
+            yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
+        else:
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly")
+
+
+def _engines() -> CheckResult:
+    """Return a finding on the engines that are installed, and those that "auto" uses here."""
+    from scanloom.core import counted
+    from scanloom.inference.engines.cache import all_trials
+    from scanloom.inference.engines.selection import ENGINES
+
+    versions = {name: engine.version() for name, engine in ENGINES.items()}
+    present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    trials = all_trials()
+    used = sum(trial.used for trial in trials)
+    measured = f"measured {counted(len(trials), 'time')} here, faster and alike in {used}"
+    return CheckResult(DEVICES, "engines", "ok", f"{present}; {measured}")
+
+
+def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> CheckResult:
+    """Return a finding on torch's build and the driver.
+
+    Parameters
+    ----------
+    version, cuda : str, str or None
+        Version of torch and of the CUDA that it was built for; None for a build without CUDA.
+    driver : Driver or None
+        The NVIDIA driver, if there is one.
+    usable : int
+        Number of CUDA devices that torch sees.
+    """
+    built = f"{version}, built for CUDA {cuda}" if cuda else f"{version}, built without CUDA"
+    if driver is None:
+        seen = f"{built}; no NVIDIA driver, the CPU is used"
+        if cuda is None:
+            return CheckResult(DEVICES, "torch", "ok", seen)
+        advice = "no action without an NVIDIA GPU; otherwise install its driver"
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+    known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
+    seen = f"{built}; {known}, {counted(len(driver.gpus), 'GPU')}"
+    if cuda is None and driver.gpus:
+        advice = "the GPU stays idle: install a torch built with CUDA (pytorch.org)"
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+    if cuda is not None and driver.gpus and usable == 0:
+        old = int(cuda.split(".")[0]) > driver.cuda[0]
+        problem = "the driver is too old for this torch" if old else "torch sees no GPU"
+        advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
+        if not old:
+            advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
+        return CheckResult(DEVICES, "torch", "bad", f"{seen}; {problem}", advice)
+    return CheckResult(DEVICES, "torch", "ok", seen)
+
+
+def find_driver() -> Driver | None:
+    """Return the NVIDIA driver, as NVML reports it; None without a driver."""
+    import pynvml
+
+    driver = None
+    with nvml_handles() as handles:
+        if handles is not None:
+            number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
+            driver = Driver(
+                version=_text(pynvml.nvmlSystemGetDriverVersion()),
+                cuda=(number // 1000, number % 1000 // 10),
+                gpus=tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
+            )
+    return driver
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _processor() -> CheckResult:
+    sets = cpu_flags()
+    wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
+    seen = f"{platform.machine()}, {core_count()} cores, {' '.join(wide) or 'no wide instructions'}"
+    return CheckResult(DEVICES, "processor", "ok", seen)
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the processor's instruction sets by Linux's names; empty if unknown."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _memory() -> CheckResult:
+    available = available_memory()
+    if available is None:
+        return CheckResult(DEVICES, "memory", "warn", "not known", "a large CT needs about 6 GiB")
+    seen = f"{format_bytes(available)} available"
+    if available < LITTLE_MEMORY:
+        return CheckResult(DEVICES, "memory", "warn", seen, "a large CT needs about 6 GiB")
+    return CheckResult(DEVICES, "memory", "ok", seen)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return available memory in bytes: the machine's, or less if a cgroup limits it."""
+    amounts = [_meminfo(root / "proc/meminfo"), _cgroup(root / "sys/fs/cgroup")]
+    known = [amount for amount in amounts if amount is not None]
+    return min(known) if known else None
+
+
+def _meminfo(file: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _cgroup(folder: Path) -> int | None:
+    """Return the memory left under a container's limit (cgroup v2), None without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = (folder / "memory.current").read_text().strip()
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):  # ValueError: "max" means no limit
+        return None
+
+
+LITTLE_SPACE = 2 * GIB
+"""Enough for a few dozen cases with images."""
+NO_SPACE = GIB // 10
+"""Not enough for one case."""
+
+
+def check_out(out: Path) -> Iterator[CheckResult]:
+    """Check the disk of OUT: free space, and whether results can be published there."""
+    existing = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
+    name = f"{out}"
+    if not existing.is_dir():
+        yield CheckResult(
+            "output", name, "bad", "a file of this name exists", "choose another folder"
+        )
+        return
+    try:
+        free = shutil.disk_usage(existing).free
+    except OSError as exc:
+        seen = f"can't be checked ({type(exc).__name__})"
+        yield CheckResult("output", name, "bad", seen, "choose another folder")
+        return
+    yield judge_space(name, free)
+    yield _publishing(existing, name)
+
+
+def judge_space(name: str, free: int) -> CheckResult:
+    """Return a finding for the free bytes of a disk."""
+    seen = f"{format_bytes(free)} free"
+    if free < NO_SPACE:
+        return CheckResult(
+            "output", name, "bad", seen, "free space, or choose another disk with --out"
+        )
+    if free < LITTLE_SPACE:
+        return CheckResult("output", name, "warn", seen, "a case takes 5 to 200 MB: free space")
+    return CheckResult("output", name, "ok", seen)
+
+
+def _publishing(existing: Path, name: str) -> CheckResult:
+    """Try the steps of publishing a case: write, fsync, rename, fsync the folder."""
+    work = existing / f".scanloom-doctor-{secrets.token_hex(4)}"
+    topic, step = "output", f"write, fsync, rename in {name}"
+    try:
+        (work / "new").mkdir(parents=True)
+        file = work / "new" / "file"
+        with file.open("wb") as stream:
+            stream.write(b"scanloom")
+            stream.flush()
+            os.fsync(stream.fileno())
+        (work / "new").rename(work / "done")
+        handle = os.open(work, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        intact = (work / "done" / "file").read_bytes() == b"scanloom"
+    except OSError as exc:
+        advice = "check permissions and mount options, or choose another folder with --out"
+        return CheckResult(topic, step, "bad", f"fails ({type(exc).__name__})", advice)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    if not intact:
+        advice = "do not use this disk: it returns other bytes than were written"
+        return CheckResult(topic, step, "bad", "reads back wrong data", advice)
+    return CheckResult(topic, step, "ok", "works")
+
+
+def check_key() -> Iterator[CheckResult]:
+    """Check the key of the case ids, or whether it can be created; does not create it."""
+    from scanloom.io.identity import default_key_file, load_key
+
+    file = default_key_file()
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        yield _key_to_be(file)
+        return
+    except OSError as exc:
+        seen = f"can't be read ({type(exc).__name__})"
+        yield CheckResult(
+            "key", "key of the ids", "bad", seen, "check its permissions, or set SCANLOOM_KEY"
+        )
+        return
+    try:
+        load_key()
+    except ScanError as exc:
+        advice = "restore it from a backup: with another key all ids change"
+        yield CheckResult("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
+        return
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        seen = f"present, but readable by others (mode {stat.S_IMODE(mode):04o})"
+        yield CheckResult("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
+        return
+    yield CheckResult("key", "key of the ids", "ok", "present, readable by you only")
+
+
+def _key_to_be(file: Path) -> CheckResult:
+    """Check that a key can be created, in the given folder or in the default one."""
+    folder = file.parent
+    if "SCANLOOM_KEY" not in os.environ:
+        folder = next(path for path in (folder, *folder.parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return CheckResult("key", "key of the ids", "ok", "missing: created on first use")
+    except OSError as exc:
+        seen = f"missing and can't be created ({type(exc).__name__})"
+        advice = "set HOME to a writable folder, or SCANLOOM_KEY to a key file"
+        return CheckResult("key", "key of the ids", "bad", seen, advice)
+
+
+def check_models() -> Iterator[CheckResult]:
+    """Read every model's card and hash its weights."""
+    from scanloom.convert.store import list_models
+
+    try:
+        entries = list_models()
+    except ScanError as exc:
+        yield CheckResult(
+            "models", "store", "bad", f"{exc.detail} ({exc.code})", "reinstall scanloom"
+        )
+        return
+    if not entries:
+        yield CheckResult("models", "store", "bad", "there are no models", "reinstall scanloom")
+    for entry in entries:
+        if entry.card is not None:
+            seen = f"{entry.card.version}, weights {entry.card.weights.published[:12]}"
+            yield CheckResult("models", entry.name, "ok", seen)
+        elif entry.error is not None:
+            seen = f"{entry.error.detail} ({entry.error.code})"
+            yield CheckResult("models", entry.name, "bad", seen, entry.error.reason.advice)
+
+
+TOPIC = "decoders"
+SHAPE = (24, 32)
+LOSSY = 6
+"""Largest difference of a lossy frame, in grey levels of 256."""
+
+PYDICOM = "pydicom"
+"""Encoder for RLE, which imagecodecs only decodes."""
+
+_PS = "1.2.840.10008.1.2"
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """A transfer syntax (DICOM PS3.5 10) with an encoder and its bit depth.
+
+    `encoder` is a function of imagecodecs, PYDICOM, or None for uncompressed samples.
+    """
+
+    name: str
+    uid: str
+    encoder: str | None = None
+    arguments: tuple[tuple[str, Any], ...] = ()
+    bits: int = 16
+    tolerance: int = 0
+
+
+SYNTAXES = (
+    Syntax("implicit little endian", _PS),
+    Syntax("explicit little endian", f"{_PS}.1"),
+    Syntax("deflated", f"{_PS}.1.99"),
+    Syntax("RLE", f"{_PS}.5", PYDICOM),
+    Syntax("JPEG baseline", f"{_PS}.4.50", "jpeg8_encode", (("level", 95),), 8, LOSSY),
+    Syntax("JPEG lossless (57)", f"{_PS}.4.57", "ljpeg_encode"),
+    Syntax("JPEG lossless (70)", f"{_PS}.4.70", "ljpeg_encode"),
+    Syntax("JPEG-LS", f"{_PS}.4.80", "jpegls_encode"),
+    Syntax("JPEG-LS near-lossless", f"{_PS}.4.81", "jpegls_encode", (("level", 2),), 16, 2),
+    Syntax("JPEG 2000 lossless", f"{_PS}.4.90", "jpeg2k_encode", (("codecformat", "j2k"),)),
+    Syntax("JPEG 2000", f"{_PS}.4.91", "jpeg2k_encode", (("codecformat", "j2k"),)),
+    Syntax("HTJ2K lossless", f"{_PS}.4.201", "htj2k_encode"),
+)
+
+
+def check_decoders() -> Iterator[CheckResult]:
+    """Decode a frame in each transfer syntax with the reader of scans."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for syntax in SYNTAXES:
+            yield _check(syntax, Path(folder) / f"{syntax.uid}.dcm")
+
+
+def _check(syntax: Syntax, file: Path) -> CheckResult:
+    frame = _frame(syntax.bits)
+    try:
+        _save(frame, syntax, file)
+    except Exception as exc:  # noqa: BLE001 - a failing encoder only skips the check
+        seen = f"not checked: encoding failed ({type(exc).__name__})"
+        return CheckResult(TOPIC, syntax.name, "warn", seen, "pip install --upgrade imagecodecs")
+    advice = "pip install --upgrade imagecodecs pylibjpeg pyjpegls pylibjpeg-openjpeg"
+    try:
+        decoded = decode(file)
+    except ScanError as exc:
+        return CheckResult(TOPIC, syntax.name, "bad", f"{exc.detail} ({exc.code})", advice)
+    except Exception as exc:  # noqa: BLE001 - the next check must run
+        return CheckResult(TOPIC, syntax.name, "bad", f"fails ({type(exc).__name__})", advice)
+    off = int(np.abs(decoded.astype(np.int64) - frame).max())
+    if off > syntax.tolerance:
+        return CheckResult(TOPIC, syntax.name, "bad", f"wrong values, off by up to {off}", advice)
+    return CheckResult(TOPIC, syntax.name, "ok", "exact" if off == 0 else f"within {off}")
+
+
+def decode(file: Path) -> NDArray[Any]:
+    """Return the stored samples (rows, columns) of a file, read like a series; errors likewise."""
+    from scanloom.core import Reason
+    from scanloom.io.dicom.header.header import read_headers
+    from scanloom.io.dicom.pixels.frame import stored_dtype
+    from scanloom.io.dicom.pixels.voxels import read_stored_frame
+
+    [header] = read_headers([file])
+    if isinstance(header, ScanError):
+        raise header
+    if header is None:
+        raise ScanError(Reason.DAMAGED, "not recognised as DICOM")
+    samples = np.empty((header.rows, header.columns), stored_dtype(header.format))
+    read_stored_frame(header, samples)
+    return samples
+
+
+def _frame(bits: int) -> NDArray[Any]:
+    """Return a frame with gradients and an edge that uses the highest bit."""
+    rows, columns = np.indices(SHAPE)
+    values = rows * 5 + columns * 2 + 40 * (columns > SHAPE[1] // 2)
+    return np.asarray(values if bits == 8 else values * 257 + 3, f"<u{bits // 8}")
+
+
+def _save(frame: NDArray[Any], syntax: Syntax, file: Path) -> None:
+    from pydicom.encaps import encapsulate
+
+    dataset = _header(frame, syntax)
+    if syntax.encoder is None:
+        dataset.PixelData = frame.tobytes()
+    elif syntax.encoder == PYDICOM:
+        dataset.compress(syntax.uid, frame)
+    else:
+        import imagecodecs
+
+        encode: Callable[..., bytes] = getattr(imagecodecs, syntax.encoder)
+        dataset.PixelData = encapsulate([encode(frame, **dict(syntax.arguments))])
+        dataset["PixelData"].VR = "OB"
+        dataset["PixelData"].is_undefined_length = True
+    dataset.save_as(file, enforce_file_format=True)
+
+
+def _header(frame: NDArray[Any], syntax: Syntax) -> Dataset:
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import CTImageStorage
+
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax.uid
+    dataset.SOPClassUID, dataset.SOPInstanceUID = CTImageStorage, "2.25.1"
+    dataset.Modality = "CT"
+    dataset.Rows, dataset.Columns = frame.shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated = dataset.BitsStored = syntax.bits
+    dataset.HighBit, dataset.PixelRepresentation = syntax.bits - 1, 0
+    return dataset

@@ -1,0 +1,153 @@
+"""Values of options that are listed as text, and their completion by the shell.
+
+`scanloom.options` names these functions. Wrong values are refused with the expected ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer  # typer evaluates the annotations of completions
+
+from scanloom.options import EXTRAS
+
+if TYPE_CHECKING:
+    from scanloom.core import Structure
+
+
+def axis_codes(text: str) -> str:
+    """Return axis codes such as RAS in capitals; refuse any other text."""
+    codes = text.strip().upper()
+    if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
+        raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
+    return codes
+
+
+def device_name(text: str) -> str:
+    """Return the name of a device; refuse any other text."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    return text
+
+
+def extra_name(text: str) -> str:
+    """Return the name of an optional writer; refuse any other text."""
+    from scanloom.core import did_you_mean
+
+    name = text.strip().lower()
+    if name not in EXTRAS:
+        raise typer.BadParameter(did_you_mean(name, EXTRAS))
+    return name
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a text with commas between them; refuse one without any name."""
+    listed = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not listed:
+        raise typer.BadParameter("at least one name, such as liver,spleen; leave it out for all")
+    return listed
+
+
+def volume(text: str) -> float:
+    """Return a volume in mm3, 0 or more; refuse any other text."""
+    with suppress(ValueError):
+        number = float(text)
+        if 0 <= number < float("inf"):
+            return number
+    raise typer.BadParameter("a volume in mm3, such as 200")
+
+
+def window_overlap(text: str) -> float:
+    """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
+    from scanloom.options import MAX_OVERLAP
+
+    with suppress(ValueError):
+        share = float(text)
+        if 0 <= share <= MAX_OVERLAP:
+            return share
+    raise typer.BadParameter(f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
+
+
+def percentage(text: str) -> float:
+    """Return the share of "20%" or "0.2", 0 to 1; refuse any other text."""
+    number, percent, rest = text.strip().partition("%")
+    with suppress(ValueError):
+        share = float(number) / (100 if percent else 1)
+        if 0 <= share <= 1 and not rest:
+            return share
+    raise typer.BadParameter("a share from 0 to 1, such as 0.2 or 20%")
+
+
+def byte_count(text: str) -> int:
+    """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
+    from scanloom.core import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+class Shard(NamedTuple):
+    """Part k of n parts of an archive, from 1."""
+
+    k: int
+    n: int
+
+
+def shard(text: str) -> Shard:
+    """Return K and N of "K/N"; refuse any other text."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter(f"expected K/N with 1 <= K <= N, such as 1/4, not {text}")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the names of the models in the store."""
+    from scanloom.convert.store import stored_models
+
+    return _starting(incomplete, stored_models())
+
+
+def complete_structures(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return labels of the models on the command line, or else of all; after a comma, the next."""
+    before, comma, last = incomplete.rpartition(",")
+    taken = set(before.split(","))
+    labels = dict.fromkeys(s.label for s in _structures_of(ctx.params.get("models") or ()))
+    return [before + comma + label for label in _starting(last, labels) if label not in taken]
+
+
+def _structures_of(names: Iterable[str]) -> Iterable[Structure]:
+    from scanloom.convert.store import find_model, stored_models
+    from scanloom.core import ScanError
+
+    for name in names or stored_models():
+        try:
+            yield from find_model(name).structures
+        except ScanError:
+            continue
+
+
+def complete_workflows(incomplete: str) -> list[str]:
+    """Return the names of the shipped workflows; files are completed by the shell otherwise."""
+    from scanloom.cli.workflows import shipped_workflows
+
+    return _starting(incomplete, shipped_workflows())
+
+
+def complete_extras(incomplete: str) -> list[str]:
+    """Return the names of the files on request."""
+    return _starting(incomplete, EXTRAS)
+
+
+def complete_devices(incomplete: str) -> list[str]:
+    """Return the kinds of devices."""
+    return _starting(incomplete, ("auto", "cpu", "cuda"))
+
+
+def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))

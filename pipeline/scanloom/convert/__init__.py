@@ -1,0 +1,1 @@
+"""Models by name, and conversion of foreign model formats into cards; torch is allowed here."""

@@ -1,0 +1,346 @@
+"""Add models to the user's part of the store, and remove them: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import is_card, read_card
+from scanloom.convert.conversion import convert_model
+from scanloom.convert.download.sources import TASK_FILE, Gathered, Progress, Source, find_source
+from scanloom.convert.provenance import (
+    Provenance,
+    check_files,
+    hash_files,
+    read_provenance,
+    write_provenance,
+)
+from scanloom.convert.readers import readers
+from scanloom.convert.store import is_model, stored_models, user_models
+from scanloom.core import Reason, ScanError, printable, slug
+from scanloom.core.process import lock_file
+
+OFFLINE_VARIABLE: Final = "SCANLOOM_OFFLINE"
+"""Variable that forbids the use of the network, unless it is empty or 0."""
+_WORK: Final = ".adding"
+"""Folder of downloads, unfinished models and locks, inside the user's part of the store."""
+_DOWNLOADS: Final = "downloads"
+_MAX_NESTING: Final = 4
+"""Folders around a model in a zip file."""
+
+
+@dataclass(frozen=True)
+class Licence:
+    """Licence of a model.
+
+    Parameters
+    ----------
+    name : str
+        As the model or its source states it.
+    text : str
+        Text of the licence files, empty if there are absent.
+    """
+
+    name: str
+    text: str = ""
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether the licence excludes commercial use."""
+        text = "" if _GNU.search(self.text) else self.text
+        return _CONDITIONS.search(f"{self.name}\n{text}") is not None
+
+
+Accept = Callable[[str, Licence], bool]
+"""Returns whether the user accepts the licence of the model of that name."""
+
+_SECTIONS: Final = {
+    "ships": "the models that ship",
+    "shared": "a shared folder",
+    "own": "your own store",
+}
+_FILES: Final = re.compile(r"(licen[cs]e|copying|weights_licen[cs]e)([._-][\w.-]*)?", re.IGNORECASE)
+_FOLDERS: Final = (".", "docs")
+_MAX_BYTES: Final = 1 << 20
+_CONDITIONS: Final = re.compile(
+    r"non-?\s?commercial|BY[- ]NC|(academic|research) (use|purposes?) only"
+    r"|only for (academic|research)",
+    re.IGNORECASE,
+)
+_GNU: Final = re.compile(r"GNU (LESSER |AFFERO )?GENERAL PUBLIC LICENSE", re.IGNORECASE)
+"""Licences that mention non-commercial distribution without asking for it."""
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """Options of `add_model`.
+
+    Parameters
+    ----------
+    accept : callable
+        Asked once about a licence that has conditions.
+    name : str or None
+        Name of the model in the store; None for that of its source.
+    offline : bool
+        Whether the network must not be used.
+    progress : callable
+        Receives the progress of downloads.
+    on_wait : callable
+        Called if another process is adding a model of this name.
+    """
+
+    accept: Accept
+    name: str | None = None
+    offline: bool = False
+    progress: Progress = lambda name, received, total: None
+    on_wait: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Added:
+    """Name and folder of a model that was added, or that was in the store already."""
+
+    name: str
+    folder: Path
+    already: bool = False
+
+
+def is_offline() -> bool:
+    """Return whether the environment forbids the use of the network."""
+    return os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
+
+
+def add_model(request: str, options: AddOptions) -> Added:
+    """Copy or download a model into the user's part of the store.
+
+    The model is built under a temporary name and published by one rename. Of several processes that
+    add the same model, one downloads and the others wait.
+
+    Parameters
+    ----------
+    request : str
+        As in `find_source`.
+    options : AddOptions
+        Name, and answers to questions.
+
+    Raises
+    ------
+    ScanError
+        MODEL_EXISTS if the name is taken; OFFLINE; LICENCE if its conditions are not accepted; as
+        the source, or as `read_model` if no reader can read the model. Nothing is added then.
+    OSError
+        If the store can't be written.
+    """
+    source = find_source(request)
+    name = slug(options.name if options.name is not None else source.name)
+    if not name:
+        raise ScanError(Reason.MODEL_UNKNOWN, "the model's name has no letter or digit")
+    with _work_folder(name, options.on_wait) as work:
+        if _has(name, source):
+            return Added(name, user_models() / name, already=True)
+        if source.remote and (options.offline or is_offline()):
+            raise ScanError(Reason.OFFLINE, f"{source.origin} is on the network")
+        try:
+            added = _build(name, source, work, options)
+        except ScanError as exc:
+            started = any((work / _DOWNLOADS).glob("*"))
+            if not started or not (exc.reason.retry or exc.reason is Reason.LICENCE):
+                shutil.rmtree(work, ignore_errors=True)  # no further attempt needs the downloads
+            raise
+        shutil.rmtree(work, ignore_errors=True)
+        return added
+
+
+def remove_model(name: str) -> None:
+    """Remove a model from the user's part of the store.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if the user has no such model; models that ship or are shared stay.
+    OSError
+        If it can't be removed.
+    """
+    model = stored_models().get(name)
+    folder = _own_folder(name)
+    if folder is None:
+        note = "" if model is None else f" of your own: it is in {_SECTIONS[model.section]}"
+        detail = f"there is no model {printable(name[:200])!r}{note}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    with _work_folder(name, lambda: None) as work:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            work.mkdir(parents=True, exist_ok=True)
+            folder.rename(work / f"removed.{secrets.token_hex(4)}")
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _own_folder(name: str) -> Path | None:
+    """Return the folder of one of the user's own models, None if there is none of this name."""
+    root = user_models()
+    folders = root.iterdir() if root.is_dir() else ()
+    visible = (folder for folder in folders if not folder.name.startswith("."))
+    return next((folder for folder in visible if slug(folder.name) == name), None)
+
+
+def _has(name: str, source: Source) -> bool:
+    """Return whether a model was added from this source already, and is unchanged.
+
+    Raises
+    ------
+    ScanError
+        MODEL_EXISTS if the name belongs to another model; MODEL_HASH if the model has changed.
+    """
+    model = stored_models().get(name)
+    if model is not None and model.section != "own":
+        detail = f"the name {name} belongs to a model in {_SECTIONS[model.section]}"
+        raise ScanError(Reason.MODEL_EXISTS, detail)
+    folder = _own_folder(name)
+    if folder is None or not source.remote:
+        return False  # the content of local sources is compared
+    provenance = read_provenance(folder)
+    if provenance is None or provenance.source != source.origin:
+        raise _exists(name)
+    check_files(folder, provenance, large=True)
+    return True
+
+
+def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
+    """Gather the files of a model, check them, and publish its folder."""
+    staging = work / f"staging.{secrets.token_hex(4)}"
+    (staging / "files").mkdir(parents=True)
+    try:
+        gathered = source.gather(work / _DOWNLOADS, staging / "files", options.progress)
+        folder = staging / name
+        _find_root(staging / "files").rename(folder)
+        if not is_card(folder):
+            convert_model(folder.absolute(), {}, folder.absolute())
+        card = read_card(folder)
+        record = _record(folder, card, source, gathered, options.accept)
+        return _publish(folder, user_models() / name, record)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _find_root(folder: Path) -> Path:
+    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if there is none.
+    """
+    root = folder
+    for _ in range(_MAX_NESTING):
+        if is_model(root):
+            return root
+        if (root / TASK_FILE).is_file():  # a part of it is another model
+            break
+        folders = [path for path in root.iterdir() if path.is_dir()]
+        if len(folders) != 1:
+            break
+        root = folders[0]
+    formats = ", ".join(reader.name for reader in readers())
+    raise ScanError(Reason.MODEL_UNKNOWN, f"the source holds no model ({formats})")
+
+
+def _record(
+    folder: Path, card: ModelCard, source: Source, gathered: Gathered, accept: Accept
+) -> Provenance:
+    """Return the record of a model; LICENCE if conditions of its licence are not accepted."""
+    licence = read_licence(folder, source.licence or card.license)
+    conditions = licence.has_conditions
+    if conditions and not accept(folder.name, licence):
+        detail = f"the licence of {folder.name} excludes commercial use, and was not accepted"
+        raise ScanError(Reason.LICENCE, detail)
+    return Provenance(
+        source=source.origin,
+        address=gathered.address,
+        added=datetime.now(UTC).isoformat(timespec="seconds"),
+        licence=licence.name,
+        accepted=conditions,
+        published=gathered.published,
+        files=hash_files(folder),
+    )
+
+
+def _publish(folder: Path, target: Path, record: Provenance) -> Added:
+    """Rename a complete model into the store, unless an equal one is there."""
+    present = _own_folder(target.name)
+    if present is not None:
+        provenance = read_provenance(present)
+        if provenance is None or provenance.files != record.files:
+            raise _exists(target.name)
+        check_files(present, provenance, large=True)
+        return Added(target.name, present, already=True)
+    write_provenance(folder, record)
+    for root, _, _ in os.walk(folder):
+        _fsync(Path(root))
+    try:
+        folder.rename(target)
+    except FileExistsError as exc:
+        raise _exists(target.name) from exc
+    except OSError as exc:
+        if target.exists():  # ENOTEMPTY: on a file system without locks, another process was first
+            raise _exists(target.name) from exc
+        raise
+    _fsync(target.parent)
+    return Added(target.name, target)
+
+
+def _exists(name: str) -> ScanError:
+    return ScanError(Reason.MODEL_EXISTS, f"your store has another model of the name {name}")
+
+
+@contextmanager
+def _work_folder(name: str, on_wait: Callable[[], None]) -> Iterator[Path]:
+    """Hold the lock of a model's name, and yield the path of its work folder, which may not exist.
+
+    Where the file system has no locks, the folder is private, and no attempt is continued.
+    """
+    root = user_models() / _WORK
+    root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        locked = lock_file(descriptor, timeout_s=0)
+        if not locked:
+            on_wait()
+            locked = lock_file(descriptor)
+        yield root / (name if locked else f"{name}.{secrets.token_hex(4)}")
+    finally:
+        os.close(descriptor)
+
+
+def _fsync(folder: Path) -> None:
+    """Flush the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_licence(folder: Path, name: str) -> Licence:
+    """Return the licence of a model with the text of its licence files."""
+    files = sorted(
+        file
+        for folder_name in _FOLDERS
+        if (folder / folder_name).is_dir()
+        for file in (folder / folder_name).iterdir()
+        if _FILES.fullmatch(file.name) and file.is_file()
+    )
+    texts = []
+    for file in files:
+        with file.open("rb") as stream:
+            texts.append(stream.read(_MAX_BYTES).decode("utf-8", errors="replace"))
+    return Licence(name, "\n\n".join(texts))

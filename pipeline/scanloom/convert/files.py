@@ -1,0 +1,124 @@
+"""Read files of a bundle safely: regular files inside the bundle, of limited size."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import IO, Any, Final
+
+from scanloom.core import Reason, ScanError, format_bytes, printable
+
+MAX_BYTES: Final = 1 << 20
+"""Largest text file that is read; the largest in MONAI's model zoo has 60 kB."""
+MAX_MEMBERS: Final = 20_000
+"""Most files in an archive of weights: one for each tensor."""
+GROWTH: Final = 4
+"""Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
+most two tensors share memory."""
+
+
+def truncate(text: str, limit: int = 120) -> str:
+    """Return a bundle's text for quoting: one line of at most `limit` characters."""
+    line = printable(text[: limit + 1])
+    return line if len(line) <= limit else line[:limit] + "..."
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return a bundle's file, None if it is missing or not a regular file.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE if a link leads out of the folder: its target is not part of the bundle.
+    """
+    file = folder / name
+    try:
+        if not file.is_file():
+            return None
+        inside = file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links; an invalid file name
+        return None
+    if not inside:
+        detail = f"{truncate(name)} is a link out of the bundle: replace it with the file"
+        raise ScanError(Reason.MODEL_UNSAFE, detail)
+    return file
+
+
+def read_json(folder: Path, name: str) -> Any:
+    """Return the parsed content of a bundle's JSON file.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it is missing, too large or not JSON; MODEL_UNSAFE as `find_file`.
+    """
+    text = read_text(folder, name)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid JSON") from exc
+
+
+def read_text(folder: Path, name: str) -> str:
+    """Return the text of a bundle's file; errors as `read_json`."""
+    file = find_file(folder, name)
+    if file is None:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
+    except UnicodeDecodeError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not UTF-8 text") from exc
+    if len(data) > MAX_BYTES:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is larger than {format_bytes(MAX_BYTES)}")
+    return text
+
+
+def is_safetensors(stream: IO[bytes]) -> bool:
+    """Return whether a seekable stream begins like a safetensors file, whatever its file name.
+
+    A safetensors file begins with the length of its JSON header, in 8 bytes. The first bytes of
+    PyTorch files, taken as such a length, exceed any file's size.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    start = stream.read(9)
+    header_bytes = int.from_bytes(start[:8], "little")
+    return len(start) == 9 and start[8:] == b"{" and header_bytes + 8 <= size
+
+
+def check_archive(stream: IO[bytes]) -> None:
+    """Refuse weights in an unsafe zip archive; files that are not archives pass.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE for TorchScript and exported programs, whose code would run when loaded, and
+        for archives that expand excessively; MODEL_DAMAGED if the archive is unreadable.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    try:
+        if not zipfile.is_zipfile(stream):
+            return
+        with zipfile.ZipFile(stream) as archive:
+            members = archive.infolist()
+    except Exception as exc:  # damaged archives raise errors of many types
+        raise ScanError(Reason.MODEL_DAMAGED, "the weights are a damaged archive") from exc
+    if len(members) > MAX_MEMBERS:
+        raise ScanError(Reason.MODEL_UNSAFE, f"the weights have more than {MAX_MEMBERS} files")
+    names = [member.filename.partition("/")[2] for member in members]
+    if any(name == "constants.pkl" or name.startswith("code/") for name in names):
+        raise ScanError(Reason.MODEL_UNSAFE, "the weights are a program, not a state dict")
+    check_growth(sum(member.file_size for member in members), size)
+
+
+def check_growth(read: int, size: int) -> None:
+    """Refuse weights that expand from `size` to `read` bytes: MODEL_UNSAFE beyond `GROWTH`."""
+    if read > GROWTH * size:
+        detail = f"the weights are {format_bytes(size)} and would expand to {format_bytes(read)}"
+        raise ScanError(Reason.MODEL_UNSAFE, detail)

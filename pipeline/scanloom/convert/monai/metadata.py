@@ -1,0 +1,191 @@
+"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom"."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+
+from scanloom.cards.card import Quantity
+from scanloom.convert.files import read_json, truncate
+from scanloom.core import Reason, ScanError, printable
+from scanloom.options import MAX_OVERLAP
+
+METADATA = "configs/metadata.json"
+
+
+def _as_text(value: Any) -> Any:
+    """Return text; a list of strings, as some bundles have, is joined."""
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return "" if value is None else value
+
+
+def one_line(text: str) -> str:
+    """Return a bundle's text on one line with control characters escaped."""
+    return printable(re.sub(r"[\t\r\n]+", " ", text))
+
+
+def _shown(text: str) -> str:
+    """Accept text that is written into results unchanged: without control characters."""
+    if printable(text) != text:
+        raise ValueError("control characters are not allowed")
+    return text
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    """Accept two finite numbers, the lower one first."""
+    if not -math.inf < pair[0] < pair[1] < math.inf:
+        raise ValueError("the first number must be the lower one")
+    return pair
+
+
+Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
+Shown = Annotated[str, AfterValidator(_shown)]
+Sentence = Annotated[Shown, Field(min_length=1, max_length=300)]
+Pair = tuple[float, float]
+Millimetres = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class _MonaiModel(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TensorFormat(_MonaiModel):
+    """One input or output of the network, as MONAI's bundle specification describes it."""
+
+    num_channels: int = Field(ge=1, le=65535)
+    modality: Text = ""
+    channel_def: dict[str, Text] = {}
+    label_def: dict[str, Text] = {}
+
+
+class DataFormat(_MonaiModel):
+    """Inputs and outputs of the network."""
+
+    inputs: dict[str, TensorFormat]
+    outputs: dict[str, TensorFormat]
+
+
+class CodeFields(_StrictModel):
+    """A coded concept."""
+
+    value: Shown = Field(min_length=1, max_length=16)
+    scheme: Shown = Field(min_length=1, max_length=16)
+    meaning: Shown = Field(min_length=1, max_length=64)
+
+
+class StructureFields(_StrictModel):
+    """Fields of a structure; missing ones are looked up by its name."""
+
+    name: Shown | None = Field(default=None, min_length=1, max_length=64)
+    category: CodeFields | None = None
+    type: CodeFields | None = None
+    laterality: CodeFields | None = None
+    color: tuple[int, int, int] | None = None
+    experimental: bool = False
+
+
+class CheckFields(_StrictModel):
+    """Plausible ranges of scans; see `scanloom.cards.card.Checks`."""
+
+    low: Pair | None = None
+    high: Pair | None = None
+    spacing: Pair | None = None
+    extent: Pair | None = None
+    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    hounsfield: bool | None = None
+
+
+class ReferenceFields(_StrictModel):
+    """The usual range of a measurement; see `scanloom.cards.card.ReferenceRange`."""
+
+    structure: Shown = Field(min_length=1, max_length=64)
+    quantity: Quantity
+    range: Annotated[Pair, AfterValidator(_ascending)]
+    source: Sentence
+
+
+class FastFields(_StrictModel):
+    """Settings of `--fast`; see `scanloom.cards.card.FastPreset`."""
+
+    overlap: float | None = Field(default=None, ge=0.0, le=MAX_OVERLAP)
+    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
+    precisions: tuple[Literal["float16", "bfloat16"], ...] = ()
+
+
+class ScanloomFields(_StrictModel):
+    """The entry "scanloom" of `metadata.json`."""
+
+    weights_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    checks: CheckFields = CheckFields()
+    precisions: tuple[Literal["float32", "float16", "bfloat16"], ...] = ("float32",)
+    air_below: float | None = Field(default=None, allow_inf_nan=False)
+    kernel: Literal["soft", "sharp"] | None = None
+    fast: FastFields | None = None
+    structures: dict[str, StructureFields] = {}
+    limitations: tuple[Sentence, ...] = ()
+    reference_ranges: tuple[ReferenceFields, ...] = ()
+    license: Text = ""
+    attribution: Text = ""
+
+
+class Metadata(_MonaiModel):
+    """`metadata.json`."""
+
+    version: Text
+    name: Text = ""
+    task: Text = ""
+    description: Text = ""
+    intended_use: Text = ""
+    authors: Text = ""
+    copyright: Text = ""
+    data_source: Text = ""
+    license: Text = ""
+    network_data_format: DataFormat
+    scanloom: ScanloomFields = ScanloomFields()
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read `metadata.json` of a bundle.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if the file is missing or not JSON, or an entry is missing or invalid;
+        MODEL_UNSAFE if it is a link out of the bundle.
+    """
+    entries = read_json(folder, METADATA)
+    try:
+        return Metadata.model_validate(entries)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        location = ".".join(str(key) for key in first["loc"])
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"{METADATA}: {truncate(location)}: {_problem(first['type'])}"
+        ) from exc
+
+
+def _problem(kind: str) -> str:
+    """Return a phrase for pydantic's type of error."""
+    problems = {
+        "missing": "is missing",
+        "extra_forbidden": "is unknown",
+        "literal_error": "is not an allowed value",
+        "string_pattern_mismatch": "has an invalid format",
+    }
+    return problems.get(kind, f"is invalid ({kind.replace('_', ' ')})")

@@ -1,0 +1,344 @@
+"""Reads the network of a bundle, its channels, windows and structures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, NetworkSpec, Paint, Window
+from scanloom.cards.codes import coding, color
+from scanloom.cards.networks import NETWORKS
+from scanloom.convert.files import truncate
+from scanloom.convert.monai.config import Arguments, Component, Name, describe
+from scanloom.convert.monai.metadata import CodeFields, Metadata, StructureFields, TensorFormat
+from scanloom.core import Code, Reason, ScanError, Structure
+from scanloom.options import MAX_OVERLAP
+
+_MODALITIES: Final[Mapping[str, str]] = {
+    "CT": "CT",
+    "MR": "MR",
+    "MRI": "MR",
+    "PT": "PT",
+    "PET": "PT",
+    "NM": "NM",
+    "SPECT": "NM",
+    "ANY": ANY_MODALITY,
+    "NONE": ANY_MODALITY,
+}
+_MAX_PLAIN: Final = 10_000
+"""Largest number of values in a network's arguments; MONAI's model zoo has at most 300."""
+
+
+def read_network(first: Any) -> NetworkSpec:
+    """Return the network of the evaluator.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it is missing; MODEL_UNSUPPORTED if it is not one network with arguments
+        of plain data; MODEL_NETWORK if it is another component.
+    """
+    if first is None:
+        raise ScanError(Reason.MODEL_DAMAGED, "the evaluator has no network")
+    if not isinstance(first, Component):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(first)}")
+    if first.kind != "network":
+        raise ScanError(Reason.MODEL_NETWORK, f"{truncate(first.target)} is not a network")
+    args = {
+        key: _plain_arguments(value)
+        if isinstance(value, Component) and value.kind == "part"
+        else value
+        for key, value in first.args.items()
+        if key not in NETWORKS[first.name].removed
+    }
+    budget = [_MAX_PLAIN]
+    for key, arg in args.items():
+        _plain(arg, f"{first.name}({truncate(str(key))}=...)", budget)
+    if args.get("spatial_dims", 3) not in (2, 3):
+        detail = f"{first.name} of {describe(args['spatial_dims'])} dimensions"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    return NetworkSpec(first.name, args)
+
+
+def _plain_arguments(component: Component) -> dict[str, Any]:
+    """Return the arguments of a part of a network, without the device."""
+    return {key: value for key, value in component.args.items() if key != "device"}
+
+
+def _plain(value: Any, location: str, budget: list[int]) -> None:
+    """Refuse values that are not plain data, and more than `_MAX_PLAIN` of them."""
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} has more than {_MAX_PLAIN} values")
+    if isinstance(value, Name | Component):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} is {describe(value)}")
+    if isinstance(value, dict):
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        _plain(item, location, budget)
+
+
+def read_channels(
+    metadata: Metadata, network: NetworkSpec, keys: Sequence[str], clicks: int | None
+) -> tuple[Channel, ...]:
+    """Return the input channels; MONAI's metadata has one modality for all.
+
+    Parameters
+    ----------
+    metadata : Metadata
+        Of the bundle.
+    network : NetworkSpec
+        The network, of which the metadata must know the number of channels.
+    keys : sequence of str
+        Names of channels that are loaded one by one; of one, its name in the metadata counts.
+    clicks : int or None
+        Number of channels before those of clicks, see `Preprocessing`.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED for several inputs or an unknown modality; MODEL_DAMAGED if metadata and
+        network contradict each other.
+    """
+    inputs = metadata.network_data_format.inputs
+    if len(inputs) != 1:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network has {len(inputs)} inputs")
+    image = next(iter(inputs.values()))
+    modality = _MODALITIES.get(image.modality.strip().upper())
+    if modality is None:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the modality {truncate(image.modality)!r}")
+    if network.args.get("in_channels", image.num_channels) != image.num_channels:
+        raise ScanError(
+            Reason.MODEL_DAMAGED,
+            f"the network takes {describe(network.args['in_channels'])} channels, the metadata "
+            f"declares {image.num_channels}",
+        )
+    count = image.num_channels if clicks is None else clicks
+    if len(keys) > 1 and len(keys) != count:
+        detail = f"{len(keys)} channels are loaded, the metadata declares {count}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    names = [image.channel_def.get(str(n), f"channel {n}") for n in range(count)]
+    return tuple(Channel(name, modality) for name in (names if len(keys) < 2 else keys))
+
+
+def read_output(metadata: Metadata, network: NetworkSpec) -> TensorFormat:
+    """Return the output with the scores.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED if none of several is called `pred`; MODEL_DAMAGED if metadata and network
+        contradict each other.
+    """
+    outputs = metadata.network_data_format.outputs
+    pred = outputs.get("pred", next(iter(outputs.values())) if len(outputs) == 1 else None)
+    if pred is None:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{len(outputs)} outputs, none called pred")
+    for key in ("out_channels", "num_classes"):
+        if network.args.get(key, pred.num_channels) != pred.num_channels:
+            raise ScanError(
+                Reason.MODEL_DAMAGED,
+                f"the network has {describe(network.args[key])} output channels, the metadata "
+                f"declares {pred.num_channels}",
+            )
+    return pred
+
+
+_BACKGROUND: Final = frozenset(
+    {"background", "bg", "other", "others", "everything else", "none", "unlabeled", "unlabelled"}
+)
+REST: Final = " (rest)"
+"""Ending of the name of a region without the regions in it."""
+
+
+def read_structures(
+    output: TensorFormat,
+    decision: Decision,
+    fields_by_label: Mapping[str, StructureFields],
+    rests: Collection[int] = (),
+) -> tuple[Structure, ...]:
+    """Return the structures, ordered by number.
+
+    Parameters
+    ----------
+    output : TensorFormat
+        Names each channel in `channel_def`, or each label in `label_def`.
+    decision : Argmax, Threshold or Paint
+        Argmax: channel n is structure n, and channel 0 must be the background. Threshold: channel
+        n is structure n + 1; background channels are dropped. Paint: each region has a number.
+    fields_by_label : mapping
+        Structures of the entry "scanloom", by label.
+    rests : collection of int
+        Numbers of structures that are only the part of their region without the regions in it, and
+        are named so.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if a channel has no name, two have the same, or `fields_by_label` has an
+        unknown label; MODEL_UNSUPPORTED if argmax has no background.
+    """
+    names = output.channel_def or output.label_def
+    missing = [n for n in range(output.num_channels) if not names.get(str(n), "").strip()]
+    if missing:
+        raise ScanError(Reason.MODEL_DAMAGED, f"channel {missing[0]} has no name in channel_def")
+    first = 0 if isinstance(decision, Argmax) else 1
+    if first == 0 and names["0"].strip().lower() not in _BACKGROUND:
+        raise ScanError(
+            Reason.MODEL_UNSUPPORTED, f"channel 0 is {truncate(names['0'])!r}, not the background"
+        )
+    numbers = {n: n + first for n in range(output.num_channels)}
+    if isinstance(decision, Paint):
+        numbers = dict(sorted(decision.regions, key=lambda region: region[1]))
+    structures = [
+        _structure(names[str(n)].strip() + REST * (number in rests), number, fields_by_label)
+        for n, number in numbers.items()
+        if names[str(n)].strip().lower() not in _BACKGROUND
+    ]
+    labels = [structure.label for structure in structures]
+    invalid = [label for label in labels if labels.count(label) > 1] or [
+        *set(fields_by_label) - set(labels)
+    ]
+    if invalid or not structures:
+        raise ScanError(
+            Reason.MODEL_DAMAGED,
+            f"structure {truncate(sorted(invalid)[0])!r} is missing or defined twice"
+            if invalid
+            else "the metadata name no structures",
+        )
+    return tuple(structures)
+
+
+def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFields]) -> Structure:
+    label = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64].strip("_")
+    if not label:
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"the name {truncate(name)!r} has neither a letter nor a digit"
+        )
+    fields = fields_by_label.get(label, StructureFields())
+    codes = coding(name.removesuffix(REST))
+    rgb = fields.color or color(number)
+    if not all(0 <= value <= 255 for value in rgb):
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"scanloom.structures.{label}.color is not an RGB colour"
+        )
+    text = re.sub(r"[_\s]+", " ", name)
+    return Structure(
+        label=label,
+        number=number,
+        name=fields.name or text[:1].upper() + text[1:64],
+        category=_code(fields.category) or codes.category,
+        type=_code(fields.type) or codes.type,
+        color=rgb,
+        laterality=_code(fields.laterality) or (None if fields.type else codes.laterality),
+        experimental=fields.experimental,
+    )
+
+
+def _code(fields: CodeFields | None) -> Code | None:
+    return None if fields is None else Code(fields.value, fields.scheme, fields.meaning)
+
+
+_BLENDING: dict[str, Literal["constant", "gaussian"]] = {
+    "constant": "constant",
+    "gaussian": "gaussian",
+}
+_PADDING: dict[str, Literal["constant", "replicate", "reflect"]] = {
+    "constant": "constant",
+    "replicate": "replicate",
+    "reflect": "reflect",
+}
+_MAX_SIZE = 1024
+"""Largest window, in voxels along an axis."""
+
+
+def read_inferer(value: Any) -> Window:
+    """Return the sliding window of an inferer; defaults are those of MONAI 1.6.1.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED, naming the argument, if a card can't express it.
+    """
+    if value is None:
+        return Window(size=None)  # the evaluator's default
+    if not isinstance(value, Component):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the inferer is {describe(value)}")
+    if value.kind != "inferer":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{value.name} is not an inferer")
+    args = Arguments(value)
+    match value.name:
+        case "SimpleInferer":
+            window = Window(size=None)
+        case "Vista3dInferer":
+            window = _vista(args)
+        case "SliceInferer":
+            window = _planes(args)
+        case _:
+            window = _sliding(args, _size(args))
+    args.done()
+    return window
+
+
+def _sliding(
+    args: Arguments, size: tuple[int, int, int] | None, plane: Literal[0, 1, 2] | None = None
+) -> Window:
+    """Return the window of MONAI's SlidingWindowInferer."""
+    overlap = args.same("overlap", 0.25)
+    sigma_scale = args.same("sigma_scale", 0.125)
+    if not 0 <= overlap <= MAX_OVERLAP or sigma_scale <= 0:
+        raise args.refused("overlap", overlap)
+    args.only("with_coord", False)
+    # batch size and buffers change no label
+    args.ignore("sw_batch_size", "sw_device", "device", "progress", "cache_roi_weight_map")
+    args.ignore("cpu_thresh", "buffer_steps", "buffer_dim")
+    return Window(
+        size=size,
+        overlap=overlap,
+        blending=args.choice("mode", _BLENDING, "constant"),
+        sigma_scale=sigma_scale,
+        padding=args.choice("padding_mode", _PADDING, "constant"),
+        padding_value=args.number("cval", 0.0),
+        plane=plane,
+    )
+
+
+def _planes(args: Arguments) -> Window:
+    """Return the window of MONAI's SliceInferer: a plane across the axis `spatial_dim`."""
+    axis = args.take("spatial_dim", 0)
+    value = args.take("roi_size")
+    if axis not in (0, 1, 2) or isinstance(axis, bool):
+        raise args.refused("spatial_dim", axis)
+    sizes = list(value) if isinstance(value, list) else [value] * 2
+    if len(sizes) != 2 or not all(_is_size(n) for n in sizes):
+        raise args.refused("roi_size", value)
+    sizes.insert(axis, 1)
+    i, j, k = sizes
+    plane: Literal[0, 1, 2] = axis
+    return _sliding(args, (i, j, k), plane)
+
+
+def _vista(args: Arguments) -> Window:
+    """Return the window of VISTA3D's inferer, which passes neither overlap nor blending on."""
+    size = _size(args)
+    args.ignore("overlap", "sw_batch_size", "use_point_window")
+    return Window(size)
+
+
+def _size(args: Arguments) -> tuple[int, int, int] | None:
+    """Return the window size; None if it is the whole grid (all sizes 0 or below)."""
+    value = args.take("roi_size")
+    sizes = value if isinstance(value, list) else [value] * 3
+    if len(sizes) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sizes):
+        raise args.refused("roi_size", value)
+    if max(sizes) <= 0:
+        return None
+    if not all(_is_size(n) for n in sizes):
+        raise args.refused("roi_size", value)
+    i, j, k = sizes
+    return i, j, k
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_SIZE

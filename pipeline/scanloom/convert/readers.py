@@ -1,0 +1,139 @@
+"""Foreign model formats: which reader takes a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Reason, ScanError, printable, slug
+
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class ModelReader:
+    """A format of trained models on disk.
+
+    Parameters
+    ----------
+    name : str
+        Display name of the format.
+    accepts : callable
+        Returns whether a folder looks like this format. Cheap, and never raises.
+    read : callable
+        Returns the `ModelCard` of a folder, with the weights as they are there, or raises
+        ScanError. Runs no code from the folder.
+    read_with : callable, optional
+        Likewise, with the model's options, for formats that have any.
+    """
+
+    name: str
+    accepts: Callable[[Path], bool]
+    read: Callable[[Path], ModelCard]
+    read_with: Callable[[Path, Mapping[str, str]], ModelCard] | None = None
+
+
+def readers() -> Iterator[ModelReader]:
+    """Yield all formats; the first that accepts a folder reads it.
+
+    Bundles whose scripts are known come before other bundles, whose reader refuses scripts, and a
+    folder of TotalSegmentator before one of nnU-Net, of which it consists. Readers are imported
+    here: models that were converted need none.
+    """
+    from scanloom.convert import meshnet, nnunet
+    from scanloom.convert import totalsegmentator as total
+    from scanloom.convert.monai import bundle
+
+    yield ModelReader(
+        "MONAI bundle with a MeshNet", meshnet.is_known_bundle, meshnet.read_known_bundle
+    )
+    yield ModelReader("MONAI bundle", bundle.is_bundle, bundle.read_bundle, bundle.read_bundle)
+    yield ModelReader("TotalSegmentator", total.is_totalsegmentator, total.read_totalsegmentator)
+    yield ModelReader("nnU-Net v2 model", nnunet.is_nnunet, nnunet.read_nnunet, nnunet.read_nnunet)
+    yield ModelReader("nnU-Net v2 datasets", total.is_dataset_folder, total.read_dataset_folder)
+    yield ModelReader(
+        "TensorFlow.js layer model", meshnet.is_layers_model, meshnet.read_layers_folder
+    )
+    yield ModelReader(
+        "MeshNet with safetensors", meshnet.is_meshnet_folder, meshnet.read_meshnet_folder
+    )
+
+
+def find_reader(folder: Path) -> ModelReader | None:
+    """Return the first reader that accepts a folder, None if none does."""
+    return next((reader for reader in readers() if reader.accepts(folder)), None)
+
+
+def source_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the folders whose files may be read for a model: its own, and those next to it.
+
+    A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
+    that crops the scan next to the one that segments it. `WEIGHTS/TASK` is no folder of its own.
+    """
+    if not folder.is_dir():
+        return (folder.parent,)
+    own = folder.resolve()
+    start = own.name.rpartition("__")[0].lower() or "dataset"
+    if not own.name.lower().startswith(start):
+        return (folder,)
+    siblings = (each for each in own.parent.iterdir() if each.name.lower().startswith(start))
+    return (folder, *sorted(each for each in siblings if each != own and each.is_dir()))
+
+
+def split_options(name: str) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the options of ``NAME:KEY=VALUE,KEY=VALUE``.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if an option has no value, or is given twice.
+    """
+    plain, _, text = name.rpartition(":")
+    if not plain or "=" not in text or "/" in text.partition("=")[0]:
+        return name, {}
+    pairs = [option.partition("=") for option in text.split(",")]
+    options = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(options) < len(pairs) or not all(key and value for key, value in options.items()):
+        detail = f"options are written KEY=VALUE,KEY=VALUE, got {printable(text)!r}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    return plain, options
+
+
+def variant_name(name: str, options: Mapping[str, str]) -> str:
+    """Return the name of a model with its options: with others it is another model."""
+    chosen = [slug(text) for pair in sorted(options.items()) for text in pair]
+    return "-".join([name, *filter(None, chosen)])
+
+
+def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+    """Read a model folder with the first reader that accepts it.
+
+    Parameters
+    ----------
+    folder : Path
+        The model.
+    options : mapping
+        Options of the model, which become a part of its name.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if no reader accepts the folder, and for options of a format that has none;
+        or as the reader.
+    """
+    reader = find_reader(folder)
+    if reader is None:
+        formats = ", ".join(reader.name for reader in readers())
+        raise ScanError(
+            Reason.MODEL_UNKNOWN, f"this folder is not a model ({formats})", str(folder)
+        )
+    if not options:
+        return reader.read(folder)
+    if reader.read_with is None:
+        raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
+    card = reader.read_with(folder, options)
+    return replace(card, name=variant_name(card.name, options))

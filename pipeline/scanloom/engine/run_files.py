@@ -1,0 +1,271 @@
+"""Files of a run: its folder `OUT/runs/<run id>/` with workflow, versions and log, and its lock.
+
+One run at a time works on an output folder, or on a shard of it. Its lock is a folder,
+`OUT/.work/run.lock`, with a file that names its holder's host and process. It is made under another
+name and renamed: a rename onto a folder that is not empty fails on every file system, so that of
+several processes exactly one succeeds, and the lock has its holder's name from its first moment on.
+Shares that know neither hard links nor flock(2) can do that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
+from scanloom.core import Case, Reason, ScanError
+from scanloom.core.packages import package_versions
+from scanloom.core.process import lock_file
+from scanloom.engine.case.documents import VERSIONED_PACKAGES
+from scanloom.engine.worker.supervisor import CaseOutcome
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output.json_file import write_json
+from scanloom.io.output.private import check_links, private_folder, write_private
+from scanloom.io.output.work_folder import (
+    HOLDER,
+    LOCK_PREFIX,
+    clean_up,
+    make_work_folder,
+    process_file_name,
+    remove_lock,
+)
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import read_regular_file
+from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
+
+RUNS = "runs"
+WORKFLOW = "workflow.json"
+
+
+def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+    """Create the folder of a new run; return the run's id."""
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    folder = out / RUNS / name
+    folder.mkdir(parents=True)
+    write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        **package_versions((*VERSIONED_PACKAGES, "distributed")),
+        "models": {card.name: card_digest(card) for card in cards},
+    }
+    write_json(folder / "versions.json", versions)
+    return name
+
+
+def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
+    """Return the folder of a run in `OUT/private/`, created if it is missing."""
+    with private_folder(out, fingerprint) as private:
+        for folder in (private / RUNS, private / RUNS / name):
+            folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
+def save_workflow(private: Path, workflow: Workflow) -> None:
+    """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
+    document = workflow.model_dump(mode="json")
+    write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
+
+
+def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
+    """Return a workflow as results may publish it: without paths and the site's cluster.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        The requested workflow, which may name bundles by their folders.
+    models : sequence of str
+        The names of its models.
+
+    Returns
+    -------
+    dict
+        Plain data, again a valid workflow.
+    """
+    document = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
+    return {**document, "models": list(models)}
+
+
+LOG = "log.jsonl"
+
+
+class RunLog:
+    """Append the ends of cases to the log of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        `OUT/runs/<run id>`, which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOG
+
+    def write(self, case: Case, outcome: CaseOutcome) -> None:
+        """Append a line with the outcome of a case, its attempts, and its time on the device."""
+        record = outcome.record
+        entry = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "case": case.id,
+            "reason": record.reason.code if record and record.reason else None,
+            "recalled": bool(record and record.reused),
+            "remade": bool(record and record.updated),
+            "tries": [
+                {
+                    "end": attempt.end,
+                    "alone": attempt.alone,
+                    "seconds": round(attempt.seconds, 3),
+                }
+                for attempt in outcome.tries
+            ],
+            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+            "engine": outcome.engine,
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+_WORK = ".work"
+_MAX_LOCK_BYTES = 1 << 12
+_WAIT_S = 10.0
+"""How long to wait for another process that is inspecting a lock."""
+_MAX_ATTEMPTS = 100
+"""How often a lock may disappear and reappear before the attempt to acquire it fails."""
+
+
+@contextmanager
+def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
+    """Hold an output folder for one run; at its end, remove temporary files of dead processes.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; created if it is missing.
+    shard : str
+        The shard that the run works on, which then has a lock of its own.
+    take_over : bool
+        Whether the lock of a run on another host, or in another container, is replaced: whether
+        that run is alive can't be known from here. The lock of a dead process on this host is
+        always replaced.
+
+    Raises
+    ------
+    ScanError
+        LOCKED, naming host, process and start time; DISK_FULL or OUTPUT_UNWRITABLE.
+    """
+    check_links(out)
+    began = time.time()
+    path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
+    content = json.dumps(
+        {
+            "host": socket.gethostname(),
+            "space": pid_namespace(),
+            "process": os.getpid(),
+            "start": process_start_ticks(os.getpid()),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+    )
+    try:
+        make_work_folder(out)
+        with _exclusively(out):
+            _acquire(path, content, take_over=take_over)
+    except OSError as exc:
+        raise output_error(exc) from exc
+    try:
+        yield
+    finally:
+        if _read(path) == content:
+            with suppress(OSError, ScanError):  # the next run removes the rest
+                clean_up(out, began)
+            with suppress(OSError):  # as well as the lock of a process that is gone
+                _remove_stale(path, content)
+
+
+@contextmanager
+def _exclusively(out: Path) -> Iterator[None]:
+    """Let one process at a time inspect locks, if the file system supports flock(2)."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without flock, atomic renames remain
+            lock_file(folder, timeout_s=_WAIT_S)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _acquire(path: Path, content: str, *, take_over: bool) -> None:
+    """Rename a complete lock to its name: of several processes, exactly one succeeds."""
+    draft = path.with_name(process_file_name(LOCK_PREFIX))
+    draft.mkdir()
+    try:
+        atomic_write(draft / HOLDER, lambda file: file.write_text(content))
+        for _ in range(_MAX_ATTEMPTS):
+            if not os.path.lexists(path):  # no empty folder of somebody else is replaced
+                try:
+                    draft.rename(path)
+                except OSError:  # shares differ in the error number of a name that is taken
+                    if not os.path.lexists(path):
+                        raise
+                else:
+                    return
+            _refuse_or_remove(path, take_over=take_over)
+        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
+    finally:
+        remove_lock(draft)
+
+
+def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
+    """Remove the lock of a dead or replaced run; raise LOCKED if its run may be alive."""
+    text = _read(path)
+    if text is None:
+        return  # just released
+    try:
+        holder = json.loads(text)
+        host, process = str(holder["host"]), int(holder["process"])
+        start, since = str(holder["start"]), str(holder["since"])
+        space = str(holder.get("space"))
+    except (ValueError, KeyError, TypeError):
+        host, process, start, since, space = "", 0, "", "", ""
+    same_name = host == socket.gethostname()
+    is_local = same_name and space == pid_namespace()
+    if (is_local and process_start_ticks(process) != start) or (take_over and not is_local):
+        _remove_stale(path, text)
+        return
+    if not host:
+        name = f"{_WORK}/{path.name}"
+        detail = f"{name} does not name its run: use --take-over if no run is alive"
+        raise ScanError(Reason.LOCKED, detail)
+    remote = f"another container of host {host}" if same_name else f"host {host}"
+    where = "this host" if is_local else f"{remote}: use --take-over if that run is surely dead"
+    raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
+
+
+def _remove_stale(path: Path, text: str) -> None:
+    """Remove a lock whose holder is described by this text."""
+    # Renamed before it is deleted: another process may have replaced the lock since it was read
+    stale = path.with_name(process_file_name(LOCK_PREFIX))
+    try:
+        path.rename(stale)
+    except FileNotFoundError:
+        return
+    if _read(stale) != text:
+        stale.rename(path)  # it is the lock of a live run: restore it
+        return
+    remove_lock(stale)
+
+
+def _read(path: Path) -> str | None:
+    """Return the holder that a lock names; None if there is none, empty if it says nothing."""
+    try:
+        return read_regular_file(path / HOLDER, _MAX_LOCK_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too

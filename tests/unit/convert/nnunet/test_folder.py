@@ -1,0 +1,265 @@
+"""An nnU-Net folder becomes a card with nnU-Net's own processing, as its files say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanloom.cards.card import Argmax, Clip, KeepLargest, ModelCard, Normalize, Paint
+from scanloom.convert.readers import read_model
+from scanloom.convert.store import is_model
+from scanloom.core import ScanError
+from support.nnunet_folders import (
+    ARCHITECTURE,
+    CONFIGURATION,
+    DATASET,
+    PLANS,
+    REGIONS,
+    plans,
+    write_model,
+)
+
+
+def read(folder: Path, *args: Any, **kwargs: Any) -> ModelCard:
+    return read_model(write_model(folder, *args, **kwargs))
+
+
+def test_a_ct_model_has_nnunets_processing(tmp_path: Path) -> None:
+    card = read(tmp_path)
+
+    assert card.name == "dataset042_organs_3d_fullres"
+    assert card.channels[0].modality == "CT"
+    assert card.channels[0].steps == (Clip(-500.0, 600.0), Normalize(40.0, 180.0))
+    grid, window = card.grid, card.window
+    assert (grid.orientation, grid.spacing, grid.order) == (None, (1.0, 1.0, 2.0), (2, 1, 0))
+    assert (grid.mode, grid.alignment, grid.separate_above) == ("cubic", "edges", 3.0)
+    assert grid.as_nifti
+    assert grid.crop is not None
+    assert grid.crop.foreground == "nonzero"
+    assert (window.size, window.overlap, window.mirror) == ((8, 16, 16), 0.5, (0, 1, 2))
+    assert (window.blending, window.starts, window.sums) == ("gaussian_filter", "even", "float16")
+    assert isinstance(card.decision, Argmax)
+    assert card.n_outputs == 3
+    assert [s.label for s in card.structures] == ["liver", "left_kidney"]
+    assert card.structures[1].type.meaning == "Kidney"
+    assert card.structures[1].laterality
+
+
+def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "Dataset042_Organs")
+
+    assert is_model(folder.parent)
+    assert read_model(folder.parent) == read_model(folder)
+
+
+def test_all_folds_are_used_or_that_of_all_data(tmp_path: Path) -> None:
+    folds = read(tmp_path / "a", folds=("0", "1", "3"))
+    everything = read(tmp_path / "b", folds=("all",))
+
+    assert len(folds.folds) == 2
+    assert len({w.sha256 for w in (folds.weights, *folds.folds)}) == 3
+    assert everything.folds == ()
+    assert everything.weights.file.parent.name == "fold_all"
+
+
+def test_regions_are_painted_in_their_order(tmp_path: Path) -> None:
+    card = read(tmp_path, PLANS, {**DATASET, **REGIONS})
+
+    assert card.decision == Paint(((0, 1), (1, 2), (2, 3)), 2.0**-23, inclusive=False)
+    assert card.n_outputs == 3
+    names = [s.label for s in card.structures]
+    assert names == ["whole_tumor_remainder", "core_remainder", "enhancing_tumor"]
+
+
+def test_the_ignore_label_is_no_class(tmp_path: Path) -> None:
+    labels = {**DATASET["labels"], "ignore": 3}
+
+    card = read(tmp_path, PLANS, {**DATASET, "labels": labels})
+
+    assert card.n_outputs == 3
+    assert [s.number for s in card.structures] == [1, 2]
+
+
+def test_transposed_axes_follow_arrays_with_the_last_axis_first(tmp_path: Path) -> None:
+    changed = plans(spacing=[1.5, 1.0, 2.0])
+    changed.update(transpose_forward=[2, 0, 1], transpose_backward=[1, 2, 0])
+
+    card = read(tmp_path, changed)
+
+    assert card.grid.order == (0, 2, 1)  # x, z, y
+    assert card.grid.spacing == (1.5, 2.0, 1.0)
+
+
+def test_a_two_dimensional_model_keeps_the_distance_of_slices(tmp_path: Path) -> None:
+    architecture = copy.deepcopy(ARCHITECTURE)
+    architecture["arch_kwargs"].update(
+        conv_op="torch.nn.modules.conv.Conv2d",
+        norm_op="torch.nn.modules.instancenorm.InstanceNorm2d",
+        kernel_sizes=[[3, 3], [3, 3]],
+        strides=[[1, 1], [2, 2]],
+    )
+    flat = plans(spacing=[1.0, 0.8], patch_size=[16, 24], architecture=architecture)
+
+    card = read(tmp_path, flat, inference_allowed_mirroring_axes=(0, 1))
+
+    assert card.grid.spacing == (0.8, 1.0, None)
+    assert (card.window.size, card.window.plane) == ((1, 16, 24), 0)
+    assert card.window.mirror == (1, 2)
+    assert card.network.args["spatial_dims"] == 2
+
+
+def test_mirroring_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    assert read(tmp_path / "a", inference_allowed_mirroring_axes=(0, 2)).window.mirror == (0, 2)
+    assert read(tmp_path / "b", inference_allowed_mirroring_axes=None).window.mirror == ()
+
+
+def test_a_reader_that_reorients_gives_ras(tmp_path: Path) -> None:
+    card = read(tmp_path, {**PLANS, "image_reader_writer": "NibabelIOWithReorient"})
+
+    assert card.grid.orientation == "RAS"
+    assert not card.grid.as_nifti
+
+
+def test_z_scores_are_of_the_scan_or_of_its_foreground(tmp_path: Path) -> None:
+    dataset = {**DATASET, "channel_names": {"0": "T1w", "1": "FLAIR"}}
+    schemes = ["ZScoreNormalization", "ZScoreNormalization"]
+    changed = plans(normalization_schemes=schemes, use_mask_for_norm=[True, False])
+
+    card = read(tmp_path, changed, dataset)
+
+    assert [c.modality for c in card.channels] == ["MR", "MR"]
+    assert card.channels[0].steps == (Normalize(filled=True, smallest_divisor=1e-8),)
+    assert card.channels[1].steps == (Normalize(smallest_divisor=1e-8),)
+
+
+def test_a_configuration_inherits(tmp_path: Path) -> None:
+    changed = copy.deepcopy(PLANS)
+    changed["configurations"]["large"] = {"inherits_from": "3d_fullres", "patch_size": [8, 32, 32]}
+
+    card = read(tmp_path, changed, configuration="large")
+
+    assert card.window.size == (8, 32, 32)
+    assert card.grid.spacing == (1.0, 1.0, 2.0)
+
+
+def test_plans_of_the_first_releases_describe_the_same_network(tmp_path: Path) -> None:
+    old = plans(
+        architecture=None,
+        UNet_class_name="PlainConvUNet",
+        UNet_base_num_features=4,
+        unet_max_num_features=320,
+        n_conv_per_stage_encoder=[2, 2],
+        n_conv_per_stage_decoder=[1],
+        conv_kernel_sizes=[[1, 3, 3], [3, 3, 3]],
+        pool_op_kernel_sizes=[[1, 1, 1], [1, 2, 2]],
+        num_pool_per_axis=[0, 1, 1],
+    )
+
+    assert read(tmp_path / "old", old).network == read(tmp_path / "new").network
+
+
+def test_a_cascade_has_its_first_stage(tmp_path: Path) -> None:
+    changed = copy.deepcopy(PLANS)
+    changed["configurations"] = {
+        "3d_lowres": {**CONFIGURATION, "spacing": [4.0, 2.0, 2.0]},
+        "3d_cascade_fullres": {**CONFIGURATION, "previous_stage": "3d_lowres"},
+    }
+    write_model(tmp_path, changed, configuration="3d_lowres")
+    last = write_model(tmp_path, changed, configuration="3d_cascade_fullres")
+
+    card = read_model(last)
+
+    assert card.stage is not None
+    assert card.stage.use == "channels"
+    assert card.stage.card.grid.spacing == (2.0, 2.0, 4.0)
+    assert card.network.args["in_channels"] == 3
+    assert read_model(tmp_path) == card
+
+
+@pytest.mark.parametrize("count", [300])
+def test_hundreds_of_classes_are_read(tmp_path: Path, count: int) -> None:
+    labels = {"background": 0, **{f"part {n}": n for n in range(1, count)}}
+
+    card = read(tmp_path, PLANS, {**DATASET, "labels": labels})
+
+    assert card.n_outputs == count
+    assert card.label_bytes == 2
+
+
+def test_the_trainer_stands_in_the_checkpoint_not_in_the_folders_name(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, trainer_name="nnUNetTrainer_4000epochs_NoMirroring")
+    renamed = folder.rename(tmp_path / "my organs")
+
+    assert read_model(renamed).name == "my_organs"
+    assert json.loads((renamed / "plans.json").read_text())["plans_name"] == "nnUNetPlans"
+
+
+def _nnunets_function() -> None:
+    """Stand for nnU-Net's function; only its name is pickled."""
+
+
+def _write_postprocessing(folder: Path, numbers: Any) -> None:
+    name = "remove_all_but_largest_component_from_segmentation"
+    module = "nnunetv2.postprocessing.remove_connected_components"
+    _nnunets_function.__module__, _nnunets_function.__qualname__ = module, name
+    planted = types.ModuleType(module)
+    setattr(planted, name, _nnunets_function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "nnunetv2", types.ModuleType("nnunetv2"))
+        patch.setitem(
+            sys.modules, "nnunetv2.postprocessing", types.ModuleType("nnunetv2.postprocessing")
+        )
+        patch.setitem(sys.modules, module, planted)
+        content = pickle.dumps(([_nnunets_function], [{"labels_or_regions": numbers}]))
+    (folder / "crossval_results_folds_0").mkdir()
+    (folder / "crossval_results_folds_0" / "postprocessing.pkl").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [(np.int64(2), (2,)), ((1, 2), (1, 2)), ([1, (2,)], (1, 2))]
+)
+def test_postprocessing_is_applied_on_request(
+    numbers: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path)
+    _write_postprocessing(folder, numbers)
+
+    cleaned = read_model(folder, {"postprocessing": "yes"})
+
+    assert read_model(folder).cleaning == ()
+    assert cleaned.cleaning == (KeepLargest(expected, together=True, connectivity=26, ties="all"),)
+
+
+def test_postprocessing_that_names_code_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "postprocessing.pkl").write_bytes(pickle.dumps(([print], [{}])))
+
+    with pytest.raises(ScanError, match=r"MODEL_UNSAFE.*builtins\.print"):
+        read_model(folder, {"postprocessing": "yes"})
+
+
+def test_folds_and_configurations_can_be_chosen(tmp_path: Path) -> None:
+    changed = copy.deepcopy(PLANS)
+    changed["configurations"]["coarse"] = {**CONFIGURATION, "spacing": [4.0, 2.0, 2.0]}
+    folder = write_model(tmp_path, changed, folds=("0", "1", "2"))
+    write_model(tmp_path, changed, configuration="coarse")
+
+    first = read_model(folder, {"folds": "1+2"})
+    coarse = read_model(tmp_path, {"configuration": "coarse"})
+
+    assert [w.file.parent.name for w in (first.weights, *first.folds)] == ["fold_1", "fold_2"]
+    assert coarse.grid.spacing == (2.0, 2.0, 4.0)
+    with pytest.raises(ScanError, match="choose one of its models"):
+        read_model(tmp_path)
+    with pytest.raises(ScanError, match="fold_7"):
+        read_model(folder, {"folds": "7"})
+    with pytest.raises(ScanError, match="MODEL_UNKNOWN"):
+        read_model(folder, {"colour": "red"})

@@ -1,0 +1,212 @@
+"""A foreign model is converted once, again when its files change, and alike everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from scanloom.cards.card_file import card_digest
+from scanloom.convert.conversion import load_card
+from scanloom.convert.readers import read_model
+from scanloom.core import ScanError, user_cache_folder
+from support.bundles import saved, spleen_metadata, write_bundle
+from support.nnunet_folders import plans, write_model
+from support.totalsegmentator_folders import write_task
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of converted models, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return user_cache_folder() / "models"
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.iterdir() if path.is_dir())
+
+
+def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+
+    first = load_card(folder)
+    (entry,) = entries(cache)
+    made = (entry / "card.json").stat().st_mtime_ns
+    again = load_card(folder)
+
+    assert first == again
+    assert (entry / "card.json").stat().st_mtime_ns == made
+    read = read_model(folder)
+    assert replace(first, weights=read.weights) == read
+    assert first.weights.published == read.weights.sha256
+
+
+@pytest.mark.parametrize("change", ["weights", "metadata", "licence", "same size and time"])
+def test_a_model_that_changed_is_converted_again(change: str, cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen", weights=saved(1.0))
+    before = load_card(folder)
+
+    file = folder / "models" / "model.pt"
+    match change:
+        case "weights":
+            file.write_bytes(saved(2.0))
+        case "same size and time":
+            times = file.stat()
+            file.write_bytes(saved(2.0))
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        case "metadata":
+            text = json.dumps(spleen_metadata() | {"version": "9"})
+            (folder / "configs" / "metadata.json").write_text(text)
+        case "licence":
+            (folder / "LICENSE").write_text("MIT License")
+
+    assert card_digest(load_card(folder)) != card_digest(before)
+    assert len(entries(cache)) == 1
+
+
+def test_touching_a_file_changes_no_digest(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    before = card_digest(load_card(folder))
+    os.utime(folder / "models" / "model.pt")
+
+    assert card_digest(load_card(folder)) == before
+
+
+def test_the_digest_is_that_of_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (write_bundle(tmp_path / name / "spleen") for name in "ab")
+    before = card_digest(load_card(first))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+    assert card_digest(load_card(second)) == before
+
+
+def test_a_stage_next_to_the_model_counts(tmp_path: Path) -> None:
+    changed = plans()
+    base = changed["configurations"]["3d_fullres"]
+    changed["configurations"]["3d_lowres"] = base
+    changed["configurations"]["3d_cascade_fullres"] = {**base, "previous_stage": "3d_lowres"}
+    stage = write_model(tmp_path, changed, configuration="3d_lowres")
+    folder = write_model(tmp_path, changed, configuration="3d_cascade_fullres")
+    before = card_digest(load_card(folder))
+
+    file = stage / "fold_0" / "checkpoint_final.pth"
+    other = write_model(tmp_path / "other", changed, configuration="3d_lowres", folds=("0", "1"))
+    file.write_bytes((other / "fold_1" / "checkpoint_final.pth").read_bytes())
+
+    assert card_digest(load_card(folder)) != before
+
+
+def test_weights_of_a_task_that_arrive_later_count(tmp_path: Path) -> None:
+    weights = write_task(tmp_path / "weights", "total_mr")
+    assert load_card(weights / "total_mr").fast is None
+    write_task(weights, "total_mr_fast")
+
+    assert load_card(weights / "total_mr").fast is not None
+
+
+def test_safetensors_are_linked(cache: Path, tmp_path: Path) -> None:
+    content = save({"weight": np.zeros(3, np.float32)})
+    folder = write_bundle(tmp_path / "spleen", weights=content)
+
+    weights = load_card(folder).weights
+
+    assert weights.file.is_symlink()
+    assert weights.file.resolve() == folder / "models" / "model.pt"
+    assert weights.sha256 == weights.published
+
+
+def test_a_damaged_cache_is_made_again(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    before = load_card(folder)
+    (entry,) = entries(cache)
+    (entry / "card.json").write_text("{")
+
+    assert load_card(folder) == before
+
+
+def test_a_cache_that_others_may_write_is_not_used(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    load_card(folder)
+    cache.chmod(0o777)
+
+    assert not load_card(folder).weights.file.is_relative_to(cache)
+
+
+def test_without_a_cache_models_are_converted_for_the_process(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    folder = write_bundle(tmp_path / "spleen")
+
+    first = load_card(folder)
+
+    assert first == load_card(folder)
+    assert first.weights.file.is_file()
+
+
+def test_errors_are_not_kept(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen", weights=b"text")
+
+    for _ in range(2):
+        with pytest.raises(ScanError, match="MODEL_DAMAGED"):
+            load_card(folder)
+    assert entries(cache) == []
+
+
+def test_two_processes_convert_a_model_at_once(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from scanloom.convert.conversion import load_card\n"
+        "card = load_card(Path(sys.argv[1])); print(card.weights.file.stat().st_ino)"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    found = {process.communicate()[0] for process in processes}
+
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(found) == 1
+    assert len(entries(cache)) == 1
+
+
+def test_options_make_another_conversion(cache: Path, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, folds=("0", "1"))
+
+    both, first = load_card(folder), load_card(folder, {"folds": "0"})
+
+    assert (len(both.folds), len(first.folds)) == (1, 0)
+    assert first.name == f"{both.name}-folds-0"
+    assert first.weights.file.samefile(both.weights.file)  # on disk once
+    assert load_card(folder) == both
+
+
+def test_conversions_of_models_that_are_gone_are_removed(cache: Path, tmp_path: Path) -> None:
+    first, second = (write_bundle(tmp_path / name) for name in ("first", "second"))
+    load_card(first)
+    shutil.rmtree(first)
+
+    load_card(second)
+
+    assert len(entries(cache)) == 1
+    assert load_card(second).name == "second"
+
+
+def test_a_conversion_that_was_killed_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen")
+    load_card(folder)
+    (entry,) = entries(cache)
+    entry.rename(f"{entry}.draft")
+
+    load_card(folder)
+
+    assert entries(cache) == [entry]
