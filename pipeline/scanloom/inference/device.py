@@ -168,8 +168,6 @@ def choose_precision(
         "auto" is half precision on CUDA; on a CPU, bfloat16 if it is faster there and validated,
         else float32. "half" is float16 on CUDA and bfloat16 on a CPU. Both are float32 with a cuDNN
         that is known to compute half precision wrong.
-    device : torch.device
-        Device of the network.
     validated : collection of str
         Precisions that the card lists, whose labels were compared with those of float32.
 
@@ -264,8 +262,6 @@ class PlacedModel:
 
     Attributes
     ----------
-    card : ModelCard
-        The model.
     device : DeviceChoice
         The device, and the reason for its choice.
     precision : PrecisionChoice

@@ -39,8 +39,6 @@ def apply_steps(
     ----------
     image : float32 tensor of any shape
         One channel; may be overwritten.
-    steps : sequence of IntensityStep
-        Steps of the model card.
     foreground : bool tensor of the image's shape, optional
         The voxels that `Normalize.filled` measures and changes; None for all.
     """

@@ -38,8 +38,6 @@ class TorchInventory:
 
     Parameters
     ----------
-    version : str
-        Version of torch.
     cuda : str or None
         CUDA version of the build; None for a build without CUDA.
     threads : int
@@ -59,24 +57,20 @@ class TorchInventory:
 
 def take_inventory() -> TorchInventory:
     """Return the installed build of torch; each CUDA device is tested with a small convolution."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties, device = torch.cuda.get_device_properties(number), torch.device("cuda", number)
+        fault = _fault(device)
+        capability = f"{properties.major}.{properties.minor}"
+        memory = int(properties.total_memory)
+        half = "" if fault else half_fault(device)
+        devices.append(CudaDevice(properties.name, capability, memory, fault, half))
     return TorchInventory(
         version=torch.__version__,
         cuda=torch.version.cuda,
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        devices=tuple(_cuda_device(n) for n in range(count)),
-    )
-
-
-def _cuda_device(number: int) -> CudaDevice:
-    properties = torch.cuda.get_device_properties(number)
-    return CudaDevice(
-        name=properties.name,
-        capability=f"{properties.major}.{properties.minor}",
-        memory=int(properties.total_memory),
-        fault=(fault := _fault(torch.device("cuda", number))),
-        half_fault="" if fault else half_fault(torch.device("cuda", number)),
+        devices=tuple(devices),
     )
 
 

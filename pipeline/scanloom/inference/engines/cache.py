@@ -81,7 +81,13 @@ def cached_export(key: str, write: Callable[[Path], None]) -> Iterator[tuple[Pat
         if not is_ours(exports_folder()):
             raise PermissionError("another user can write to the cache folder")
         # Exporting takes long and much memory: processes on a machine wait for the first
-        with _locked(key):
+        with (exports_folder() / f"{key}.lock").open("ab") as lock:
+            lock_file(lock.fileno())
+            processes = Path("/proc")
+            for draft in exports_folder().glob(".*.*") if (processes / "self").exists() else ():
+                pid = draft.suffix.removeprefix(".")  # a draft of a process that is gone
+                if pid.isdecimal() and not (processes / pid).exists():
+                    shutil.rmtree(draft, ignore_errors=True)
             folder = exports_folder() / key
             cached = is_complete(folder)
             if not cached:
@@ -129,24 +135,6 @@ def _publish(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(draft, ignore_errors=True)
     _sync(folder.parent)
     _remove_old(keep=folder)
-
-
-@contextmanager
-def _locked(key: str) -> Iterator[None]:
-    """Wait for other processes that make the same export; drafts of dead processes are removed."""
-    path = exports_folder() / f"{key}.lock"
-    with path.open("ab") as file:
-        lock_file(file.fileno())
-        _remove_drafts()
-        yield
-
-
-def _remove_drafts() -> None:
-    """Remove drafts whose process is gone."""
-    for draft in exports_folder().glob(".*.*"):
-        pid = draft.suffix.removeprefix(".")
-        if pid.isdecimal() and not Path("/proc", pid).exists() and Path("/proc/self").exists():
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _remove_old(keep: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,6 @@ import torch
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
     Run,
 )
 
@@ -30,15 +28,14 @@ class TorchCompile:
         """Return whether the device is a CPU or a CUDA device."""
         return device.type in ("cpu", "cuda")
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         """Compile a network, by a pass over zeros."""
-        began = time.perf_counter()
         try:
             compiled: Run = torch.compile(request.torch_network(), dynamic=False)
             compiled(request.zeros())
         except Exception as exc:
             raise EngineUnfitError(f"{type(exc).__name__} while the network was compiled") from exc
-        return PreparedNetwork(compiled, time.perf_counter() - began)
+        return compiled
 
 
 ENGINE = TorchCompile()

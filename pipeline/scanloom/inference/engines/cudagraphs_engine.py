@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import ClassVar
 
 import torch
 
-from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, PreparedNetwork
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest, Run
 
 _WARM_UPS = 3
 """Passes before a CUDA graph is captured: libraries choose and load kernels in the first."""
@@ -28,12 +27,11 @@ class CudaGraphs:
         """Return whether the device is a CUDA device."""
         return device.type == "cuda"
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         """Capture a network's kernels for batches of the request's shape.
 
         Batches of another shape, as the last of a scan, are run by torch.
         """
-        began = time.perf_counter()
         network = request.torch_network()
         windows = request.zeros()
         try:
@@ -62,7 +60,7 @@ class CudaGraphs:
             copy_of_scores: torch.Tensor = scores.clone()
             return copy_of_scores
 
-        return PreparedNetwork(run, time.perf_counter() - began)
+        return run
 
 
 ENGINE = CudaGraphs()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
     Run,
 )
 
@@ -67,14 +65,17 @@ class OnnxRuntime:
             return dtype is torch.float32
         return dtype in _TYPES and provider in _installed_providers(self.version())
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         """Prepare a network: read it from the cache or export it, and load it."""
-        began = time.perf_counter()
         provider = self.provider(request.device)
         if provider is None:
             raise EngineUnfitError(f"ONNX Runtime has no provider for {request.device.type}")
+        device = []  # of TensorRT's plan; a graph for CPUs fits all
+        if request.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(request.device)
+            device = [properties.name, f"{properties.major}.{properties.minor}"]
         subject = {
-            "engine": [self.name, self.version(), _FORM, provider, *_device_identity(request)],
+            "engine": [self.name, self.version(), _FORM, provider, *device],
             **request.cache_subject,
         }
 
@@ -84,13 +85,12 @@ class OnnxRuntime:
                 _session(folder, request, provider)
 
         try:
-            with cached_export(export_key(subject), write) as (folder, old):
-                run = _runner(_session(folder, request, provider), request, provider)
+            with cached_export(export_key(subject), write) as (folder, _):
+                return _runner(_session(folder, request, provider), request, provider)
         except (torch.OutOfMemoryError, EngineUnfitError):
             raise
         except Exception as exc:
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
-        return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 
 
 def first_version(distributions: Sequence[str], module: str) -> str | None:
@@ -105,10 +105,6 @@ def provider_options(provider: str, request: NetworkRequest, folder: Path) -> di
 
     Parameters
     ----------
-    provider : str
-        Its name.
-    request : NetworkRequest
-        The network.
     folder : Path
         Folder of the exported network, in which TensorRT keeps its plan.
     """
@@ -133,14 +129,6 @@ def _installed_providers(version: str | None) -> list[str]:
     import onnxruntime
 
     return list(onnxruntime.get_available_providers())
-
-
-def _device_identity(request: NetworkRequest) -> list[str]:
-    """Return what a plan for a device depends on; nothing for CPUs, whose graph fits all."""
-    if request.device.type != "cuda":
-        return []
-    properties = torch.cuda.get_device_properties(request.device)
-    return [properties.name, f"{properties.major}.{properties.minor}"]
 
 
 def _export(request: NetworkRequest, folder: Path) -> None:

@@ -20,7 +20,6 @@ import copy
 import functools
 import gc
 import math
-import time
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Collection
@@ -38,7 +37,6 @@ from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
     Run,
 )
 from scanloom.inference.network.layers import PlaneNetwork, find_exact_layers
@@ -71,25 +69,22 @@ class OpenVino:
         """Return whether the device is a CPU and the type float32 or bfloat16."""
         return device.type == "cpu" and dtype in _HINTS
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         """Prepare a network: read it from the cache or export it, and compile it."""
-        began = time.perf_counter()
         subject = {
             "engine": [self.name, self.version(), _FORM],
             **request.cache_subject,
         }
         try:
-            with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
-                if not old:  # torch's trace refers to itself, and to the network
+            key = export_key(subject)
+            with cached_export(key, lambda folder: _export(request, folder)) as (folder, cached):
+                if not cached:  # torch's trace refers to itself, and to the network
                     gc.collect()
                     return_free_memory()
-                run = _compile(folder, request)
-        except (
-            *(RuntimeError, TypeError, ValueError, NotImplementedError, OSError),
-            *(ImportError, AttributeError),  # a part of the library is missing
-        ) as exc:
+                return _compile(folder, request)
+        except (RuntimeError, TypeError, ValueError, OSError, ImportError, AttributeError) as exc:
+            # ImportError, AttributeError: a part of the library is missing
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
-        return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 
 
 def _export(request: NetworkRequest, folder: Path) -> None:
@@ -269,12 +264,14 @@ def multiply_final_layer(model: Any) -> None:
     convolution = last
     if last.get_type_name() == "Add":
         convolution, bias = (last.input_value(n).get_node() for n in (0, 1))
-    if not _takes_single_voxels(convolution):
+    if convolution.get_type_name() != "Convolution":
         return
     # Weight first: the product then has classes before voxels, as scores are stored
     features, weight = (convolution.input_value(n) for n in (0, 1))
     count, channels, *size = features.get_shape()
-    classes = weight.get_shape()[0]
+    classes, _, *kernel = weight.get_shape()
+    if set(kernel) != {1} or size != list(convolution.get_output_shape(0))[2:]:
+        return  # neighbours are mixed, or voxels left out
     if classes < FEW_CLASSES or (bias and math.prod(bias.get_output_shape(0)) != classes):
         return
     to_voxels = [0, *range(2, len(size) + 2), 1]
@@ -293,14 +290,6 @@ def multiply_final_layer(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _takes_single_voxels(node: Any) -> bool:
-    """Return whether an operation is a convolution of single voxels, none left out."""
-    if node.get_type_name() != "Convolution":
-        return False
-    features, weight = (node.input_value(n).get_shape() for n in (0, 1))
-    return set(weight[2:]) == {1} and features[2:] == node.get_output_shape(0)[2:]
-
-
 def pool_norms(model: Any) -> None:
     """Replace the instance and group normalisations of large windows in a network.
 
@@ -311,20 +300,16 @@ def pool_norms(model: Any) -> None:
     """
     before = {node.get_friendly_name() for node in model.get_ops()}
     for node in model.get_ordered_ops():
-        if not _is_norm(node) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
+        kind = node.get_type_name()
+        grouped = kind == "GroupNormalization"
+        instance = kind == "MVN" and "aten::instance_norm" in node.get_friendly_name()
+        if not (grouped or instance) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
             continue
-        grouped = node.get_type_name() == "GroupNormalization"
         pooled = _group_norm(node) if grouped else _instance_norm(node)
         _name_steps(pooled, node, before)
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(pooled.output(0))
     model.validate_nodes_and_infer_types()
-
-
-def _is_norm(node: Any) -> bool:
-    """Return whether an operation is an instance or group normalisation, without its factors."""
-    kind, name = node.get_type_name(), node.get_friendly_name()
-    return kind == "GroupNormalization" or (kind == "MVN" and "aten::instance_norm" in name)
 
 
 def _instance_norm(node: Any) -> Any:

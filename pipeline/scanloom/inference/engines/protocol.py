@@ -82,26 +82,6 @@ class NetworkRequest:
         return torch.zeros(self.shape, dtype=dtype, device=self.device)
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedNetwork:
-    """A network that an engine has prepared.
-
-    Parameters
-    ----------
-    run : callable
-        Maps float32 windows of the request's shape to float32 scores, which later calls leave
-        unchanged.
-    seconds : float
-        Wall time of the preparation.
-    cached : bool
-        Whether the preparation was read from the user's cache.
-    """
-
-    run: Run
-    seconds: float
-    cached: bool = False
-
-
 class Engine(Protocol):
     """A library that runs networks: the object `ENGINE` of the module NAME_engine.
 
@@ -121,8 +101,13 @@ class Engine(Protocol):
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Return whether the engine runs on a device in a numeric type."""
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
-        """Prepare a network.
+    def prepare(self, request: NetworkRequest) -> Run:
+        """Prepare a network, or read it from the user's cache.
+
+        Returns
+        -------
+        callable
+            Maps windows of the request's shape to scores, which later calls leave unchanged.
 
         Raises
         ------

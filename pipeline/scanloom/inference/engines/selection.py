@@ -95,8 +95,6 @@ class EngineSelector:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     requested : str
         "auto", "torch", or a name of `ENGINES`.
     load : callable
@@ -139,13 +137,7 @@ class EngineSelector:
             find_engine(self.requested)
 
     def departs(self, precision: str) -> bool:
-        """Return whether the last scan was run otherwise than requested, or than OUT's other cases.
-
-        Parameters
-        ----------
-        precision : str
-            Numeric type in which the network calculated.
-        """
+        """Return whether the last scan was run otherwise than decided, in a numeric type."""
         decision = self._decision
         return decision is not None and decision != EngineRecord(self.choice.name, precision)
 
@@ -168,12 +160,8 @@ class EngineSelector:
 
         Parameters
         ----------
-        model : TorchModel
-            The model's networks as torch runs them.
         scan : ScanWindows
             The scan to be labelled, with which an engine is measured if necessary.
-        clock : StepTimer
-            Times the step "engine".
         """
         key = (scan.shape, model.loaded.dtype, model.device)
         if key not in self._prepared:
@@ -230,7 +218,7 @@ class EngineSelector:
                 self._measured = str(trial)
                 if trial.as_torch:
                     with clock.step("engine"):
-                        runs = [engine.prepare(request).run for request in requests]
+                        runs = [engine.prepare(request) for request in requests]
                     choice = EngineChoice(name, str(engine.version()), why, self._measured)
                     return choice, runs
                 fault = trial.failed or "its labels differ from torch's"
@@ -243,13 +231,16 @@ class EngineSelector:
         """Return the first engine that is faster than torch here with its labels; else torch."""
         installed = [e for e in ENGINES.values() if e.automatic and e.version() is not None]
         self._measured = "no other engine " + ("fits" if installed else "is installed")
+        # Each subset of the flipped axes is a pass of its own
+        flips = 1 << len(self.card.window.mirror)
+        planned = scan.count * len(model.runs) * flips * self.planned_cases
         for engine in installed:
             if not engine.supports(model.device, model.loaded.dtype):
                 continue
             request = self._requests(model, scan)[0]
             path = trial_file(engine, request)
             # Measuring costs some windows, which few windows do not repay
-            if read_trial(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
+            if read_trial(path) is None and planned < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
                 return TORCH
             try:
@@ -261,12 +252,6 @@ class EngineSelector:
             if trial.used:
                 return engine.name
         return TORCH
-
-    def _planned(self, model: TorchModel, scan: ScanWindows) -> int:
-        """Return the number of windows that this process is to run."""
-        # Each subset of the flipped axes is a pass of its own
-        flips = 1 << len(self.card.window.mirror)
-        return scan.count * len(model.runs) * flips * self.planned_cases
 
     def _trial(
         self,
@@ -289,6 +274,11 @@ class EngineSelector:
 
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
         """Return what an engine prepares: a request for each network of the model."""
+        card = self.card
+        arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
+        versions = package_versions(["monai"]).values()
+        window = (str(card.window.plane), card.window.sums)
+        identity = (card.network.name, arguments, *window, *versions)
         networks: list[nn.Module] = []
         # A network in half precision is not the one to convert: it is loaded again
         exact = model.loaded.dtype is torch.float32 and model.device.type == "cpu"
@@ -302,21 +292,14 @@ class EngineSelector:
         return [
             NetworkRequest(
                 build=functools.partial(build, n),
-                identity=(*_identity(self.card), weights.sha256),
+                identity=(*identity, weights.sha256),
                 shape=scan.shape,
                 dtype=model.loaded.dtype,
                 device=model.device,
                 threads=torch.get_num_threads(),
             )
-            for n, weights in enumerate((self.card.weights, *self.card.folds))
+            for n, weights in enumerate((card.weights, *card.folds))
         ]
-
-
-def _identity(card: ModelCard) -> tuple[str, ...]:
-    """Return everything but the weights from which a card's networks follow."""
-    arguments = json.dumps(dict(card.network.args), sort_keys=True, default=str)
-    versions = package_versions(["monai"]).values()
-    return (card.network.name, arguments, str(card.window.plane), card.window.sums, *versions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,10 +310,6 @@ class ScanWindows:
     ----------
     image : (channels, X, Y, Z) float32 tensor
         The scan on the network grid, or a part of it.
-    window : Window
-        From the model card.
-    plan : NetworkPlan
-        The network grid.
     batch : int
         Number of windows in a batch.
     """
@@ -379,8 +358,6 @@ class TorchModel:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     loaded : LoadedNetwork
         Its networks, in the type in which they calculate.
     runs : sequence of callable
@@ -401,17 +378,6 @@ def measure(
     """Compare an engine with torch on windows of a scan: labels and time.
 
     Labels are compared with those of torch in float32, the time with torch in the same type.
-
-    Parameters
-    ----------
-    engine : Engine
-        The engine.
-    request : NetworkRequest
-        The first of the model's networks.
-    model : TorchModel
-        The model.
-    scan : ScanWindows
-        A real scan.
     """
     card, loaded = model.card, model.loaded
     names = (card.name, engine.name, str(engine.version()), request.precision)
@@ -456,10 +422,12 @@ def measure(
         exact = request.build().to(request.device)
         reference = [labels_of(exact(probe)) for probe in probes]
     try:  # after torch has freed its memory
-        prepared = engine.prepare(request)
+        began = time.perf_counter()
+        run = engine.prepare(request)
+        prepare_s = time.perf_counter() - began
     except EngineUnfitError as exc:
         return EngineTrial(*names, failed=str(exc))
-    labels, engine_s = timed(prepared.run)
+    labels, engine_s = timed(run)
     equal, dice = compare_labels(reference, labels, scan.voxel_ml)
     trial = EngineTrial(
         *names,
@@ -469,14 +437,14 @@ def measure(
         torch_dice=compare_labels(reference, own_labels, scan.voxel_ml)[1] if half else None,
         torch_s=own_s,
         engine_s=engine_s,
-        prepare_s=prepared.seconds,
+        prepare_s=prepare_s,
     )
     logger.info(
         "%s with %s: %s, prepared in %s",
         card.name,
         engine.name,
         trial.why,
-        format_duration(prepared.seconds),
+        format_duration(prepare_s),
     )
     return trial
 

@@ -221,7 +221,10 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         pooled = _max_pooling(*args[:5])
         return pooled[0] if pooled and (func, ndim) in plain else pooled
     if func is aten.pad.default and len(args) > 2 and args[2] in ("constant", "replicate"):
-        return _padding(*args[:2])
+        padded = list(args[0].shape)
+        for n, width in enumerate(args[1]):  # before and after the last axis, the one before it, ..
+            padded[-1 - n // 2] += width
+        return args[0].new_empty(padded)
     if func is aten.cat.default:
         tensors, axis = args[0], args[1] if len(args) > 1 else 0
         shape = list(tensors[0].shape)
@@ -297,14 +300,6 @@ def _max_pooling(
         return None
     shape = (*image.shape[:2], *space)
     return image.new_empty(shape), image.new_empty(shape, dtype=torch.int64)
-
-
-def _padding(image: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-    """Return the output of padding by (before, after) of the last axis, the one before it, ..."""
-    shape = list(image.shape)
-    for n, width in enumerate(widths):
-        shape[-1 - n // 2] += width
-    return image.new_empty(shape)
 
 
 def _per_axis(numbers: Sequence[int], count: int) -> Sequence[int]:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, Final, TypeGuard
+from functools import lru_cache, partial
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -176,69 +176,48 @@ def find_exact_layers(network: nn.Module, shape: tuple[int, ...]) -> ExactLayers
         Shape of the network's input.
     """
     image = torch.empty(shape, device="meta")
-    on_meta = _copy_to_meta(network)
+    values = (*network.parameters(), *network.buffers())  # whose memory is not copied
+    memo = {id(value): value.detach().to("meta") for value in values}
+    on_meta = copy.deepcopy(network, memo)
     layers = {name: module for name, module in on_meta.named_modules() if is_layer(module)}
-    calls: list[_LayerCall] = []
-    for name, layer in layers.items():
-        layer.register_forward_hook(
-            lambda _, inputs, out, name=name: calls.append(
-                _record_call(name, inputs[0], out, image)
-            )
+    names: list[str] = []
+    first, narrow, wide = set[str](), set[str](), set[str]()
+
+    def record(name: str, value: Any, out: Any) -> None:
+        """Note a layer's call, with its first input and its output."""
+        names.append(name)
+        if value is image:
+            first.add(name)
+        is_narrow = all(
+            tensor.shape[2:] == image.shape[2:] and tensor.shape[1] <= _NARROW_CHANNELS
+            for tensor in (value, out)
+            if isinstance(tensor, torch.Tensor)
         )
+        (narrow if is_narrow else wide).add(name)
+
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda _, inputs, out, name=name: record(name, inputs[0], out))
     try:
         with torch.inference_mode(), meta_dispatch():
             on_meta(image)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return ExactLayers()  # the whole network runs in bfloat16
-    names = [call.name for call in calls]
     # After the last layer that mixes voxels, rounding is not averaged out any more
-    mixing = [n for n, name in enumerate(names) if _mixes_voxels(layers[name])]
+    mixing = [
+        n
+        for n, name in enumerate(names)
+        if isinstance(layer := layers[name], _CONVOLUTIONS)
+        and any(k > 1 for k in layer.kernel_size)
+    ]
     start = mixing[-1] if mixing else 0
-    first = frozenset(call.name for call in calls if call.takes_image)
+    last = {*names[start:]} - {*names[:start]}
     # A layer that is called several times counts as narrow if all its calls are
-    narrow = frozenset(call.name for call in calls if call.narrow) - first
-    wide = frozenset(call.name for call in calls if not call.narrow)
-    last = frozenset(names[start:]) - frozenset(names[:start])
-    return ExactLayers(first, last | (narrow - wide))
-
-
-@dataclass(frozen=True)
-class _LayerCall:
-    """A call of a layer.
-
-    `takes_image`: the input is the network's image. `narrow`: input and output have few channels,
-    at the image's resolution.
-    """
-
-    name: str
-    takes_image: bool
-    narrow: bool
-
-
-def _record_call(name: str, value: Any, out: Any, image: torch.Tensor) -> _LayerCall:
-    """Return a record of a layer's call with its first input and its output."""
-    tensors = [tensor for tensor in (value, out) if isinstance(tensor, torch.Tensor)]
-    narrow = all(
-        tensor.shape[2:] == image.shape[2:] and tensor.shape[1] <= _NARROW_CHANNELS
-        for tensor in tensors
-    )
-    return _LayerCall(name, value is image, narrow)
-
-
-def _copy_to_meta(network: nn.Module) -> nn.Module:
-    """Return a copy of a network on the meta device; the memory of weights is not copied."""
-    values = (*network.parameters(), *network.buffers())
-    return copy.deepcopy(network, {id(value): value.detach().to("meta") for value in values})
+    return ExactLayers(frozenset(first), frozenset(last | (narrow - first - wide)))
 
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module has no submodules."""
     return next(module.children(), None) is None
-
-
-def _mixes_voxels(layer: nn.Module) -> bool:
-    """Return whether a layer is a convolution with a kernel larger than one voxel."""
-    return isinstance(layer, _CONVOLUTIONS) and any(n > 1 for n in layer.kernel_size)
 
 
 class MixedBfloat16(nn.Module):
@@ -259,15 +238,16 @@ class MixedBfloat16(nn.Module):
         layers = find_exact_layers(network, (1, channels, *size))
         for name, module in network.named_modules():
             if name in layers.exact:
-                module.register_forward_pre_hook(_inputs_to_float32)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.float32))
                 continue
-            if name in layers.first and _is_plain_convolution(module):
+            plain = isinstance(module, nn.Conv2d | nn.Conv3d) and module.groups == 1
+            if name in layers.first and plain:
                 _split_operands(module)
             elif isinstance(module, nn.AvgPool3d):  # torch has none in bfloat16 on CPUs
-                module.register_forward_pre_hook(_inputs_to_float32)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.float32))
                 module.register_forward_hook(_output_to_bfloat16)
             elif is_layer(module) and len(list(module.parameters())):
-                module.register_forward_pre_hook(_inputs_to_bfloat16)
+                module.register_forward_pre_hook(partial(_cast_inputs, torch.bfloat16))
             _to_bfloat16(module)
         self._network = network
 
@@ -286,11 +266,6 @@ def _to_bfloat16(module: nn.Module) -> None:
             value.data = value.data.contiguous(memory_format=torch.channels_last_3d)
         elif value.ndim == 4 and isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             value.data = value.data.contiguous(memory_format=torch.channels_last)
-
-
-def _is_plain_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
-    """Return whether a layer is a convolution of all channels, neither grouped nor transposed."""
-    return isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.groups == 1
 
 
 def _split_operands(layer: nn.Conv2d | nn.Conv3d) -> None:
@@ -318,25 +293,17 @@ def _split_image(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return torch.cat([upper, lower, upper], dim=1), *inputs[1:]
 
 
-def _inputs_to_bfloat16(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a layer's inputs, floating-point tensors as bfloat16."""
-    return tuple(_cast(value, torch.bfloat16) for value in inputs)
-
-
-def _inputs_to_float32(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a layer's inputs, floating-point tensors as float32."""
-    return tuple(_cast(value, torch.float32) for value in inputs)
+def _cast_inputs(dtype: torch.dtype, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a layer's inputs, floating-point tensors in another type."""
+    return tuple(
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in inputs
+    )
 
 
 def _output_to_bfloat16(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
     """Return a layer's output as bfloat16."""
     return output.to(torch.bfloat16)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return a floating-point tensor in another type, any other value unchanged."""
-    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if floating else value
 
 
 class PlaneNetwork(nn.Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -94,8 +94,6 @@ def load_network(card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     dtype : torch.dtype
         Type in which the network calculates; float32 is used instead if weights overflow it.
 
@@ -145,8 +143,6 @@ class TrainedNetworks:
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     first : LoadedNetwork
         Its networks in the type that is used first.
     """
@@ -229,7 +225,18 @@ def read_weights(weights: Weights) -> State:
     """
     from safetensors.torch import load
 
-    content = _content(weights)
+    try:
+        if not weights.file.is_file():  # reading a pipe would never end
+            raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
+        content = weights.file.read_bytes()
+    except OSError as exc:
+        detail = f"the model's weights can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    # Hashed as read, so that no other process can change the file in between
+    digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
+    if digest != expected:
+        detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
+        raise ScanError(Reason.MODEL_HASH, detail)
     try:
         state: State = load(content)
     except Exception as exc:  # damaged files raise errors of many types
@@ -256,7 +263,18 @@ def load_weights(network: nn.Module, state: State) -> None:
     ScanError
         MODEL_WEIGHTS if they don't match the network; NOT_FINITE if a value is NaN or infinite.
     """
-    _check_matches(network.state_dict(), state)
+    expected = network.state_dict()
+    common = expected.keys() & state.keys()
+    missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
+    different = sum(
+        (expected[k].shape, expected[k].is_floating_point())
+        != (state[k].shape, state[k].is_floating_point())
+        for k in common
+    )
+    if missing or unexpected or different:
+        counts = f"{missing} missing, {unexpected} unexpected, {different} of another shape or type"
+        detail = f"the weights do not match the network: {counts} (tensors)"
+        raise ScanError(Reason.MODEL_WEIGHTS, detail)
     try:
         network.load_state_dict(state)
     except RuntimeError as exc:
@@ -280,39 +298,6 @@ def _floating(network: nn.Module) -> list[torch.Tensor]:
     return [value for value in values if value.is_floating_point() and value.numel()]
 
 
-def _content(weights: Weights) -> bytes:
-    """Read the weights file and check its hash."""
-    try:
-        if not weights.file.is_file():  # reading a pipe would never end
-            raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
-        content = weights.file.read_bytes()
-    except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    # Hashed as read, so that no other process can change the file in between
-    digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
-    if digest != expected:
-        detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
-        raise ScanError(Reason.MODEL_HASH, detail)
-    return content
-
-
-def _check_matches(expected: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights whose names, shapes or kinds of numbers differ from the network's."""
-    common = expected.keys() & state.keys()
-    missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
-    different = sum(_shape_and_kind(expected[k]) != _shape_and_kind(state[k]) for k in common)
-    if missing or unexpected or different:
-        counts = f"{missing} missing, {unexpected} unexpected, {different} of another shape or type"
-        detail = f"the weights do not match the network: {counts} (tensors)"
-        raise ScanError(Reason.MODEL_WEIGHTS, detail)
-
-
-def _shape_and_kind(values: torch.Tensor) -> tuple[torch.Size, bool]:
-    """Return a tensor's shape, and whether it is floating-point."""
-    return values.shape, values.is_floating_point()
-
-
 def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> str:
     """Return why a model's half precision can't be used on a device; empty if it can.
 
@@ -321,12 +306,8 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
 
     Parameters
     ----------
-    card : ModelCard
-        The model.
     loaded : LoadedNetwork
         Its networks in half precision; the first of them is compared.
-    device : torch.device
-        The device.
     """
     size = card.window.size or _WHOLE_SCAN
     subject = {

@@ -157,10 +157,6 @@ def uncrop(
     ----------
     planes : iterator of ScorePlanes
         Planes of the box across `axis`.
-    box : BoxSlices
-        The box.
-    axis : int
-        Axis across the planes.
     shape : (X, Y, Z)
         Shape of the whole grid.
     """
@@ -253,10 +249,6 @@ def network_image(
     ----------
     scan : ModelInput
         The input channels, on the plan's source grid.
-    plan : NetworkPlan
-        Source grid and network grid.
-    card : ModelCard
-        The model.
     where : (device, slab)
         Device of the image, and bytes of source slices that are resampled together.
     skip_air : bool
@@ -272,7 +264,12 @@ def network_image(
     device = where[0]
 
     def resample() -> list[torch.Tensor]:
-        return _resampled(scan.volumes, plan, card, where)
+        options = ResampleOptions(decisive_values(card), _filled(scan.volumes, card))
+        steps = [(*channel.steps, *card.before) for channel in card.channels]
+        return [
+            to_network(volume.array, plan, device, own_steps, where[1], options)
+            for volume, own_steps in zip(scan.volumes, steps, strict=True)
+        ]
 
     channels = shared.channels(card, str(device), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
@@ -302,22 +299,6 @@ def network_image(
         previous = stage_channels(scan.stage_labels, inside, plan, tuple(used), device)
         image = torch.cat((image, previous if box is None else previous[:, *box]))
     return NetworkImage(image, seen, box)
-
-
-def _resampled(
-    volumes: Sequence[Volume],
-    plan: NetworkPlan,
-    card: ModelCard,
-    where: tuple[torch.device, int],
-) -> list[torch.Tensor]:
-    """Return the channels on the network grid, before the card's later intensity steps."""
-    device, slab = where
-    options = ResampleOptions(decisive_values(card), _filled(volumes, card))
-    channels = []
-    for volume, channel in zip(volumes, card.channels, strict=True):
-        steps = (*channel.steps, *card.before)
-        channels.append(to_network(volume.array, plan, device, steps, slab, options))
-    return channels
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:
@@ -421,8 +402,6 @@ def stage_channels(
         The label map of the previous stage, on the plan's source grid.
     foreground : (I, J, K) bool array
         The scan's foreground without holes. Background outside of it counts as another label.
-    plan : NetworkPlan
-        Source grid and network grid.
     numbers : tuple of int
         Numbers of the structures, in the order of the channels.
     device : torch.device

@@ -187,8 +187,6 @@ def to_network(
     ----------
     array : (I, J, K) array
         The scan, of any numeric type; never written to.
-    plan : NetworkPlan
-        Source grid and network grid.
     device : torch.device
         Device of the computation and of the result.
     steps : sequence of IntensityStep
@@ -368,8 +366,6 @@ def correct(
         The linearly resampled scan.
     scan : (I, J, K) array
         The scan, on the host.
-    plan : NetworkPlan
-        Source grid and network grid.
     decisive : float or "integers"
         Values at which the last bit decides.
     """

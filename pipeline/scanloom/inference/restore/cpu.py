@@ -115,7 +115,8 @@ def _temporary_folder() -> Path:
 @functools.cache
 def _kernels() -> ModuleType:
     """Import the kernels; their compiled code is loaded from and saved to the cache folder."""
-    folder = cache_folder() / _digest()
+    source = Path(__file__).with_name("numba_kernels.py").read_bytes()
+    folder = cache_folder() / hashlib.sha256(source).hexdigest()[:16]  # of this version's code
     from numba import config
 
     # Other users of Numba in this process keep their own folder
@@ -126,12 +127,6 @@ def _kernels() -> ModuleType:
     finally:
         config.CACHE_DIR = before
     return numba_kernels
-
-
-def _digest() -> str:
-    """Return a hash of the kernels' code: compiled code of another version is in another folder."""
-    source = Path(__file__).with_name("numba_kernels.py")
-    return hashlib.sha256(source.read_bytes()).hexdigest()[:16]
 
 
 def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any], *, rounded: bool) -> bool:

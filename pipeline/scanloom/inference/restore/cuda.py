@@ -108,23 +108,17 @@ def _tested(device: torch.device) -> KernelChoice:
     # torch's packages for CPUs come without it
     if importlib.util.find_spec("triton") is None:
         return KernelChoice(False, "Triton is not installed")
+    line = torch.tensor([[0.0, 1.0], [0.75, 0.25]])[None, :, None]  # two classes that cross
+    out = np.full((1, 1, 4), 9, np.uint8)
     try:
-        correct = _works(device)
+        label(line.to(device), (np.zeros(1), np.zeros(1), np.arange(4) / 3), Argmax(), [out])
     except torch.OutOfMemoryError:
         raise
     except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
         return KernelChoice(False, f"Triton does not run here ({type(exc).__name__})")
-    if not correct:
+    if out.ravel().tolist() != [1, 1, 0, 0]:
         return KernelChoice(False, "Triton's labels were wrong")
     return KernelChoice(True, "the Triton kernels were compiled and tested")
-
-
-def _works(device: torch.device) -> bool:
-    """Return whether the kernels separate two classes that cross between two voxels."""
-    line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], device=device)[None, :, None]
-    out = np.full((1, 1, 4), 9, np.uint8)
-    label(line, (np.zeros(1), np.zeros(1), np.arange(4) / 3), Argmax(), [out])
-    return bool(out.ravel().tolist() == [1, 1, 0, 0])
 
 
 def label(
@@ -137,21 +131,8 @@ def label(
 ) -> None:
     """Label source voxels from planes of scores: `cpu.label` for scores on CUDA.
 
-    Parameters
-    ----------
-    scores : (P, C, B, D) float32, half or bfloat16 tensor
-        Planes of the network's grid, of any strides.
-    at : (along, rows, columns)
-        Coordinates of source voxels along planes (S), rows (J) and columns (I) of the scores, in
-        any order; clipped to the ends. The last two may have one line per slice.
-    decision : Decision
-        The first largest score, or each score against a threshold.
-    out : sequence of (S, J, I) uint8 or uint16 arrays
-        Output, of any strides; fastest for slices of page-locked memory. One with the channel of
-        the largest score; or one per channel n, with n + 1 where its score reaches the threshold,
-        else 0; or one with the numbers of painted regions.
-    rounded : bool
-        Round interpolated scores to half precision.
+    Coordinates may be in any order. `out` is overwritten, and fastest for slices of page-locked
+    memory.
 
     Raises
     ------
@@ -194,14 +175,8 @@ def decide(
 ) -> None:
     """Label source voxels on the device asynchronously.
 
-    Parameters
-    ----------
-    scores, decision, rounded
-        As for `label`.
-    where : (along, rows, columns)
-        Neighbours and weights of the source voxels.
-    out : sequence of (S, J, I) uint8, uint16 or int32 tensors
-        As for `label`, on the device of the scores.
+    Arguments as of `label`, but for the neighbours and weights of the source voxels, and labels
+    (S, J, I) of uint8, uint16 or int32 on the device of the scores.
 
     Raises
     ------
@@ -234,32 +209,6 @@ def _check(
         raise ValueError("taps must have one line or, except on the leading axis, one per slice")
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """Numbers of the blocks of scores, and parameters of the kernels that process them."""
-
-    planes: int
-    rows: int
-    columns: int
-    classes: int
-    at_once: int
-    mask_words: int
-
-    @staticmethod
-    def of(scores: torch.Tensor) -> _Blocks:
-        planes, classes, rows, columns = scores.shape
-        # Few classes, many blocks in a program, and the reverse: its registers hold both
-        lanes = 1 << (classes - 1).bit_length()  # Triton requires powers of two
-        at_once = max(1, _BLOCK_VALUES // lanes)
-        p, b, d = (-(-size // BLOCK) for size in (planes, rows, columns))
-        return _Blocks(p, b, d, lanes, at_once, -(-classes // _CLASSES_PER_WORD))
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Grid of the programs that record the remaining classes."""
-        return self.planes, self.rows, -(-self.columns // self.at_once)
-
-
 def _launch(
     scores: torch.Tensor,
     where: SourceTaps,
@@ -274,24 +223,29 @@ def _launch(
     from scanloom.inference.restore import triton_kernels as kernels
 
     planes, classes, height, width = scores.shape
-    blocks = _Blocks.of(scores)
+    mask_words = -(-classes // _CLASSES_PER_WORD)
+    block_planes, block_rows, block_columns = (
+        -(-size // BLOCK) for size in (planes, height, width)
+    )
+    # Few classes, many blocks in a program, and the reverse: its registers hold both
+    lanes = 1 << (classes - 1).bit_length()  # Triton requires powers of two
+    at_once = max(1, _BLOCK_VALUES // lanes)
     labelled, value = [(0, 0, 0)], 0.0
     argmax = isinstance(decision, Argmax)
     if not isinstance(decision, Argmax):
         labelled, value = list(painted(decision, classes)), lowest_score(decision)
-    halves = 1 if argmax else 2
-    shape = (halves, blocks.planes, blocks.rows, blocks.columns, blocks.mask_words)
+    shape = (1 if argmax else 2, block_planes, block_rows, block_columns, mask_words)
     masks = torch.empty(shape, dtype=torch.int32, device=scores.device)
-    constants = {"BLOCK": BLOCK, "MASK_WORDS": blocks.mask_words, "ARGMAX": argmax}
-    kernels.mark_classes[blocks.grid](
+    constants = {"BLOCK": BLOCK, "MASK_WORDS": mask_words, "ARGMAX": argmax}
+    kernels.mark_classes[block_planes, block_rows, -(-block_columns // at_once)](
         scores,
         masks,
         *scores.shape,
         *scores.stride(),
-        blocks.columns,
+        block_columns,
         value,
-        CLASSES=blocks.classes,
-        BLOCKS=blocks.at_once,
+        CLASSES=lanes,
+        BLOCKS=at_once,
         **constants,
     )
     # Regions may share a map and overwrite one another, so each is marked in a map of its own

@@ -14,6 +14,7 @@ by nearest neighbour. No array of classes x source voxels is made.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,17 +93,16 @@ def choose_backend(
     `rounded` rounds scores to half precision before they are compared.
     """
     # Scores stay on their device: kernels for a CPU would need a copy of them
+    label: Label = cuda.label
     if device.type != "cpu":
-        on_device = cuda.available(device, classes)
-        if on_device.usable:
-            return RestoreBackend(cuda.label, on_device.why)
-        return RestoreBackend(restore_torch, f"plain torch: {on_device.why}")
-    wide = label_type(decision, classes) is np.uint16
-    # A kernel is tested in the type that it will get: rounded scores are half precision
-    overlapping = not isinstance(decision, Argmax)
-    kernels = cpu.available(overlapping, torch.float16 if rounded else dtype, wide, rounded)
+        kernels = cuda.available(device, classes)
+    else:
+        # A kernel is tested in the type that it will get: rounded scores are half precision
+        scored = torch.float16 if rounded else dtype
+        wide, label = label_type(decision, classes) is np.uint16, cpu.label
+        kernels = cpu.available(not isinstance(decision, Argmax), scored, wide, rounded)
     if kernels.usable:
-        return RestoreBackend(cpu.label, kernels.why)
+        return RestoreBackend(label, kernels.why)
     return RestoreBackend(restore_torch, f"plain torch: {kernels.why}")
 
 
@@ -132,8 +132,6 @@ class ScoreRestorer:
 
     Parameters
     ----------
-    plan : NetworkPlan
-        Source grid and network grid.
     decision : Decision
         The first largest score, or each score against a threshold.
     classes : int
@@ -342,14 +340,7 @@ def decide_torch(
 class LabelRestorer:
     """Decides labels on the network grid and resamples them to the source by nearest neighbour.
 
-    Parameters
-    ----------
-    plan : NetworkPlan
-        Source grid and network grid.
-    decision : Decision
-        The first largest score, or each score against a threshold.
-    classes : int
-        Number of channels to decide between.
+    Parameters are those of `ScoreRestorer`.
     """
 
     def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
@@ -402,8 +393,6 @@ class SourceSlices:
 
     Parameters
     ----------
-    plan : NetworkPlan
-        Source grid and network grid.
     maps : sequence of (I, J, K) arrays
         Output on the source grid, I fastest in memory.
     restore : callable
@@ -561,14 +550,7 @@ class AreaResampler:
 class AreaRestorer:
     """Takes planes of scores, resamples them by area and decides labels on the source's voxels.
 
-    Parameters
-    ----------
-    plan : NetworkPlan
-        Source grid and network grid; not sheared.
-    decision : Decision
-        The decision on the source grid.
-    classes : int
-        Number of channels to decide between.
+    Parameters are those of `ScoreRestorer`; the source grid is not sheared.
     """
 
     def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
@@ -606,10 +588,6 @@ def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> Un
 
     Parameters
     ----------
-    plan : NetworkPlan
-        Source grid and network grid.
-    card : ModelCard
-        The model.
     members : int
         Number of networks whose scores are averaged.
     """
@@ -652,51 +630,34 @@ def entropy(scores: Iterable[torch.Tensor], card: ModelCard) -> torch.Tensor:
         number. Otherwise, of channels that overlap, the largest binary entropy in bits.
     """
     if not isinstance(card.decision, Argmax) or card.activation == "sigmoid":
-        return _largest_binary(scores, card.activation)
-    nats = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
+        return functools.reduce(torch.maximum, (_bits(v, card.activation) for v in scores))
+    if card.activation is None:
+        nats = _entropy_of_logits(scores)
+    else:  # a softmax's probabilities
+        positive = (values.to(torch.float32).clamp(min=0.0) for values in scores)
+        nats = functools.reduce(torch.Tensor.add_, (-torch.xlogy(p, p) for p in positive))
     return (nats / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
 
 
-def _largest_binary(scores: Iterable[torch.Tensor], activation: str | None) -> torch.Tensor:
-    largest: torch.Tensor | None = None
-    for values in scores:
-        p = values.to(torch.float32).sigmoid() if activation is None else values.to(torch.float32)
-        p = p.clamp(0.0, 1.0)
-        bits = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / math.log(2)
-        largest = bits if largest is None else torch.maximum(largest, bits)
-    return _not_none(largest)
+def _bits(scores: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """Return the binary entropy of the scores of one channel, in bits."""
+    p = scores.to(torch.float32)
+    p = (p.sigmoid() if activation is None else p).clamp(0.0, 1.0)
+    return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / math.log(2)
 
 
-def _of_probabilities(scores: Iterable[torch.Tensor]) -> torch.Tensor:
-    total: torch.Tensor | None = None
-    for values in scores:
-        p = values.to(torch.float32).clamp(min=0.0)
-        nats = -torch.xlogy(p, p)
-        total = nats if total is None else total.add_(nats)
-    return _not_none(total)
-
-
-def _of_logits(scores: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the entropy of the softmax: log of the sum of exp, minus the mean score."""
-    # A running maximum, so that exp can't overflow: earlier sums are scaled to the new one
-    highest = sums = weighted = None
-    for values in scores:
-        x = values.to(torch.float32)
-        if highest is None or sums is None or weighted is None:
-            highest, sums, weighted = x.clone(), torch.ones_like(x), x.clone()
-            continue
+def _entropy_of_logits(scores: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the entropy of the softmax: log of the sum of exp, minus the mean score, in nats."""
+    remaining = (values.to(torch.float32) for values in scores)
+    highest = next(remaining).clone()
+    sums, weighted = torch.ones_like(highest), highest.clone()
+    for x in remaining:
+        # A running maximum, so that exp can't overflow: earlier sums are scaled to the new one
         above = torch.maximum(highest, x)
         old, new = (highest - above).exp_(), (x - above).exp_()
         sums, weighted = sums.mul_(old).add_(new), weighted.mul_(old).add_(new * x)
         highest = above
-    sums = _not_none(sums)
-    return sums.log() + _not_none(highest) - _not_none(weighted) / sums
-
-
-def _not_none(values: torch.Tensor | None) -> torch.Tensor:
-    if values is None:
-        raise ValueError("a model has at least one class")
-    return values
+    return sums.log() + highest - weighted / sums
 
 
 def _n_maps(members: int) -> int:

@@ -56,11 +56,11 @@ def windows(network_request: NetworkRequest, seed: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_openvino_is_exact_in_float32(name: str) -> None:
     network_request = request(name)
-    prepared, network = OpenVino().prepare(network_request), build(name)
+    run, network = OpenVino().prepare(network_request), build(name)
     with torch.inference_mode():
         for seed in (1, 2):
             image = windows(network_request, seed)
-            torch.testing.assert_close(prepared.run(image), network(image), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(run(image), network(image), rtol=1e-3, atol=1e-4)
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -80,7 +80,7 @@ def test_large_windows_are_normalised_without_loss_of_digits(name: str) -> None:
     shape = (1, 4, 96, 96, 96)
     image = torch.randn(shape, generator=generator) + torch.tensor([1, 10, -5, 20]).view(4, 1, 1, 1)
     norm_request = NetworkRequest(lambda: norm, (name,), shape, torch.float32, CPU, 1)
-    scores = OpenVino().prepare(norm_request).run(image)
+    scores = OpenVino().prepare(norm_request)(image)
     with torch.inference_mode():
         exact = norm.double()(image.double()).float()
     torch.testing.assert_close(scores, exact, rtol=0, atol=1e-5)
@@ -111,15 +111,13 @@ def test_the_final_layer_is_exact_however_it_is_written(
     with torch.inference_mode():
         exact = network(windows(network_request))
     for dtype, limit in limits.items():
-        scores = (
-            OpenVino().prepare(replace(network_request, dtype=dtype)).run(windows(network_request))
-        )
+        scores = OpenVino().prepare(replace(network_request, dtype=dtype))(windows(network_request))
         torch.testing.assert_close(scores, exact, rtol=0, atol=limit)
 
 
 def test_scores_outlive_the_next_window() -> None:
     unet = request("UNet")
-    run = OpenVino().prepare(unet).run
+    run = OpenVino().prepare(unet)
     first = run(windows(unet, 1))
     kept = first.clone()
     run(windows(unet, 2))
@@ -135,8 +133,7 @@ def test_an_export_is_read_again() -> None:
         raise AssertionError("built again")
 
     second = OpenVino().prepare(NetworkRequest(again, ("UNet",), unet.shape, unet.dtype, CPU, 1))
-    assert (first.cached, second.cached) == (False, True)
-    assert torch.equal(first.run(windows(unet)), second.run(windows(unet)))
+    assert torch.equal(first(windows(unet)), second(windows(unet)))
 
 
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU has no bfloat16 units")
@@ -145,7 +142,7 @@ def test_ends_are_exact_in_bfloat16(name: str) -> None:
     """Errors are about as large as those of torch with exact ends; they are larger without."""
     network_request = request(name, torch.bfloat16)
     run, exact, image = (
-        OpenVino().prepare(network_request).run,
+        OpenVino().prepare(network_request),
         build(name),
         windows(network_request),
     )
@@ -179,20 +176,20 @@ needs_onnxruntime = pytest.mark.skipif(
 @pytest.mark.parametrize("name", NETWORKS)
 def test_onnxruntime_is_exact(name: str) -> None:
     network_request = request(name)
-    prepared, image = OnnxRuntime().prepare(network_request), windows(network_request)
+    run, image = OnnxRuntime().prepare(network_request), windows(network_request)
     with torch.inference_mode():
         expected = build(name)(image)
-    first = prepared.run(image)
+    first = run(image)
     torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)
     kept = first.clone()
-    prepared.run(windows(network_request, 2))
+    run(windows(network_request, 2))
     assert torch.equal(first, kept)
 
 
 @needs_onnxruntime
 def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
     unet = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
-    run, image = OnnxRuntime().prepare(unet).run, windows(unet)
+    run, image = OnnxRuntime().prepare(unet), windows(unet)
     assert run(image[:2]).shape == (2, 4, 32, 32, 32)
     torch.testing.assert_close(run(image[:2]), run(image)[:2])
 
@@ -201,10 +198,10 @@ def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
 def test_onnxruntime_in_half_precision() -> None:
     """The path of CUDA devices, whose input and output are float16."""
     unet = request("UNet", torch.float16)
-    prepared, image = OnnxRuntime().prepare(unet), windows(unet)
+    run, image = OnnxRuntime().prepare(unet), windows(unet)
     with torch.inference_mode():
         expected = build("UNet")(image)
-    scores = prepared.run(image.half())
+    scores = run(image.half())
     assert scores.dtype is torch.float16
     assert (scores.float() - expected).abs().mean() < 2e-3 * expected.abs().mean() + 2e-3
 
@@ -263,10 +260,10 @@ def test_engines_name_what_they_support(engine: OpenVino | OnnxRuntime | CudaGra
 def test_compiled_by_torch() -> None:
     unet = request("UNet")
     try:
-        prepared = TorchCompile().prepare(unet)
+        run = TorchCompile().prepare(unet)
     except EngineUnfitError as exc:
         pytest.skip(str(exc))  # without a C++ compiler
     image = windows(unet)
     with torch.inference_mode():
         expected = build("UNet")(image)
-        torch.testing.assert_close(prepared.run(image), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(run(image), expected, rtol=1e-3, atol=1e-4)

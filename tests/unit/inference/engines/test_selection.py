@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -20,9 +20,11 @@ from scanloom.inference.engines.cache import EngineTrial, all_trials, exports_fo
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
-    PreparedNetwork,
+    Run,
 )
+from scanloom.inference.engines.selection import ENGINES
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.options import Engine
 from support import model_cards
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -45,7 +47,7 @@ class FakeEngine:
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
         return dtype is torch.float32
 
-    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+    def prepare(self, request: NetworkRequest) -> Run:
         self.prepared += 1
         network = request.build()
         known: dict[bytes, torch.Tensor] = {}
@@ -58,7 +60,7 @@ class FakeEngine:
                 known[key] = self.change(network(windows))
             return known[key].clone()
 
-        return PreparedNetwork(run, 0.0)
+        return run
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,12 @@ def scan(
 def predictor(card: ModelCard, engine: str = "auto", cases: int = 1000) -> TorchPredictor:
     compute = ComputeOptions(precision="float32", engine=engine)  # type: ignore[arg-type]  # words
     return TorchPredictor(card, compute, device="cpu", planned_cases=cases)
+
+
+def test_each_name_of_the_options_has_its_engine() -> None:
+    """In the same order, which is that of "auto"."""
+    assert [engine.name for engine in ENGINES.values()] == list(ENGINES)
+    assert ["auto", "torch", *ENGINES] == list(get_args(Engine))
 
 
 def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
@@ -156,7 +164,7 @@ def test_a_slower_engine_is_used_on_request_only(card, engine) -> None:
 
 
 def test_an_engine_that_fails_is_not_used(card, engine) -> None:
-    def fail(request: NetworkRequest) -> PreparedNetwork:
+    def fail(request: NetworkRequest) -> Run:
         raise EngineUnfitError("the library lacks an operation")
 
     engine().prepare = fail
