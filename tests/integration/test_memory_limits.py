@@ -68,11 +68,11 @@ print(json.dumps(result))
 """
 
 
-def run_case(folder: Path, **asked: Any) -> dict[str, Any]:
+def run_case(folder: Path, **options: Any) -> dict[str, Any]:
     """Segment a drawn scan in a process of its own; return its report."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-    wanted = json.dumps({"spacing": 3.0, "headroom": None, **asked})
-    command = [sys.executable, "-c", CASE, wanted, str(folder)]
+    arguments = json.dumps({"spacing": 3.0, "headroom": None, **options})
+    command = [sys.executable, "-c", CASE, arguments, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

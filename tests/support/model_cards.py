@@ -108,11 +108,11 @@ def balanced_weights(
     network : torch Module
         (1, 1, x, y, z) to scores.
     steps : sequence of IntensityStep
-        What the network's card does to a scan.
+        Intensity steps of the network's card.
     array : (I, J, K) array
         A scan.
     path : Path
-        Where to; the folder is made.
+        File of the weights; its folder is created.
     """
     import torch
 

@@ -349,7 +349,7 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
     setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
-    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.WRONG, em.FINE]
+    tasks = [em.SUCCEED, em.ABORT, em.SUCCEED, em.SUCCEED, em.RAISE, em.SUCCEED]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     case_file = CaseFile.write(tmp_path / "case_file", cases)
     ended = {}
@@ -360,7 +360,7 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
         assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 
-    expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
+    expected = {em.ABORT: Reason.CRASHED, em.RAISE: Reason.INTERNAL}
     assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
 
 
