@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
@@ -26,7 +26,6 @@ from scanloom.core import Case, Reason, ScanError
 from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
-from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.private import check_links, private_folder, write_private
@@ -41,6 +40,9 @@ from scanloom.io.output.work_folder import (
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
+
+if TYPE_CHECKING:
+    from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 RUNS = "runs"
