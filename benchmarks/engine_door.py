@@ -11,7 +11,7 @@ from engine_sleep import draw, sleepers
 from meter import machine, parse, table
 
 from scanloom.core import Case
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -31,7 +31,7 @@ def main() -> None:
         setup = WorkerSetup(
             OutputTarget(root / "out", "print"), partial(sleepers, weights, options.sleep), 3
         )
-        pool = LocalPool([WorkerSupervisor(setup, 600.0)], 3)
+        pool = LocalPool(WorkerSupervisor(setup, 600.0), 3)
         spans: list[tuple[float, float]] = []
 
         def note(_: Case, outcome: CaseOutcome) -> None:

@@ -16,10 +16,11 @@ from engine_sleep import draw, sleepers
 from meter import machine, parse, table
 
 from scanloom.core import Case
-from scanloom.engine.case.run_case import OutputTarget, run_case
 from scanloom.engine.clusters.connect import local_cluster
 from scanloom.engine.clusters.contact import Handshake
 from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
+from scanloom.engine.prepare import OutputTarget, prepare
+from scanloom.engine.steps import run_case
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import dispatch_cases
 from scanloom.io.output.published import ResultState, result_state
@@ -36,10 +37,12 @@ def resident() -> float:
 def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> float:
     """Return the seconds of a plain loop over the doors."""
     models = sleepers(weights, seconds)
-    run_case(cases[0], lambda: models, OutputTarget(out.with_name("warm"), "print"))
+    cards = [model.card for model in models]
+    warm, target = (OutputTarget(each, "print") for each in (out.with_name("warm"), out))
+    run_case(prepare(cases[0], cards, warm), lambda: models, warm)
     start = time.perf_counter()
     for case in cases:
-        assert run_case(case, lambda: models, OutputTarget(out, "print")).reason is None
+        assert run_case(prepare(case, cards, target), lambda: models, target).reason is None
     return time.perf_counter() - start
 
 
@@ -51,10 +54,10 @@ def engine(
     child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
-    book = CaseFile.write(private / "book", cases)
-    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as shake:
-        setup = EngineSetup("run", child, 600.0, private, shake.question, shake.expected)
-        pool = DaskPool(client, book, setup)
+    case_file = CaseFile.write(private / "case_file", cases)
+    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as handshake:
+        setup = EngineSetup("run", child, 600.0, private, handshake.question, handshake.expected)
+        pool = DaskPool(client, case_file, setup)
 
         def go(some: Sequence[Case]) -> float:
             ends: list[bool] = []

@@ -90,7 +90,7 @@ def option(
     flags : tuple of str
         Its names on the command line; by default, `--` and the field's name.
     metavar, parser, completion : str or None
-        How help calls its value, and the functions of `scanloom.cli.options.values` and `complete`
+        How help calls its value, and the functions of `scanloom.cli.values` and `complete`
         that parse and complete it.
     changes_result : bool
         Whether it can change a result, and so is part of the recipe.

@@ -69,6 +69,7 @@ def is_closed(path: Path, *, sticky: bool = False) -> bool:
     if not hasattr(os, "getuid"):
         return True
     try:
+        # Both the link and its target: either could be exchanged
         for target in (path, path.resolve()):
             nearest = next(p for p in (target, *target.parents) if p.exists())
             if not all(
@@ -113,8 +114,10 @@ def is_ours(path: Path, *, sticky: bool = False) -> bool:
     status = path.stat()
     if status.st_uid not in (0, os.getuid()):
         return False
+    # In a sticky folder others can add files, but not replace ours
     if sticky and status.st_mode & stat.S_ISVTX:
         return True
+    # Many systems make folders writable for a group that has only this user
     if status.st_mode & stat.S_IWOTH:
         return False
     return not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid)

@@ -26,7 +26,7 @@ _KINDS = {"metaimage": "mha"}
 
 
 def inputs(target: str) -> dict[str, bytes]:
-    """Return what was kept of a target's corpus, by name."""
+    """Return the kept inputs of a target's corpus, by name."""
     path = KEPT / f"{target}.zip"
     if not path.exists():
         return {}
@@ -46,11 +46,11 @@ def unpack(target: str, folder: Path) -> None:
 
 def pack(target: str, folder: Path) -> None:
     """Keep the smallest inputs, up to a limit, the same bytes for the same inputs."""
-    found = {path.read_bytes() for path in folder.iterdir()}
+    inputs_by_content = {path.read_bytes() for path in folder.iterdir()}
     KEPT.mkdir(exist_ok=True)
     size = 0
     with zipfile.ZipFile(KEPT / f"{target}.zip", "w") as out:
-        for data in sorted(found, key=lambda data: (len(data), data)):
+        for data in sorted(inputs_by_content, key=lambda data: (len(data), data)):
             size += len(data)
             if size > LIMIT or len(data) > LARGEST:
                 break

@@ -19,7 +19,7 @@ PIXEL_DATA = b"\xe0\x7f\x10\x00"
 Mutator = Callable[[bytearray, random.Random], None]
 
 
-def place(data: bytearray, rng: random.Random, size: int = 1) -> int:
+def position(data: bytearray, rng: random.Random, size: int = 1) -> int:
     """Return a place, mostly in the first kilobyte, where headers are."""
     end = max(1, len(data) - size)
     return rng.randrange(min(end, 1024) if rng.random() < 0.7 else end)
@@ -27,17 +27,17 @@ def place(data: bytearray, rng: random.Random, size: int = 1) -> int:
 
 def flip_bits(data: bytearray, rng: random.Random) -> None:
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        data[place(data, rng)] ^= 1 << rng.randrange(8)
+        data[position(data, rng)] ^= 1 << rng.randrange(8)
 
 
 def set_bytes(data: bytearray, rng: random.Random) -> None:
-    at = place(data, rng)
+    at = position(data, rng)
     for n in range(min(rng.choice((1, 2, 4, 8, 32)), len(data) - at)):
         data[at + n] = rng.randrange(256)
 
 
 def truncate(data: bytearray, rng: random.Random) -> None:
-    del data[place(data, rng) :]
+    del data[position(data, rng) :]
 
 
 def append(data: bytearray, rng: random.Random) -> None:
@@ -52,26 +52,26 @@ def set_length(data: bytearray, rng: random.Random) -> None:
     if kind not in "fd":
         value = rng.choice(EXTREMES) & (1 << 8 * struct.calcsize(form)) - 1
     piece = struct.pack(form, value)
-    at = place(data, rng, len(piece)) & ~(rng.random() < 0.8)
+    at = position(data, rng, len(piece)) & ~(rng.random() < 0.8)
     data[at : at + len(piece)] = piece
 
 
 def swap(data: bytearray, rng: random.Random) -> None:
     size = rng.choice((4, 8, 12, 16, 64))
-    one, other = place(data, rng, size), place(data, rng, size)
-    data[one : one + size], data[other : other + size] = (
-        data[other : other + size],
-        data[one : one + size],
+    first, second = position(data, rng, size), position(data, rng, size)
+    data[first : first + size], data[second : second + size] = (
+        data[second : second + size],
+        data[first : first + size],
     )
 
 
 def duplicate(data: bytearray, rng: random.Random) -> None:
-    at, size = place(data, rng), rng.choice((4, 8, 16, 132, 1024))
+    at, size = position(data, rng), rng.choice((4, 8, 16, 132, 1024))
     data[at:at] = data[at : at + size] * rng.choice((1, 1, 2, 50))
 
 
 def remove(data: bytearray, rng: random.Random) -> None:
-    at = place(data, rng)
+    at = position(data, rng)
     del data[at : at + rng.choice((1, 2, 4, 8, 100))]
 
 
@@ -90,7 +90,7 @@ ANYWHERE: tuple[Mutator, ...] = (
 
 def _elements(data: bytes) -> list[tuple[int, int]]:
     """Return begin and end of the elements at the top of an explicit little endian file."""
-    found, at = [], 132
+    spans, at = [], 132
     while at + 8 <= len(data):
         vr, size, head = data[at + 4 : at + 6], 0, 8
         if not vr.isalpha():
@@ -104,32 +104,32 @@ def _elements(data: bytes) -> list[tuple[int, int]]:
         end = len(data) if size == 0xFFFFFFFF else at + head + size
         if end > len(data):
             break
-        found.append((at, end))
+        spans.append((at, end))
         at = end
-    return found
+    return spans
 
 
 def change_element(data: bytearray, rng: random.Random) -> None:
     """Duplicate, drop, swap, retag or empty one DICOM element, or say another length of it."""
-    found = _elements(bytes(data))
-    if len(found) < 4:
+    spans = _elements(bytes(data))
+    if len(spans) < 4:
         return flip_bits(data, rng)
-    at, end = rng.choice(found)
+    at, end = rng.choice(spans)
     element = bytes(data[at:end])
-    what = rng.randrange(7)
-    if what == 0:
+    change = rng.randrange(7)
+    if change == 0:
         data[at:at] = element * rng.choice((1, 1, 30))
-    elif what == 1:
+    elif change == 1:
         del data[at:end]
-    elif what == 2:
-        begin, stop = rng.choice(found)
+    elif change == 2:
+        begin, stop = rng.choice(spans)
         if begin >= end:
             data[begin:stop], data[at:end] = element, bytes(data[begin:stop])
-    elif what == 3:
-        data[at : at + 4] = data[(other := rng.choice(found)[0]) : other + 4]
-    elif what == 4:
+    elif change == 3:
+        data[at : at + 4] = data[(source := rng.choice(spans)[0]) : source + 4]
+    elif change == 4:
         data[at + 4 : at + 6] = rng.choice((b"SQ", b"UN", b"OB", b"DS", b"US", b"FD", b"??", b"UT"))
-    elif what == 5:
+    elif change == 5:
         data[at + 6 : at + 8] = struct.pack("<H", rng.choice(EXTREMES) & 0xFFFF)
     else:
         value = rng.choice(NUMBERS)[:64]
@@ -141,28 +141,37 @@ def change_element(data: bytearray, rng: random.Random) -> None:
 def change_number(data: bytearray, rng: random.Random) -> None:
     """Put another number where a text has one."""
     end = data.find(b"\n\n") if data.startswith(b"NRRD") else data.find(b"LOCAL")
-    found = list(re.finditer(rb"[-+0-9.]+", data[: end if end > 0 else None]))
-    if found:
-        one = rng.choice(found)
-        data[one.start() : one.end()] = rng.choice(NUMBERS)
+    numbers = list(re.finditer(rb"[-+0-9.]+", data[: end if end > 0 else None]))
+    if numbers:
+        number = rng.choice(numbers)
+        data[number.start() : number.end()] = rng.choice(NUMBERS)
 
 
 def change_line(data: bytearray, rng: random.Random) -> None:
     """Drop, double, swap or join lines of a text."""
     lines = bytes(data).split(b"\n")
-    one, other = rng.randrange(min(20, len(lines))), rng.randrange(min(20, len(lines)))
-    what = rng.randrange(5)
-    if what == 0:
-        del lines[one]
-    elif what == 1:
-        lines.insert(other, lines[one])
-    elif what == 2:
-        lines[one], lines[other] = lines[other], lines[one]
-    elif what == 3:
-        lines[one] = lines[one] * rng.choice((2, 2000))
+    first, second = rng.randrange(min(20, len(lines))), rng.randrange(min(20, len(lines)))
+    change = rng.randrange(5)
+    if change == 0:
+        del lines[first]
+    elif change == 1:
+        lines.insert(second, lines[first])
+    elif change == 2:
+        lines[first], lines[second] = lines[second], lines[first]
+    elif change == 3:
+        lines[first] = lines[first] * rng.choice((2, 2000))
     else:
-        words = (b"..", b"/etc/hostname", b"LIST", b"%03d", b"none", b"\0", b"\xff\xfe", b"a" * 300)
-        lines[one] = lines[one].rpartition(b" ")[0] + b" " + rng.choice(words)
+        values = (
+            b"..",
+            b"/etc/hostname",
+            b"LIST",
+            b"%03d",
+            b"none",
+            b"\0",
+            b"\xff\xfe",
+            b"a" * 300,
+        )
+        lines[first] = lines[first].rpartition(b" ")[0] + b" " + rng.choice(values)
     data[:] = b"\n".join(lines)
 
 

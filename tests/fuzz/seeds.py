@@ -243,6 +243,6 @@ def _stream(name: str) -> Seed:
 
 def good_neighbour(folder: Path) -> None:
     """Write a series that is whole and lies beside the damaged ones."""
-    words = Words(name="neighbour", study="neighbour")
+    attributes = Words(name="neighbour", study="neighbour")
     coding = Coding(syntax=ExplicitVRLittleEndian)
-    write_series(folder, noise((7, 6, 4), seed=5), coding=coding, words=words)
+    write_series(folder, noise((7, 6, 4), seed=5), coding=coding, words=attributes)

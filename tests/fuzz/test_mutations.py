@@ -24,7 +24,7 @@ PIECE = 500
 
 
 def run_worker(kind: str, first: int, count: int, folder: Path) -> list[dict]:
-    """Read the scans of these numbers; return what is wrong, and print how they ended."""
+    """Read the scans of these numbers; return the faults, and print the outcomes."""
     wrong: list[dict] = []
     codes: dict[str, int] = {}
     end = first + count
@@ -39,10 +39,10 @@ def run_worker(kind: str, first: int, count: int, folder: Path) -> list[dict]:
             timeout=3000,
         )
         reported = [json.loads(line) for line in done.stdout.splitlines()]
-        wrong += [one for one in reported if one.get("error") or one.get("batch")]
-        for one in reported:
-            if "code" in one:
-                codes[one["code"] or "read"] = codes.get(one["code"] or "read", 0) + 1
+        wrong += [report for report in reported if report.get("error") or report.get("batch")]
+        for report in reported:
+            if "code" in report:
+                codes[report["code"] or "read"] = codes.get(report["code"] or "read", 0) + 1
         first = end
         if done.returncode != 0:
             number = int((folder / "now").read_text())
@@ -76,7 +76,7 @@ def test_a_number_always_gives_the_same_damage(kind):
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_what_is_not_damaged_is_read(kind, tmp_path):
+def test_undamaged_files_are_read(kind, tmp_path):
     import scanloom
 
     for n, seed in enumerate(seeds(kind)):

@@ -34,10 +34,10 @@ def read_all(folder: Path) -> str:
     """Read each series of a folder; return the code of the last reason."""
     code = ""
     try:
-        found = find_series(folder)
+        all_series = find_series(folder)
     except ScanError as error:
         return error.code
-    for series in found:
+    for series in all_series:
         for phase in (None, 0):
             try:
                 read_scan(series, phase=phase)
@@ -50,7 +50,7 @@ def read_all(folder: Path) -> str:
 
 
 def check_batch(folder: Path, files: int) -> str | None:
-    """Return what is wrong with the account of a batch, or with the good neighbour in it."""
+    """Return the fault in the counts of a batch or in its undamaged series; None without one."""
     counts = build_index([folder], bytes(32), processes=1).counts()
     if not counts.pop("found") == sum(counts.values()) == files:
         return f"{files} files, counted as {counts}"
@@ -84,7 +84,7 @@ def run(kind: str, first: int, count: int, folder: Path) -> None:
 
 
 def report(number: int, work) -> None:
-    """Print what the work gave, or the exception that should not have been."""
+    """Print the result of the work, or its unexpected exception."""
     try:
         reported = work()
     except Exception:  # noqa: BLE001 - that is what is looked for

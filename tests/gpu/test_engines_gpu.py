@@ -1,4 +1,4 @@
-"""On CUDA: what each engine that is installed computes, beside torch in float32."""
+"""On CUDA: scores of each installed engine, beside torch in float32."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def test_an_engine_computes_what_torch_computes(
     engine = ENGINES[name]
     if engine.version() is None or not engine.supports(CUDA, dtype):
         pytest.skip(f"{name} is not installed for CUDA")
-    asked = NetworkRequest(build, (name,), SHAPE, dtype, CUDA, 1)
+    request = NetworkRequest(build, (name,), SHAPE, dtype, CUDA, 1)
     windows = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(CUDA)
     with torch.inference_mode():
         try:
-            prepared = engine.prepare(asked)
+            prepared = engine.prepare(request)
         except EngineUnfitError as exc:
             pytest.skip(f"{name}: {exc}")
         expected = build().to(CUDA)(windows)
-        found = prepared.run(windows.to(dtype)).float()
+        scores = prepared.run(windows.to(dtype)).float()
         fewer = prepared.run(windows[:1].to(dtype)).float()
-    same = float((found.argmax(1) == expected.argmax(1)).float().mean())
+    same = float((scores.argmax(1) == expected.argmax(1)).float().mean())
     print(f"{name}, {dtype}: {same:.5%} of labels equal, prepared in {prepared.seconds:.1f} s")
     assert same >= (0.9999 if dtype is torch.float32 else 0.99)
-    assert torch.equal(fewer.argmax(1), found[:1].argmax(1))
+    assert torch.equal(fewer.argmax(1), scores[:1].argmax(1))

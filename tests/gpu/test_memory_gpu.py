@@ -41,8 +41,8 @@ def scores_and_peak(slider: SlidingWindow, image: torch.Tensor) -> tuple[torch.T
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with torch.inference_mode():
-        found = torch.cat([block.scores.cpu() for block in slider.slide(image[None], 2)])
-    return found, torch.cuda.max_memory_reserved()
+        scores = torch.cat([block.scores.cpu() for block in slider.slide(image[None], 2)])
+    return scores, torch.cuda.max_memory_reserved()
 
 
 def slider(windows: int) -> SlidingWindow:
@@ -56,16 +56,16 @@ def slider(windows: int) -> SlidingWindow:
 
 def test_fewer_windows_at_once_give_the_same_scores() -> None:
     image = torch.randn(150, 150, 100, device="cuda")
-    expected, one = scores_and_peak(slider(1), image)
+    expected, peak_of_one = scores_and_peak(slider(1), image)
     _, all_at_once = scores_and_peak(slider(8), image)
-    assert all_at_once > 2 * one, "the limit would prove nothing"
+    assert all_at_once > 2 * peak_of_one, "the limit would prove nothing"
     limited = slider(8)
 
-    limit((one + all_at_once) / 2)
-    found, _ = scores_and_peak(limited, image)
+    limit((peak_of_one + all_at_once) / 2)
+    scores, _ = scores_and_peak(limited, image)
 
     assert limited.batch.count < 8
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(scores, expected, atol=1e-3, rtol=0)
 
 
 def test_a_device_too_small_for_one_window_is_named(tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ def agreement(folder: Path, volume: Volume) -> float:
     """Return the share of voxels that CPU and CUDA label equally."""
     card = load_card(folder)
     devices = ("cpu", "cuda")
-    found = [TorchPredictor(card, FLOAT32, device=device).predict(volume) for device in devices]
-    cpu, cuda = (segmentation.layers[0].labels for segmentation in found)
+    segmentations = [
+        TorchPredictor(card, FLOAT32, device=device).predict(volume) for device in devices
+    ]
+    cpu, cuda = (segmentation.layers[0].labels for segmentation in segmentations)
     assert len(np.unique(cpu)) > 1
     return float((cpu == cuda).mean())
 
@@ -63,12 +65,12 @@ def test_meshnets_label_as_on_the_cpu(tmp_path: Path) -> None:
 
 def test_uncertainty_is_that_of_the_cpu(tmp_path: Path) -> None:
     card = load_card(write_model(tmp_path, folds=("0", "1")))
-    found = [
+    segmentations = [
         TorchPredictor(card, FLOAT32, device=device).predict(scan("CT"), uncertainty=True)
         for device in ("cpu", "cuda")
     ]
 
-    cpu, cuda = (segmentation.uncertainty for segmentation in found)
+    cpu, cuda = (segmentation.uncertainty for segmentation in segmentations)
     assert cpu is not None
     assert cuda is not None
     for ours, theirs in ((cpu.entropy, cuda.entropy), (cpu.disagreement, cuda.disagreement)):

@@ -69,7 +69,7 @@ def test_labels_equal_those_of_the_cpu(
 def test_equal_runs_give_equal_bytes(card: ModelCard, precision: str) -> None:
     volume = scan(turn=6)
 
-    one, two = (
+    first, second = (
         TorchPredictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         .predict(volume)
         .layers[0]
@@ -77,7 +77,7 @@ def test_equal_runs_give_equal_bytes(card: ModelCard, precision: str) -> None:
         for _ in range(2)
     )
 
-    assert one.tobytes() == two.tobytes()
+    assert first.tobytes() == second.tobytes()
 
 
 def test_a_scan_is_shown_as_on_the_cpu() -> None:
@@ -85,8 +85,8 @@ def test_a_scan_is_shown_as_on_the_cpu() -> None:
         volume = scan(dtype, tilt=9)
         plan = plan_grid(volume.grid, NetworkGrid("RAS", (1.5, 1.5, 1.5)))
         here = to_network(volume.array, plan, torch.device("cpu"))
-        there = to_network(volume.array, plan, torch.device("cuda"))
-        torch.testing.assert_close(there.cpu(), here, atol=1e-3, rtol=0)
+        on_device = to_network(volume.array, plan, torch.device("cuda"))
+        torch.testing.assert_close(on_device.cpu(), here, atol=1e-3, rtol=0)
 
 
 def test_auto_takes_the_device_and_half(card: ModelCard) -> None:
@@ -105,12 +105,12 @@ def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Pat
         loud, device="cuda", compute=ComputeOptions(precision="float32")
     ).predict(scan())
 
-    made = TorchPredictor(loud, device="cuda", compute=ComputeOptions(precision="half")).predict(
-        scan()
-    )
+    segmentation = TorchPredictor(
+        loud, device="cuda", compute=ComputeOptions(precision="half")
+    ).predict(scan())
 
-    assert (made.flags, made.precision) == ((Flag.HALF_OVERFLOWED,), "float32")
-    np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
+    assert (segmentation.flags, segmentation.precision) == ((Flag.HALF_OVERFLOWED,), "float32")
+    np.testing.assert_array_equal(segmentation.layers[0].labels, exact.layers[0].labels)
 
 
 def test_weights_beyond_half_are_taken_in_float32(card: ModelCard, tmp_path: Path) -> None:

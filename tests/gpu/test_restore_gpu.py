@@ -1,4 +1,4 @@
-"""The kernels of the way back on a real device, held against float64 matrices and plain torch."""
+"""The restoring kernels on a real device, compared with float64 matrices and plain torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SHAPE = (90, 256, 256)
 
 @pytest.fixture(scope="module")
 def device() -> torch.device:
-    found = torch.device("cuda", torch.cuda.current_device())
-    choice = cuda.available(found)
+    current = torch.device("cuda", torch.cuda.current_device())
+    choice = cuda.available(current)
     if choice.why == "Triton is not installed":
         pytest.skip(choice.why)
     assert choice.usable, choice.why
-    return found
+    return current
 
 
 def labels_of(scores: torch.Tensor) -> NDArray[np.uint8]:
@@ -76,7 +76,7 @@ def test_equal_scores_give_equal_bytes(device: torch.device) -> None:
 
 
 def test_scores_of_all_classes_are_never_on_the_scans_voxels(device: torch.device) -> None:
-    """What is added on the device are labels and a word a block: under two label maps."""
+    """The device holds in addition only labels and a word per block: less than two label maps."""
     scores = smooth(60, 25, 119, 119, torch.float16).to(device)
     labels_of(scores)  # compiled now
     torch.cuda.synchronize(device)

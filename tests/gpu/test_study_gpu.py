@@ -52,14 +52,14 @@ def test_cuda_labels_the_study_as_the_cpu_does(
     card: ModelCard, volume: Volume, expected: NDArray[np.integer], precision: str
 ) -> None:
     """At least 99.9 % of voxels; Dice at least 0.998 for every structure above 1 ml."""
-    found = labels(card, volume, "cuda", precision)
+    actual = labels(card, volume, "cuda", precision)
 
-    equal = float(np.mean(found == expected))
+    equal = float(np.mean(actual == expected))
     print(f"{precision}: {equal:.4%} of voxels equal")
     assert equal >= 0.999
     millilitre = 1000 / np.prod(volume.grid.spacing)
     for structure in card.structures:
-        ours, theirs = found == structure.number, expected == structure.number
+        ours, theirs = actual == structure.number, expected == structure.number
         if theirs.sum() >= millilitre:
             dice = 2 * (ours & theirs).sum() / (ours.sum() + theirs.sum())
             print(f"  {structure.label}: Dice {dice:.5f}")
@@ -68,6 +68,6 @@ def test_cuda_labels_the_study_as_the_cpu_does(
 
 @pytest.mark.parametrize("precision", ["float32", "half"])
 def test_the_study_twice_gives_equal_bytes(card: ModelCard, volume: Volume, precision: str) -> None:
-    one, two = (labels(card, volume, "cuda", precision) for _ in range(2))
+    first, second = (labels(card, volume, "cuda", precision) for _ in range(2))
 
-    assert one.tobytes() == two.tobytes()
+    assert first.tobytes() == second.tobytes()

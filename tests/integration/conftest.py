@@ -34,9 +34,9 @@ def runs(
 ) -> Runs:
     """Runs in this process, by formula, over an archive that is empty at first."""
     (tmp_path / "archive").mkdir()
-    made = Runs(tmp_path, tmp_path / "archive", model)
+    formula_runs = Runs(tmp_path, tmp_path / "archive", model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
-        monkeypatch.setenv(name, made.environment[name])
+        monkeypatch.setenv(name, formula_runs.environment[name])
     monkeypatch.setattr("scanloom.engine.worker.supervisor.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
-    return made
+    return formula_runs

@@ -83,11 +83,11 @@ def values_of(folder: Path, phase: int | None) -> set[float] | str:
 def test_volumes_that_alternate_are_never_mixed(tmp_path, order, times, keyword):
     write_volumes(tmp_path, ORDERS[order], TIMES[times], keyword)
     assert values_of(tmp_path, None) in ("PHASES", "DUPLICATE_SLICES")
-    found = [values_of(tmp_path, phase) for phase in (0, 1)]
-    assert all(isinstance(one, str) or len(one) == 1 for one in found)
+    volumes = [values_of(tmp_path, phase) for phase in (0, 1)]
+    assert all(isinstance(values, str) or len(values) == 1 for values in volumes)
     if (order, times) in RIGHT:
-        assert {FIRST} in found
-        assert {SECOND} in found
+        assert {FIRST} in volumes
+        assert {SECOND} in volumes
 
 
 # --- a slice is missing ---------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def headers_of(folder: Path, volumes: int, places: int, say: Say) -> list[Header
         stored = np.full((4, 4, places), v)
         paths += write_series(folder / str(v), stored, Geometry(), RAW, Words("MR"), edit)
     headers = read_headers(paths)
-    assert all(isinstance(one, Header) for one in headers)
-    return [one for one in headers if isinstance(one, Header)]
+    assert all(isinstance(header, Header) for header in headers)
+    return [header for header in headers if isinstance(header, Header)]
 
 
 def code_of(headers: Sequence[Header], phase: int | None) -> str:
@@ -144,7 +144,7 @@ def code_of(headers: Sequence[Header], phase: int | None) -> str:
 def read_code(headers: Sequence[Header]) -> str:
     """Return by which code a series is refused, pixels and all."""
     with pytest.raises(ScanError) as caught:
-        read_dicom([one.path for one in headers])
+        read_dicom([header.path for header in headers])
     return caught.value.code
 
 
@@ -154,12 +154,12 @@ def assert_gap_is_named(name: str, folder: Path, every: int) -> None:
     whole = [code_of(headers, phase) for phase in range(volumes)]
     assert whole == [""] * volumes
     for lost in range(0, len(headers), every):
-        rest = [one for n, one in enumerate(headers) if n != lost]
+        rest = [header for n, header in enumerate(headers) if n != lost]
         if read_code(rest) == "SLICE_GAP":  # whichever volume is asked for
             continue
         assert code_of(rest, None) == "PHASES"
-        found = [code_of(rest, phase) for phase in range(volumes)]
-        assert sorted(found) == [""] * (volumes - 1) + ["SLICE_GAP"], (lost, found)
+        codes = [code_of(rest, phase) for phase in range(volumes)]
+        assert sorted(codes) == [""] * (volumes - 1) + ["SLICE_GAP"], (lost, codes)
 
 
 @pytest.mark.parametrize("every", [109, pytest.param(33, marks=pytest.mark.thorough)])

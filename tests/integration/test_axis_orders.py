@@ -12,7 +12,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 import scanloom
 from scanloom.cards.card import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.inference.engines.selection import torch_choice
 from support.case_folders import ORDERS, directions, turned
 from support.model_cards import card, structures
@@ -76,15 +76,15 @@ def segmented(path: Path, folder: Path, threshold: Threshold, orientation=None) 
 
 
 def place_of(array: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return centre (RAS mm) and volume (mm^3) of what is above half of the maximum."""
+    """Return centre (RAS mm) and volume (mm^3) of the voxels above half of the maximum."""
     index = np.argwhere(array > array.max() / 2)
     centre = index.mean(axis=0) @ affine[:3, :3].T + affine[:3, 3]
     return centre, len(index) * abs(np.linalg.det(affine[:3, :3]))
 
 
 def check_ball(array, affine, centre=CENTRE):
-    found, volume = place_of(np.asarray(array), affine)
-    np.testing.assert_allclose(found, centre, atol=NEAR)
+    position, volume = place_of(np.asarray(array), affine)
+    np.testing.assert_allclose(position, centre, atol=NEAR)
     assert volume == pytest.approx(4 / 3 * np.pi * RADIUS**3, rel=VOLUME)
 
 
@@ -92,7 +92,7 @@ def check_ball(array, affine, centre=CENTRE):
     ("order", "forms", "oblique"),
     [(order, *FORMS[n % len(FORMS)]) for n, order in enumerate(ORDERS)],
 )
-def test_a_ball_is_where_it_is_in_every_order(order, forms, oblique, tmp_path, threshold):
+def test_a_ball_keeps_its_position_in_every_axis_order(order, forms, oblique, tmp_path, threshold):
     array, affine = ball(order, oblique=oblique)
     image = nibabel.Nifti1Image(array, None)
     image.set_sform(affine, 1 if forms != "qform" else 0)
@@ -110,7 +110,7 @@ def test_a_ball_is_where_it_is_in_every_order(order, forms, oblique, tmp_path, t
 
 
 @pytest.mark.slow
-def test_what_the_caller_says_of_48_orders_gives_one_segmentation(tmp_path, threshold):
+def test_a_stated_orientation_gives_one_segmentation_for_48_orders(tmp_path, threshold):
     """A file that does not say how it lies: `orientation` does, and the order changes nothing."""
     array, affine = ball("RAS")
     array = np.roll(array, (5, -4, 6), axis=(0, 1, 2))  # not in the middle, which is the origin

@@ -27,12 +27,12 @@ def test_variant_gives_the_labels_of_monais_runner_or_is_refused(
     """Changes and scans are drawn anew in each thorough run; SCANLOOM_SEED repeats a run."""
     if seed is None:
         seed = int(os.environ.get("SCANLOOM_SEED") or secrets.randbelow(2**31))
-    made = variants(seed, count)
-    volume, bundles = write_variants(tmp_path, made)
+    drawn = variants(seed, count)
+    volume, bundles = write_variants(tmp_path, drawn)
     run_home(tmp_path, bundles)
     counts: Counter[str] = Counter()
     wrong, least = [], []
-    for variant, bundle in zip(made, bundles, strict=True):
+    for variant, bundle in zip(drawn, bundles, strict=True):
         ours, theirs = our_labels(bundle, volume), home_labels(bundle)
         if theirs is not None and variant.harmless:
             counts["harmless"] += 1

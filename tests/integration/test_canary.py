@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
 from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.verdict import Verdict, seen_of
-from support.canaries import CANARY, REFUSED, USED, birds, contents
+from support.canaries import CANARY, PATIENT_BIRDS, REFUSED, SHOWN, USED, birds, contents
 from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
 SCANS = {maker.__name__: f"{n:02d}" for n, maker in enumerate((*USED, *REFUSED), 1)}
@@ -29,8 +29,8 @@ UID = re.compile(rb"\d\.(\d+\.){2,}\d{5,}")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where scans, model, key and results lie."""
+class Site:
+    """The folders of scans, model, key and results."""
 
     folder: Path
 
@@ -51,18 +51,18 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    place = Place(tmp_path_factory.mktemp("birds"))
-    write_tiny_bundle(place.folder / "models")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    site = Site(tmp_path_factory.mktemp("birds"))
+    write_tiny_bundle(site.folder / "models")
     for maker in (*USED, *REFUSED):
-        maker(place.scan(maker.__name__))
-    return place
+        maker(site.scan(maker.__name__))
+    return site
 
 
 @pytest.fixture(scope="module")
-def segmented(place: Place) -> Ended:
+def segmented(site: Site) -> Ended:
     """All scans in one run, with --json."""
-    return place.segment(*map(place.scan, SCANS), "--json", "--also", "image")
+    return site.segment(*map(site.scan, SCANS), "--json", "--also", "image")
 
 
 def output_of(ended: Ended) -> bytes:
@@ -87,13 +87,13 @@ def assert_clean(out: Path) -> None:
     assert seen > 20
 
 
-def test_the_search_finds_birds_where_they_may_stand(place: Place, segmented: Ended) -> None:
-    """A control: what follows can fail."""
+def test_canaries_are_found_where_identity_is_allowed(site: Site, segmented: Ended) -> None:
+    """A control: the tests below can fail."""
     assert len(birds(CANARY.encode())) == len(birds(CANARY.encode("utf-16-be"))) + 0 > 0
-    [seg] = {next(place.out.glob("cases/*/dicom/segmentation.dcm"))}
+    [seg] = {next(site.out.glob("cases/*/dicom/segmentation.dcm"))}
     assert birds(seg.read_bytes())
     assert UID.search(seg.read_bytes())
-    crosswalk = list(contents(place.out / "private" / "crosswalk.parquet"))
+    crosswalk = list(contents(site.out / "private" / "crosswalk.parquet"))
     assert birds(crosswalk[1])
 
 
@@ -109,23 +109,23 @@ def test_each_scan_ends_as_it_should(segmented: Ended) -> None:
     assert "INTERNAL" not in reasons
 
 
-def test_nothing_is_told_in_json(segmented: Ended) -> None:
+def test_json_has_no_identity(segmented: Ended) -> None:
     assert not birds(output_of(segmented)), segmented.err
     assert not UID.search(output_of(segmented))
 
 
-def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) -> None:
-    assert len(list((place.out / "failed").iterdir())) > 5
-    assert_clean(place.out)
+def test_results_and_failures_have_no_identity(site: Site, segmented: Ended) -> None:
+    assert len(list((site.out / "failed").iterdir())) > 5
+    assert_clean(site.out)
 
 
 @pytest.mark.filterwarnings("ignore:The value length:UserWarning")  # of the canary, by pydicom
 def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
-    place: Place, segmented: Ended, tmp_path: Path
+    site: Site, segmented: Ended, tmp_path: Path
 ) -> None:
     """Corrections have DICOM of their own, and the report has pictures."""
-    out, key = tmp_path / "out", place.folder / "key"
-    shutil.copytree(place.out, out, copy_function=shutil.copy2)
+    out, key = tmp_path / "out", site.folder / "key"
+    shutil.copytree(site.out, out, copy_function=shutil.copy2)
     name = next(out.glob("cases/*/dicom")).parent.name
     labels = read_label_maps(out / "cases" / name)
     for array in labels.values():
@@ -135,9 +135,9 @@ def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
         share_cases(out, list(codes.values()))
         log.append(Verdict(name, "r1", seen_of(out / "cases" / name), "edit"), CANARY)
         publish_revision(out, name, Correction(labels, "r1", "brush", 0), key)
-    for command in (["report", "--private"], ["index", place.scan("plain")]):
-        assert place.run(*command, "--out", out).code == 0
-    joined = place.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")
+    for command in (["report", "--private"], ["index", site.scan("plain")]):
+        assert site.run(*command, "--out", out).code == 0
+    joined = site.run("join", out / "review/review.csv", "-o", out, "--to", out / "private/j.csv")
     assert joined.code == 0, joined.err
 
     files = [path for path in out.rglob("*") if path.is_file()]
@@ -163,28 +163,29 @@ def test_the_docs_have_the_list_and_the_copies_that_follow_it() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
-    ended = place.segment(*map(place.scan, SCANS), "--also", "image")
+def test_messages_on_a_terminal_have_no_identity(site: Site, segmented: Ended) -> None:
+    ended = site.segment(*map(site.scan, SCANS), "--also", "image")
 
     assert ended.err.count("scans/") >= len(REFUSED) - 4  # each is told by the path that was typed
-    assert not birds(output_of(ended)), ended.err
+    assert SHOWN in ended.err
+    assert not birds(output_of(ended), PATIENT_BIRDS), ended.err
 
 
 @pytest.mark.slow
-def test_nothing_is_told_with_debug(place: Place, segmented: Ended, tmp_path: Path) -> None:
+def test_debug_messages_have_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
     """With every library's warning and error on the way."""
-    ended = place.segment(*map(place.scan, SCANS), "--debug", out=tmp_path / "out")
+    ended = site.segment(*map(site.scan, SCANS), "--debug", out=tmp_path / "out")
 
     assert ended.err.count("Traceback") > 8
-    assert not birds(output_of(ended)), ended.err
+    assert not birds(output_of(ended), PATIENT_BIRDS), ended.err
     assert_clean(tmp_path / "out")
 
 
-def test_nothing_is_told_by_an_index(place: Place, segmented: Ended, tmp_path: Path) -> None:
-    """As JSON; a second time, too, when the index says what headers said."""
-    scans = place.folder / "scans"
+def test_messages_of_index_have_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
+    """As JSON; also from a stored index, which contains texts of headers."""
+    scans = site.folder / "scans"
     for options in (["--json", "--debug"], ["--json"]):
-        ended = place.run("index", scans, "--out", tmp_path / "out", *options)
+        ended = site.run("index", scans, "--out", tmp_path / "out", *options)
         assert ended.code in (0, 1), ended.err
         assert not birds(output_of(ended)), output_of(ended)
         assert not UID.search(output_of(ended))
@@ -193,18 +194,18 @@ def test_nothing_is_told_by_an_index(place: Place, segmented: Ended, tmp_path: P
 
 
 @pytest.mark.slow
-def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path) -> None:
+def test_messages_of_run_have_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
     """Plan, log, manifest and tables hold ids; `join` brings the bird back into them."""
     workflow = tmp_path / "workflow.yaml"
-    workflow.write_text(f"name: birds\nmodels: [{place.folder / 'models' / 'tiny'}]\n")
+    workflow.write_text(f"name: birds\nmodels: [{site.folder / 'models' / 'tiny'}]\n")
     out = tmp_path / "out"
     arguments = ["--out", out, "--cluster", "none", "--debug", "--bids", "--price-per-hour", "2"]
-    ended = place.run("run", workflow, place.folder / "scans", *arguments)
+    ended = site.run("run", workflow, site.folder / "scans", *arguments)
 
     assert ended.code == 1, ended.err  # some failed
     assert not birds(output_of(ended)), output_of(ended)
     assert_clean(out)
-    joined = place.run("join", out / "measurements.csv", "--out", out)
+    joined = site.run("join", out / "measurements.csv", "--out", out)
     assert joined.code == 0, joined.err
     assert CANARY in joined.out
 
@@ -212,19 +213,20 @@ def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("broken_lengths", ["--debug"]), ("several", [])])
 def test_a_single_scan_that_is_refused(
-    name: str, options: list[str], place: Place, tmp_path: Path
+    name: str, options: list[str], site: Site, tmp_path: Path
 ) -> None:
-    ended = place.segment(place.scan(name), *options, out=tmp_path / "out")
+    ended = site.segment(site.scan(name), *options, out=tmp_path / "out")
 
     assert ended.code == 65
-    assert not birds(output_of(ended)), ended.err
+    assert SHOWN in ended.err
+    assert not birds(output_of(ended), PATIENT_BIRDS), ended.err
     assert not (tmp_path / "out").exists()
 
 
 TALKATIVE = """
 import logging, sys, warnings
 from scanloom.cli.main import main
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 
 def load(*arguments, **more):
     warnings.warn("of CANARY^Zo\u00ebGa\u00f1d\u00eda", UserWarning)
@@ -239,23 +241,23 @@ main()
 """
 
 
-def test_a_library_that_fails_with_a_name_in_its_words(
-    place: Place, segmented: Ended, tmp_path: Path
+def test_errors_of_libraries_are_reported_without_their_text(
+    site: Site, segmented: Ended, tmp_path: Path
 ) -> None:
     """Its error, warning and log line are told by type and place, and recorded without a word."""
-    shutil.copytree(place.out, tmp_path / "out", copy_function=shutil.copy2)
-    command = [sys.executable, "-c", TALKATIVE, "segment", place.scan("plain")]
-    command += ["--model", place.folder / "models" / "tiny", "--out", tmp_path / "out"]
+    shutil.copytree(site.out, tmp_path / "out", copy_function=shutil.copy2)
+    command = [sys.executable, "-c", TALKATIVE, "segment", site.scan("plain")]
+    command += ["--model", site.folder / "models" / "tiny", "--out", tmp_path / "out"]
     done = subprocess.run(
         [*command, "--replace", "--seg", "labelmap", "--debug"],
-        env={**os.environ, "SCANLOOM_KEY": str(place.folder / "key")},
+        env={**os.environ, "SCANLOOM_KEY": str(site.folder / "key")},
         capture_output=True,
         check=False,
     )
 
     assert done.returncode == 1
-    for word in (b"OSError", b"KeyError", b"UserWarning", b"a.library", b"INTERNAL"):
-        assert word in done.stderr
+    for text in (b"OSError", b"KeyError", b"UserWarning", b"a.library", b"INTERNAL"):
+        assert text in done.stderr
     assert not birds(done.stdout + done.stderr), done.stderr
     case_id = segmented.document["cases"][0]["case"]
     failed = json.loads((tmp_path / "out" / "failed" / f"{case_id}.json").read_text())
@@ -263,12 +265,12 @@ def test_a_library_that_fails_with_a_name_in_its_words(
     assert_clean(tmp_path / "out")
 
 
-def test_a_path_that_was_typed_stays_on_the_terminal(place: Place, tmp_path: Path) -> None:
+def test_a_path_that_was_typed_stays_on_the_terminal(site: Site, tmp_path: Path) -> None:
     """It is echoed to whoever typed it, and written into no file."""
-    [study] = place.scan("plain").iterdir()
-    [series] = place.scan("several").glob("* a")
-    [broken] = place.scan("nifti_cut").iterdir()
-    ended = place.segment(study, broken, series, "--debug", "--json", out=tmp_path / "out")
+    [study] = site.scan("plain").iterdir()
+    [series] = site.scan("several").glob("* a")
+    [broken] = site.scan("nifti_cut").iterdir()
+    ended = site.segment(study, broken, series, "--debug", "--json", out=tmp_path / "out")
 
     text = ended.out + ended.err
     for path in (study, broken, series):
@@ -278,11 +280,11 @@ def test_a_path_that_was_typed_stays_on_the_terminal(place: Place, tmp_path: Pat
     assert_clean(tmp_path / "out")
 
 
-def test_models_that_are_none(place: Place, tmp_path: Path) -> None:
+def test_folders_of_scans_are_no_models(site: Site, tmp_path: Path) -> None:
     """A folder of scans given as a model by mistake."""
     for wrong in ("plain", "nifti_image", "no_images"):
-        ended = place.run(
-            *("segment", place.scan("plain"), "--model", place.scan(wrong)),
+        ended = site.run(
+            *("segment", site.scan("plain"), "--model", site.scan(wrong)),
             *("--out", tmp_path / "out", "--debug", "--json"),
         )
         assert ended.code == 65
@@ -290,14 +292,14 @@ def test_models_that_are_none(place: Place, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-def test_the_holder_of_the_key_gets_the_bird_back(
-    place: Place, segmented: Ended, tmp_path: Path
+def test_where_and_join_give_the_identity_with_the_key(
+    site: Site, segmented: Ended, tmp_path: Path
 ) -> None:
     ids = [case["case"] for case in segmented.document["cases"] if case["case"]]
-    found = place.run("where", *ids, "--out", place.out, "--json")
+    ended = site.run("where", *ids, "--out", site.out, "--json")
 
-    assert found.code == 0, found.err
-    sources = {source["id"]: source for source in found.document["sources"]}
+    assert ended.code == 0, ended.err
+    sources = {source["id"]: source for source in ended.document["sources"]}
     for case in segmented.document["cases"]:
         if case["case"]:
             assert Path(sources[case["case"]]["path"]).is_relative_to(case["path"])
@@ -306,17 +308,17 @@ def test_the_holder_of_the_key_gets_the_bird_back(
 
     table = tmp_path / "table.csv"
     table.write_text("case\n" + "\n".join(ids) + "\n")
-    joined = place.run("join", table, "--out", place.out)
+    joined = site.run("join", table, "--out", site.out)
     assert joined.code == 0, joined.err
     assert joined.out.count(CANARY) >= len(ids)
 
 
-def test_another_key_gets_nothing(place: Place, segmented: Ended, tmp_path: Path) -> None:
+def test_another_key_gives_no_identity(site: Site, segmented: Ended, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"x" * 32)
     (tmp_path / "table.csv").write_text("case\nabc\n")
     case_id = json.loads(segmented.out)["cases"][0]["case"]
     for command in (("where", case_id), ("join", str(tmp_path / "table.csv"))):
-        arguments = [*command, "--out", place.out, "--key", tmp_path / "key", "--debug"]
+        arguments = [*command, "--out", site.out, "--key", tmp_path / "key", "--debug"]
         ended = scanloom_forked(*arguments)
         assert ended.code == 65
         assert "KEY_MISMATCH" in ended.err

@@ -1,4 +1,4 @@
-"""One command from a study on disk to a published case folder, and what must never happen."""
+"""One command from a study on disk to a published case folder, also with faults on the way."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_result_lies_on_the_scan(published: Path) -> None:
 
 
 def test_volumes_are_those_of_the_phantom(published: Path) -> None:
-    """Lung, fat, soft tissue and bone within 5 % of what was drawn."""
+    """Lung, fat, soft tissue and bone within 5 % of the drawn volumes."""
     truth = json.loads((shipped("data") / "torso_truth.json").read_text())["tissues_ml"]
     measured = {
         m["label"]: m["volume_ml"]
@@ -133,7 +133,7 @@ def test_no_identity_outside_dicom(tmp_path: Path, key: Path) -> None:
 
 
 def test_second_run_finds_it_done(published: Path, key: Path) -> None:
-    """What is done with this recipe is not done again; another recipe asks for --replace."""
+    """A result of the same recipe is kept; another recipe requires --replace."""
     out = published.parents[1]
     before = digests(published)
     (record,) = segment_paths([SAMPLE], options(out, key))
@@ -160,7 +160,7 @@ def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Pat
 
 def test_less_overlap_is_named_on_every_result(tmp_path: Path, key: Path) -> None:
     """And a later request of another overlap says that, not that the model changed."""
-    out, words = tmp_path / "out", "overlap 0.1 instead of 0.25"
+    out, change = tmp_path / "out", "overlap 0.1 instead of 0.25"
     (record,) = segment_paths([SAMPLE], options(out, key, compute=ComputeOptions(overlap=0.1)))
     assert record.folder is not None, record.detail
     document = json.loads((record.folder / "case.json").read_text())
@@ -168,9 +168,9 @@ def test_less_overlap_is_named_on_every_result(tmp_path: Path, key: Path) -> Non
     [algorithm] = (
         pydicom.dcmread(segmentation).SegmentSequence[0].SegmentationAlgorithmIdentificationSequence
     )
-    assert document["models"][0]["changes"] == words
-    assert algorithm.AlgorithmParameters == f"changes={words}"
-    assert words in write_report(out).read_text()
+    assert document["models"][0]["changes"] == change
+    assert algorithm.AlgorithmParameters == f"changes={change}"
+    assert change in write_report(out).read_text()
 
     (stale,) = segment_paths([SAMPLE], options(out, key, compute=ComputeOptions(fast=True)))
     assert stale.reason is Reason.STALE
@@ -199,11 +199,11 @@ def test_two_models_in_one_case(tmp_path: Path, key: Path) -> None:
 
 def test_another_key_is_refused(published: Path, tmp_path: Path) -> None:
     """Ids of two keys in one folder could not be told apart."""
-    other = tmp_path / "other"
-    other.write_bytes(b"x" * 32)
-    other.chmod(0o600)
+    second_key = tmp_path / "other"
+    second_key.write_bytes(b"x" * 32)
+    second_key.chmod(0o600)
     with pytest.raises(scanloom.ScanError) as caught:
-        segment_paths([SAMPLE], options(published.parents[1], other))
+        segment_paths([SAMPLE], options(published.parents[1], second_key))
     assert caught.value.code == "KEY_MISMATCH"
 
 
@@ -254,7 +254,7 @@ def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) -> None:
-    """A full disk is said to be one; what was begun is taken away again."""
+    """The message names the full disk, and unfinished files are removed."""
     (record,) = segment_paths(
         [SAMPLE], options(small_disk / "out", key, outputs=Outputs(also=("image",)))
     )
@@ -267,7 +267,9 @@ def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) ->
     assert not left_behind(small_disk / "out")
 
 
-def test_what_can_not_fit_is_refused_before_it_is_read(tmp_path: Path, key: Path) -> None:
+def test_a_scan_too_large_for_memory_is_refused_before_it_is_read(
+    tmp_path: Path, key: Path
+) -> None:
     scan = tmp_path / "scan"
     shutil.copytree(SAMPLE, scan)
     for path in scan.iterdir():  # headers are whole: reading would say TRUNCATED
@@ -307,12 +309,12 @@ def test_a_run_does_not_do_again_what_segment_did(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "word"), [({"orientation": "ABC"}, "orientation"), ({"precision": "hlf"}, "half")]
+    ("wrong", "message"), [({"orientation": "ABC"}, "orientation"), ({"precision": "hlf"}, "half")]
 )
 def test_an_option_that_can_not_be_is_named(
-    wrong: dict[str, str], word: str, tmp_path: Path, key: Path
+    wrong: dict[str, str], message: str, tmp_path: Path, key: Path
 ) -> None:
-    with pytest.raises(scanloom.ScanError, match=word) as caught:
+    with pytest.raises(scanloom.ScanError, match=message) as caught:
         segment_paths([SAMPLE], options(tmp_path / "out", key, **wrong))
     assert caught.value.code == "WORKFLOW"
 

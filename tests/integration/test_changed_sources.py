@@ -16,7 +16,8 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Series, StepTimer
-from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.engine.prepare import OutputTarget, prepare
+from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.selection import Scope
 from scanloom.io.identity import channels_hash, key_fingerprint
 from scanloom.io.read import load_volume
@@ -49,11 +50,11 @@ def voxels(runs: Runs) -> list[int]:
 
 
 def outcomes(runs: Runs) -> Counts:
-    found: Counts = {}
+    counts: Counts = {}
     for row in runs.rows("manifest"):
         name = row["reason"] or row["outcome"]
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def files_of_cases(runs: Runs) -> int:
@@ -66,19 +67,19 @@ def test_a_study_that_arrives_in_five_parts_is_made_anew_each_time(
     runs: Runs, tmp_path: Path
 ) -> None:
     files = write_slices(tmp_path / "scanner")
-    for part in range(5):
-        add(files[4 * part : 4 * part + 4], runs.archive)
+    for delivery in range(5):
+        add(files[4 * delivery : 4 * delivery + 4], runs.archive)
 
         planned = scanloom("plan", runs.workflow, runs.archive, "--out", runs.out, "--json")
         ended = runs()
 
-        there = 4 * (part + 1)
+        delivered = 4 * (delivery + 1)
         assert ended.code == 0, ended.out + ended.err
         assert planned.document["plan"]["todo"] == 1
-        assert ended.document["status"]["remade"] == (part > 0)
-        assert voxels(runs) == [BLOCK * there]
-        assert outcomes(runs) == {"used": there}
-        assert files_of_cases(runs) == there
+        assert ended.document["status"]["remade"] == (delivery > 0)
+        assert voxels(runs) == [BLOCK * delivered]
+        assert outcomes(runs) == {"used": delivered}
+        assert files_of_cases(runs) == delivered
         assert scanloom("verify", runs.out).code == 0
     assert runs.started == {GOOD[0]: 5}
     before = runs.cases()
@@ -122,8 +123,8 @@ def change_pixels(file: Path) -> None:
     """Make the bright voxels of a slice dark: same size, same UIDs, another content."""
     content = bytearray(file.read_bytes())
     bright = (GOOD[0] + 1024).to_bytes(2, "little")
-    while (place := content.find(bright, len(content) - 2 * 12 * 10)) >= 0:
-        content[place : place + 2] = (0).to_bytes(2, "little")
+    while (offset := content.find(bright, len(content) - 2 * 12 * 10)) >= 0:
+        content[offset : offset + 2] = (0).to_bytes(2, "little")
     file.write_bytes(content)
 
 
@@ -301,7 +302,7 @@ def test_a_run_keeps_the_names_that_segment_gave(runs: Runs, tmp_path: Path) -> 
     [case] = runs.cases()
     crosswalk = runs.out / "private" / "crosswalk.parquet"
     table = parquet.read_table(crosswalk)
-    names = pa.array(["A-1" if one == case else "" for one in table["id"].to_pylist()])
+    names = pa.array(["A-1" if case_id == case else "" for case_id in table["id"].to_pylist()])
     named = table.set_column(table.schema.get_field_index("folder"), "folder", names)
     parquet.write_table(named, crosswalk)
     (runs.out / "cases" / case).rename(runs.out / "cases" / "A-1")
@@ -357,12 +358,12 @@ def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
 
 
 @pytest.mark.slow
-def test_shards_say_what_is_there_now(runs: Runs, tmp_path: Path) -> None:
-    """Not what an earlier shard said of files that are gone, or have changed since."""
+def test_shards_report_current_files(runs: Runs, tmp_path: Path) -> None:
+    """The status has no entries of an earlier shard about files that are gone or changed since."""
     for number in range(4):
         write_slices(runs.archive / str(number), f"study {number}", GOOD[number])
-    parts = [("--shard", f"{part}/2") for part in (1, 2)]
-    assert [runs(*part).code for part in parts] == [0, 0]
+    shards = [("--shard", f"{shard}/2") for shard in (1, 2)]
+    assert [runs(*options).code for options in shards] == [0, 0]
     assert outcomes(runs) == {"used": 4 * SLICES}
     of_second = {case for case in runs.cases() if Scope(shard=(2, 2)).holds(case)}
     joined = scanloom("where", *of_second, "--out", runs.out, "--json").document
@@ -371,10 +372,10 @@ def test_shards_say_what_is_there_now(runs: Runs, tmp_path: Path) -> None:
     shutil.rmtree(gone)
     change_pixels(min(changed.iterdir()))
 
-    runs(*parts[0])
+    runs(*shards[0])
 
     assert outcomes(runs) == {"used": 2 * SLICES, "open": SLICES}
-    runs(*parts[1])
+    runs(*shards[1])
     assert outcomes(runs) == {"used": 3 * SLICES}
 
 
@@ -429,7 +430,7 @@ def test_a_piece_of_the_same_series_elsewhere_gets_its_own_result(
 
 
 def test_a_volume_file_whose_middle_changed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
-    """Where no sample of its fingerprint lies: its case id stays the same."""
+    """The change lies between the samples of its fingerprint: its case id stays the same."""
     segment, path = Segments(tmp_path, model), tmp_path / "scan.nii"
     values = noise((64, 64, 64)) - 1024
     nib.save(nib.Nifti1Image(values, np.diag([1.0, 1.0, 2.0, 1.0])), path)
@@ -453,33 +454,38 @@ def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) ->
             file.write_bytes(file.read_bytes())
 
     key = b"k" * 32
-    place = OutputTarget(tmp_path / "out", key_fingerprint(key), key=key)
-    record = run_case(case, lambda: em.threshold_models(tmp_path), place, StepTimer(touch))
+    target = OutputTarget(tmp_path / "out", key_fingerprint(key), key=key)
+    (tmp_path / "weights").touch()
+    models = em.threshold_models(tmp_path / "weights")
+    prepared = prepare(case, [model.card for model in models], target)
+    record = run_case(prepared, lambda: models, target, StepTimer(touch))
 
     assert record.reason is not None
     assert (record.reason.code, record.reason.retry) == ("SOURCE_CHANGED", True)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_channel_a_series_is_counts(tmp_path: Path) -> None:
+def test_the_order_of_channels_counts(tmp_path: Path) -> None:
     """A workflow whose channels were exchanged does not take the result of the first."""
-    made = [em.make_case(tmp_path, name, task).series for name, task in (("a", 1000), ("b", 2000))]
+    series = [
+        em.make_case(tmp_path, name, task).series for name, task in (("a", 1000), ("b", 2000))
+    ]
 
-    assert channels_hash(made, b"k" * 32) != channels_hash(made[::-1], b"k" * 32)
-    assert channels_hash(made[:1], b"k" * 32) == channels_hash(
-        [Series("nifti", made[0].files)], b"k" * 32
+    assert channels_hash(series, b"k" * 32) != channels_hash(series[::-1], b"k" * 32)
+    assert channels_hash(series[:1], b"k" * 32) == channels_hash(
+        [Series("nifti", series[0].files)], b"k" * 32
     )
 
 
 def test_an_archive_that_changed_is_unpacked_again(tmp_path: Path) -> None:
     """In one process, as a notebook is."""
-    found = []
+    maxima = []
     for brightest in GOOD[:2]:
         folder = tmp_path / str(brightest)
         write_slices(folder, brightest=brightest)
         with zipfile.ZipFile(tmp_path / "scan.zip", "w") as pack:
             for file in sorted(folder.iterdir()):
                 pack.write(file, file.name)
-        found.append(int(load_volume(tmp_path / "scan.zip").array.max()))
+        maxima.append(int(load_volume(tmp_path / "scan.zip").array.max()))
 
-    assert found == [*GOOD[:2]]
+    assert maxima == [*GOOD[:2]]

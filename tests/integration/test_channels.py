@@ -112,8 +112,8 @@ def run(folder: Path, archive: Path, model: Path, **channels: object) -> Ended:
 
 
 def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expected):
-    wanted = {name: {"description": f"{name}$"} for name in INPUTS}
-    ended = run(tmp_path, archive, model, **wanted)
+    selections = {name: {"description": f"{name}$"} for name in INPUTS}
+    ended = run(tmp_path, archive, model, **selections)
     assert ended.code == 1, ended.err  # the study whose inputs lie apart failed
 
     [folder] = (tmp_path / "out" / "cases").iterdir()
@@ -136,7 +136,7 @@ def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expec
 
 
 @pytest.mark.parametrize(
-    ("channels", "said"),
+    ("channels", "message"),
     [
         ({}, "a selection each for T1, FLAIR"),
         ({"T1": {}, "T2": {}}, "a selection each for T1, FLAIR"),
@@ -144,11 +144,11 @@ def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expec
     ],
 )
 def test_a_workflow_that_does_not_say_the_inputs_is_a_mistake(
-    channels, said, tmp_path, archive, model
+    channels, message, tmp_path, archive, model
 ):
     ended = run(tmp_path, archive, model, **channels)
     assert ended.code != 0
-    assert said in " ".join(ended.err.split())
+    assert message in " ".join(ended.err.split())
 
 
 def test_one_scan_alone_is_not_enough(tmp_path, archive, model):

@@ -24,7 +24,7 @@ def test_workers_that_come_late_take_part_and_one_that_dies_blames_nobody(tmp_pa
             cluster.worker()
             run.until(lambda: len(workers_seen(run)) == 2, "an engine in the late worker")
             first.send_signal(signal.SIGKILL)
-            assert process.wait(240) == 0, run.said
+            assert process.wait(240) == 0, run.output
     assert run.done == run.status["done"] == run.scans
     assert not list(run.out.glob("failed/*"))
     assert sum(run.started.values()) <= run.scans + 1
@@ -39,7 +39,7 @@ def workers_seen(run: ClusterRun) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("preload", "word"),
+    ("preload", "message"),
     [
         (OTHER_VERSION, "workers run scanloom 0.0.7, this is"),
         (NO_SCANLOOM, "1 of 1 workers have no scanloom"),
@@ -47,7 +47,7 @@ def workers_seen(run: ClusterRun) -> set[str]:
     ],
 )
 def test_workers_that_can_not_do_the_work_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: str, word: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preload: str, message: str
 ) -> None:
     run = ClusterRun(tmp_path, 1, 0.0, "{}")
     monkeypatch.setenv("SCANLOOM_KEY", run.environment["SCANLOOM_KEY"])
@@ -59,12 +59,12 @@ def test_workers_that_can_not_do_the_work_are_named(
 
     assert ended.code == 65
     assert "CLUSTER" in ended.err
-    assert word in ended.err.replace("\n", " ")
+    assert message in ended.err.replace("\n", " ")
     assert not list(run.out.glob(".work/*"))
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_goes_ends_the_run_with_a_word(tmp_path: Path) -> None:
+def test_a_lost_scheduler_ends_the_run_with_a_message(tmp_path: Path) -> None:
     run = ClusterRun(tmp_path, 4, 5.0, "{in_flight: 1}")
     with foreign(run) as cluster:
         cluster.worker()
@@ -72,20 +72,20 @@ def test_a_scheduler_that_goes_ends_the_run_with_a_word(tmp_path: Path) -> None:
             run.until(lambda: run.started, "the first scan")
             os.kill(cluster.scheduler.pid, signal.SIGKILL)
             assert process.wait(120) == 65
-    assert "the connection to the scheduler was lost (CLUSTER)" in run.said.replace("\n", " ")
-    assert "Traceback" not in run.said
+    assert "the connection to the scheduler was lost (CLUSTER)" in run.output.replace("\n", " ")
+    assert "Traceback" not in run.output
 
 
 @pytest.mark.parametrize(
-    ("cluster", "word"),
+    ("cluster", "message"),
     [
         ("tcp://127.0.0.1:1", "no scheduler answers at this address"),
         ("no-such-file.json", "nor a scheduler file"),
         ("ssh:", "no hosts"),
     ],
 )
-def test_a_cluster_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, word: str
+def test_a_missing_cluster_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, message: str
 ) -> None:
     run = ClusterRun(tmp_path, 1, 0.0, "{}")
     monkeypatch.setenv("SCANLOOM_KEY", run.environment["SCANLOOM_KEY"])
@@ -94,4 +94,4 @@ def test_a_cluster_that_is_not_there(
     ended = scanloom("run", run.workflow, run.archive, *where)
 
     assert ended.code == 65
-    assert word in ended.err.replace("\n", " ")
+    assert message in ended.err.replace("\n", " ")

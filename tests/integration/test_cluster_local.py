@@ -48,9 +48,11 @@ def test_a_local_run_listens_on_loopback_alone_and_answers_nobody_without_its_ke
         assert len(heard) >= 3  # a scheduler and two workers
         assert {address for address, _ in heard} <= set(LOOPBACK)
 
-        asked = [(port, route) for _, port in heard for route in ROUTES]
+        requests = [(port, route) for _, port in heard for route in ROUTES]
         with ThreadPoolExecutor(16) as pool:
-            assert set(pool.map(http_answer, *zip(*asked, strict=True))) == {""}  # no server at all
+            assert set(pool.map(http_answer, *zip(*requests, strict=True))) == {
+                ""
+            }  # no server at all
 
         closed = [port for _, port in heard if refuses_strangers(port)]
         assert len(closed) >= 3
@@ -82,7 +84,7 @@ def refuses_strangers(port: int) -> bool:
 def test_two_workers_share_the_scans_and_a_killed_one_is_replaced(run: ClusterRun) -> None:
     with run.going() as process:
         run.until(lambda: len(run.started) >= 2, "the first two scans")
-        worker = next(p for p, words in processes(run.notes).items() if "spawn_main" in words)
+        worker = next(p for p, command in processes(run.notes).items() if "spawn_main" in command)
         os.kill(worker, signal.SIGKILL)
         run.check_end(process)
     assert sum(run.started.values()) <= run.scans + 1

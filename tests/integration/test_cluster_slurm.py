@@ -1,4 +1,4 @@
-"""`--cluster slurm` on a real SLURM, where there is one: what befalls a job is no fault of a case.
+"""`--cluster slurm` on a real SLURM, if one is configured: cases do not fail with their job.
 
 The queue and options of a site come from the environment: SCANLOOM_SLURM, a YAML mapping such as
 `{queue: main, interface: lo}`. For node and preemption the SLURM must be a private one, of which
@@ -115,8 +115,8 @@ def test_a_preempted_job_blames_nobody(tmp_path: Path) -> None:
         run.until(lambda: len(run.started) >= 2 and len(jobs(run)) == 2, "two jobs at work")
         cores = slurm("sinfo", "--noheader", "--format=%c", "--partition=urgent").split()[0]
         urgent = ("--partition=urgent", f"--cpus-per-task={cores}", "--mem=100M", "--parsable")
-        words = ("--output=/dev/null", "--wrap=sleep 15")
-        job = slurm("sbatch", *urgent, *words).strip()
+        job_options = ("--output=/dev/null", "--wrap=sleep 15")
+        job = slurm("sbatch", *urgent, *job_options).strip()
         run.until(lambda: len(jobs(run)) < 2, "the preemption")
         run.check_end(process, 400.0)
         subprocess.run(["scancel", job], check=False, timeout=60)
@@ -133,11 +133,11 @@ def test_workers_leave_before_the_walltime_and_others_come(tmp_path: Path) -> No
     assert sum(run.started.values()) <= run.scans + 4
 
 
-def test_an_order_that_is_refused_says_so(tmp_path: Path) -> None:
+def test_a_refused_job_is_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path, 1, 0.0)
     wrong = run.workflow.read_text().replace("cores:", "queue: no-such-queue, cores:")
     run.workflow.write_text(wrong.replace("queue: main,", "").replace(", queue: main", ""))
     with run.going("--cluster", "slurm") as process:
         assert process.wait(120) == 65
-    assert "sbatch refused the job" in run.said
+    assert "sbatch refused the job" in run.output
     assert "invalid partition" in next(run.out.glob("private/runs/*/slurm.log")).read_text()

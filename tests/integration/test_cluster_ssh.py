@@ -55,7 +55,7 @@ def test_workers_over_ssh_share_the_scans_and_a_session_that_ends_is_opened_agai
         commands = processes(run.notes)
         assert "PRIVATE" not in " ".join(commands.values())
         worker = next(
-            p for p, words in commands.items() if "engine.worker" in words and "-m" in words
+            p for p, command in commands.items() if "engine.worker" in command and "-m" in command
         )
         os.kill(worker, signal.SIGKILL)
         run.check_end(process, 400.0)
@@ -80,7 +80,7 @@ def test_a_host_that_does_not_answer(tmp_path: Path) -> None:
     run.workflow.write_text(quick)
     with run.going("--cluster", "ssh") as process:
         assert process.wait(120) == 65
-    assert "no worker started on any host" in run.said
+    assert "no worker started on any host" in run.output
 
 
 def make_real_run(folder: Path) -> RealRun:
@@ -108,7 +108,7 @@ def test_a_late_session_with_other_weights_gives_no_result(tmp_path: Path) -> No
     with run.real("--cluster", "ssh") as process:
         run.until(lambda: run.done, "the first result")
         (tmp_path / "gate" / "open").touch()
-        assert process.wait(300) == 0, run.said
+        assert process.wait(300) == 0, run.output
     assert run.hashes == {weights_of(run.ours)}
     assert run.done == run.status["done"] == run.scans
     assert set(run.status["sent_away"]) == {
@@ -123,7 +123,7 @@ def test_weights_that_change_end_a_run_over_ssh(tmp_path: Path) -> None:
         run.until(lambda: run.done, "the first result")
         other_weights(run.ours)
         run.kill_engines()
-        assert process.wait(240) == 65, run.said
-    assert "MODEL_CHANGED" in run.said
+        assert process.wait(240) == 65, run.output
+    assert "MODEL_CHANGED" in run.output
     assert run.hashes == {before}
     assert not list(run.out.glob("failed/*"))

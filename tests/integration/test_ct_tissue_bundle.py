@@ -1,4 +1,4 @@
-"""The model that ships runs in MONAI's own runner, and gives there what it gives here."""
+"""The model that ships runs in MONAI's own runner, with the same labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUNDLE = ROOT / "models" / "ct_tissue"
 
 
 @pytest.fixture
-def part(tmp_path: Path) -> Path:
+def crop(tmp_path: Path) -> Path:
     """Return a part of the sample torso, around the diaphragm, as a file."""
     image = nib.load(ROOT / "data" / "torso_ct.nii.gz")
     path = tmp_path / "part.nii.gz"
@@ -31,7 +31,7 @@ def part(tmp_path: Path) -> Path:
     return path
 
 
-def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
+def test_monai_runs_it_and_labels_are_ours(crop, tmp_path):
     import scanloom
     from scanloom.convert.conversion import load_card
     from scanloom.core import ComputeOptions
@@ -42,7 +42,7 @@ def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
         *("--config_file", str(BUNDLE / "configs" / "inference.json")),
         *("--meta_file", str(BUNDLE / "configs" / "metadata.json")),
         *("--bundle_root", str(BUNDLE), "--output_dir", str(tmp_path / "out")),
-        *("--datalist", f"['{part}']"),
+        *("--datalist", f"['{crop}']"),
     ]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -54,7 +54,7 @@ def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
     predictor = TorchPredictor(
         load_card(BUNDLE), device="cpu", compute=ComputeOptions(precision="float32")
     )
-    ours = predictor.predict(scanloom.load_volume(part, modality="CT")).layers[0].labels
+    ours = predictor.predict(scanloom.load_volume(crop, modality="CT")).layers[0].labels
 
     assert set(np.unique(ours)) == {0, 1, 2, 3, 4, 5}
     assert (ours == theirs).mean() >= 0.9995

@@ -1,7 +1,7 @@
-"""How much each default changes labels that departs from the models' home runners.
+"""The change of labels by each default that departs from the models' home runners.
 
-`pytest -rA` shows the differences. Against: float32, no window passed over, plain torch on the way
-back, which is what `test_parity_monai.py` holds against MONAI's own runner.
+`pytest -rA` shows the differences. The reference is float32, with all windows and restored by plain
+torch, as compared with MONAI's own runner in `test_parity_monai.py`.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def home(card: ModelCard, volume: Volume) -> Layer:
     return TorchPredictor(card, HOME, device="cpu").predict(volume).layers[0]
 
 
-def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
+def difference(change: str, layer: Layer, home: Layer) -> tuple[float, float]:
     """Print the voxels that differ and the Dice of each structure; return share and least Dice."""
-    unlike = found.labels != home.labels
+    unlike = layer.labels != home.labels
     dice = {
         s.label: 2.0
-        * np.count_nonzero((found.labels == s.number) & (home.labels == s.number))
-        / (np.count_nonzero(found.labels == s.number) + np.count_nonzero(home.labels == s.number))
+        * np.count_nonzero((layer.labels == s.number) & (home.labels == s.number))
+        / (np.count_nonzero(layer.labels == s.number) + np.count_nonzero(home.labels == s.number))
         for s in home.structures
     }
     reported = ", ".join(f"{label} {value:.5f}" for label, value in dice.items())
-    print(f"{what}: {np.count_nonzero(unlike)} of {unlike.size} voxels differ; Dice {reported}")
+    print(f"{change}: {np.count_nonzero(unlike)} of {unlike.size} voxels differ; Dice {reported}")
     return float(unlike.mean()), min(dice.values())
 
 
@@ -58,9 +58,11 @@ def test_compiled_restore_changes_nothing_but_ties(
     card: ModelCard, volume: Volume, home: Layer
 ) -> None:
     """--no-compiled-restore turns it off."""
-    found = TorchPredictor(card, replace(HOME, compiled_restore=True), device="cpu").predict(volume)
+    segmentation = TorchPredictor(card, replace(HOME, compiled_restore=True), device="cpu").predict(
+        volume
+    )
 
-    share, least = difference("compiled restore", found.layers[0], home)
+    share, least = difference("compiled restore", segmentation.layers[0], home)
 
     assert share <= 1e-6
     assert least >= 0.999
@@ -69,12 +71,12 @@ def test_compiled_restore_changes_nothing_but_ties(
 def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--no-skip-air turns it off. The card that ships does not ask for it: here it does."""
     reported, clock = replace(card, air_below=AIR), StepTimer()
-    found = TorchPredictor(reported, replace(HOME, skip_air=True), device="cpu").predict(
+    segmentation = TorchPredictor(reported, replace(HOME, skip_air=True), device="cpu").predict(
         volume, clock
     )
 
     passed = clock.notes.get("skip air", ["no window was air"])[0]
-    share, least = difference(f"skip air ({passed})", found.layers[0], home)
+    share, least = difference(f"skip air ({passed})", segmentation.layers[0], home)
 
     assert share <= 5e-4
     assert least >= 0.999
@@ -83,9 +85,11 @@ def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, h
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU does not multiply bfloat16")
 def test_bfloat16_changes_little(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--precision float32 turns it off. By itself it is taken only where the card lists it."""
-    found = TorchPredictor(card, replace(HOME, precision="half"), device="cpu").predict(volume)
+    segmentation = TorchPredictor(card, replace(HOME, precision="half"), device="cpu").predict(
+        volume
+    )
 
-    share, least = difference("bfloat16", found.layers[0], home)
+    share, least = difference("bfloat16", segmentation.layers[0], home)
 
     assert share <= 1e-3
     assert least >= (0.998 if "bfloat16" in card.precisions else 0.99)

@@ -30,11 +30,11 @@ def test_a_full_disk_is_74_and_nothing_stays(tmp_path: Path) -> None:
     model = write_tiny_bundle(tmp_path / "models")
     disk = tmp_path / "disk"
 
-    words = ["segment", tmp_path / "study", "--model", model, "--out", disk / "out"]
-    said = on_small_disk(FULL, [disk, *words, "--also", "image", "--quiet"])
+    command = ["segment", tmp_path / "study", "--model", model, "--out", disk / "out"]
+    output = on_small_disk(FULL, [disk, *command, "--also", "image", "--quiet"])
 
-    assert said.endswith("code 74\nengines\n"), said  # decided for whatever follows
-    assert "DISK_FULL" in said
+    assert output.endswith("code 74\nengines\n"), output  # decided for whatever follows
+    assert "DISK_FULL" in output
 
 
 LITTLE = """
@@ -60,15 +60,15 @@ def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
 ) -> None:
     quick, disk = Quick(tmp_path / "quick"), tmp_path / "disk"
 
-    said = on_small_disk(LITTLE, [disk, *quick.words(disk / "out")])
+    output = on_small_disk(LITTLE, [disk, *quick.command(disk / "out")])
 
-    codes = [line.split()[1] for line in said.splitlines() if line.startswith("code ")]
-    assert codes == [*["74"] * 6, "0", "74", "74"], said
-    assert said.count("DISK_FULL). Free space") == 6, said
-    status = [line.split()[1] for line in said.splitlines() if line.startswith("status ")]
+    codes = [line.split()[1] for line in output.splitlines() if line.startswith("code ")]
+    assert codes == [*["74"] * 6, "0", "74", "74"], output
+    assert output.count("DISK_FULL). Free space") == 6, output
+    status = [line.split()[1] for line in output.splitlines() if line.startswith("status ")]
     assert status[-1] == "0"
-    assert set(status[:-1]) <= {"1", "65"}, said  # 65: it had no room to say anything
-    assert "failed (DISK_FULL)" in said
+    assert set(status[:-1]) <= {"1", "65"}, output  # 65: it had no room to say anything
+    assert "failed (DISK_FULL)" in output
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
         ("private/runs", False),
     ],
 )
-def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
+def test_blocked_tables_and_report_are_74_and_status_says_failed(
     name: str, folder: bool, tmp_path: Path
 ) -> None:
     quick = Quick(tmp_path / "quick")
@@ -93,7 +93,7 @@ def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
     else:
         (quick.out / name).write_text("a file")
 
-    ended = scanloom(*quick.words())
+    ended = scanloom(*quick.command())
 
     assert ended.code == 74, ended.err
     assert "(OUTPUT_UNWRITABLE)" in ended.err
@@ -110,7 +110,7 @@ def test_metrics_that_cannot_be_written_are_refused_before_anything_is_done(
     (tmp_path / "a file").touch()
     (tmp_path / "a folder").mkdir()
 
-    ended = scanloom(*quick.words(), "--metrics", tmp_path / name)
+    ended = scanloom(*quick.command(), "--metrics", tmp_path / name)
 
     assert ended.code == 74, ended.err
     assert "the file of --metrics" in ended.err
@@ -138,10 +138,10 @@ main()
 def test_metrics_that_are_lost_on_the_way_are_reported_once(tmp_path: Path) -> None:
     quick = Quick(tmp_path / "quick")
 
-    said = on_small_disk(LATER, [tmp_path / "disk", sys.executable, *quick.words()])
+    output = on_small_disk(LATER, [tmp_path / "disk", sys.executable, *quick.command()])
 
-    assert said.endswith("code 65\n"), said  # as without metrics
-    assert said.count("the file of --metrics can't be written") == 1, said
+    assert output.endswith("code 65\n"), output  # as without metrics
+    assert output.count("the file of --metrics can't be written") == 1, output
 
 
 # --- the folder for temporary files --------------------------------------------------------------
@@ -160,8 +160,8 @@ def write_packed(folder: Path) -> None:
     folder.mkdir()
     nifti(folder / "plain.nii.gz")
     for name in ("zip", "gz"):
-        words = Words(name=name, study=name)
-        files = write_series(folder / name, noise((256, 256, 24), seed=len(name)), words=words)
+        attributes = Words(name=name, study=name)
+        files = write_series(folder / name, noise((256, 256, 24), seed=len(name)), words=attributes)
         pack = zipfile.ZipFile(folder.with_name("packed.zip"), "a", zipfile.ZIP_DEFLATED)
         for file in files:
             if name == "zip":
@@ -182,13 +182,13 @@ def test_scans_that_find_no_room_to_be_unpacked_fail_alone_and_are_tried_again(
     text = f"name: test\nmodels: [{model}]\npolicy: {{modality: CT}}\nexecution: {{device: cpu}}\n"
     workflow.write_text(text)
 
-    words = ["run", workflow, scans, tmp_path / "packed.zip", "--out", out, "--cluster", "none"]
-    said = on_small_disk(SCRATCH, [tmp_path / "disk", *words])
+    command = ["run", workflow, scans, tmp_path / "packed.zip", "--out", out, "--cluster", "none"]
+    output = on_small_disk(SCRATCH, [tmp_path / "disk", *command])
 
-    first, second = said.split("code 1\n")
-    assert "48 files: SCRATCH_FULL" in first, said
+    first, second = output.split("code 1\n")
+    assert "48 files: SCRATCH_FULL" in first, output
     assert len(list((out / "cases").iterdir())) == 3
-    assert second.endswith("code 0\n"), said
+    assert second.endswith("code 0\n"), output
     assert set(parquet.read_table(out / "manifest.parquet").column("outcome").to_pylist()) == {
         "used"
     }
@@ -214,14 +214,14 @@ def test_a_zip_that_finds_no_room_at_all_is_no_success(tmp_path: Path, plain: bo
     workflow.write_text(f"{text}policy: {{modality: CT}}\nexecution: {{device: cpu}}\n")
     scans, out = [tmp_path / "scans", tmp_path / "packed.zip"], tmp_path / "out"
 
-    words = ["run", workflow, *scans, "--out", out, "--cluster", "none"]
-    said = on_small_disk(ONCE, [tmp_path / "disk", *words])
+    command = ["run", workflow, *scans, "--out", out, "--cluster", "none"]
+    output = on_small_disk(ONCE, [tmp_path / "disk", *command])
     listed = on_small_disk(ONCE, [tmp_path / "disk", "index", *scans])
 
     code = 1 if plain else 74
-    assert said.endswith(f"code {code}\n"), said
+    assert output.endswith(f"code {code}\n"), output
     assert listed.endswith(f"code {code}\n"), listed
-    assert "24 files could not be looked at (SCRATCH_FULL)" in said
+    assert "24 files could not be looked at (SCRATCH_FULL)" in output
     rows = parquet.read_table(out / "manifest.parquet").to_pylist()
     assert [row["reason"] for row in rows].count("SCRATCH_FULL") == 24
     assert {row["outcome"] for row in rows if row["reason"] == "SCRATCH_FULL"} == {"failed"}
@@ -237,17 +237,17 @@ scanloom "$@"; echo "code $?"
 def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path: Path) -> None:
     quick = Quick(tmp_path / "quick")
     quick.workflow.write_text(quick.workflow.read_text().replace("select: {modality: MR}\n", ""))
-    words = ["run", quick.workflow, quick.scans, "--out", quick.out]
+    command = ["run", quick.workflow, quick.scans, "--out", quick.out]
 
-    said = on_small_disk(ALMOST, [tmp_path / "disk", *words])
+    output = on_small_disk(ALMOST, [tmp_path / "disk", *command])
 
-    assert said.endswith("code 74\n"), said
+    assert output.endswith("code 74\n"), output
     assert (
-        "no space for the files of workers in the folder that TMPDIR names (SCRATCH_FULL)" in said
+        "no space for the files of workers in the folder that TMPDIR names (SCRATCH_FULL)" in output
     )
 
 
-def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Path) -> None:
+def test_a_full_scratch_folder_fails_only_scans_that_need_it(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     write_packed(scans)
     model = write_tiny_bundle(tmp_path / "models")
@@ -255,8 +255,8 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
     scratch.mkdir()
     limited = f'ulimit -f 64; exec "{sys.executable}" -m scanloom "$@"'  # kB, or half of them
 
-    def ended(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        command = ["bash", "-c", limited, "bash", *map(str, words)]
+    def ended(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", limited, "bash", *map(str, arguments)]
         environment = {**os.environ, "TMPDIR": str(scratch)}
         return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

@@ -27,9 +27,9 @@ def scan_of(brightest: int) -> NDArray[np.int16]:
     return values
 
 
-def several(header: str, kind: str, **said: str) -> Writer:
+def several(header: str, kind: str, **fields: str) -> Writer:
     def write(folder: Path, values: NDArray[np.int16], _: int) -> Path:
-        (folder / header).write_bytes(header_of(kind, values, **said))
+        (folder / header).write_bytes(header_of(kind, values, **fields))
         for n in range(values.shape[2]):
             (folder / f"{n}.raw").write_bytes(values[..., n].tobytes("F"))
         return folder / header
@@ -127,13 +127,13 @@ def test_each_command_looks_into_archives_where_it_is_told_to(
     KINDS["tgz of a volume"](runs.archive, scan_of(GOOD[0]), GOOD[0])
     if command == "plan":
         runs.write("modality: MR", "policy: {modality: CT}\n")  # nothing to be tried
-    words: dict[str, list[str | Path]] = {
+    commands: dict[str, list[str | Path]] = {
         "index": ["index", runs.archive, "--json"],
         "plan": ["plan", runs.workflow, runs.archive, "--out", runs.out, "--json"],
         "segment": ["segment", runs.archive, "--model", model, "--out", runs.out, "--json"],
     }
-    words["segment"] += ["--modality", "CT", "--device", "cpu"]
-    without, looked = scanloom(*words[command]), scanloom(*words[command], "--archives")
+    commands["segment"] += ["--modality", "CT", "--device", "cpu"]
+    without, looked = scanloom(*commands[command]), scanloom(*commands[command], "--archives")
     if command == "index":
         assert (without.code, without.document["reasons"]) == (65, {"NESTED_ARCHIVE": 1})
         assert (looked.code, looked.document["files"]["used"]) == (0, 1)
@@ -156,21 +156,21 @@ def test_a_damaged_archive_stops_none_of_the_others(
     paths = [runs.archive, tmp_path / "a.zip"]
     if command == "plan":
         runs.write("modality: MR", "policy: {modality: CT}\n")  # nothing to be tried
-    words: dict[str, list[str | Path]] = {
+    commands: dict[str, list[str | Path]] = {
         "index": ["index", *paths],
         "plan": ["plan", runs.workflow, *paths, "--out", runs.out],
         "run": ["run", runs.workflow, *paths, "--out", runs.out, "--cluster", "none"],
     }
-    ended = scanloom(*words[command], "--json")
+    ended = scanloom(*commands[command], "--json")
     files = (ended.document["plan"] if command == "plan" else ended.document)["files"]
     assert (files["found"], files["used"], files["failed"]) == (2, 1, 1)
     if command == "run":
         assert len(runs.cases()) == 1
         assert ended.code == 0  # of the selected cases
-        assert scanloom(*words[command], "--strict").code == 1
+        assert scanloom(*commands[command], "--strict").code == 1
 
 
-PARTS = {
+VOXEL_FILES = {
     "a.hdr": "a.img",
     "b.hdr.gz": "b.img.gz",
     "c.mhd": "c.raw",
@@ -182,9 +182,9 @@ PARTS = {
 }
 
 
-def test_voxels_that_are_pipes_are_waited_for_by_no_format(tmp_path: Path) -> None:
+def test_no_format_waits_for_voxel_files_that_are_pipes(tmp_path: Path) -> None:
     root = tmp_path / "scans"
-    for name, part in PARTS.items():
+    for name, voxels in VOXEL_FILES.items():
         folder = root / name
         folder.mkdir(parents=True)
         if ".hdr" in name:
@@ -192,17 +192,17 @@ def test_voxels_that_are_pipes_are_waited_for_by_no_format(tmp_path: Path) -> No
             (folder / name).write_bytes(gzip.compress(header) if name.endswith("gz") else header)
         else:
             kind = "nrrd" if "n" in name else "metaimage"
-            said = "data_file" if kind == "nrrd" else "ElementDataFile"
-            file = {"g.mhd": "%d.raw 1", "h.nhdr": "%d.raw 1 6 1"}.get(name, part)
-            (folder / name).write_bytes(header_of(kind, noise(), **{said: file}))
+            field = "data_file" if kind == "nrrd" else "ElementDataFile"
+            file = {"g.mhd": "%d.raw 1", "h.nhdr": "%d.raw 1 6 1"}.get(name, voxels)
+            (folder / name).write_bytes(header_of(kind, noise(), **{field: file}))
             for n in range(1, 7):
                 (folder / f"{n}.raw").write_bytes(bytes(960))
-            (folder / part).unlink(missing_ok=True)
-        os.mkfifo(folder / part)
-    found = in_time("index", root, "--json", deadline=60, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert found.code == 65, found.err
-    files = found.document["files"]
+            (folder / voxels).unlink(missing_ok=True)
+        os.mkfifo(folder / voxels)
+    ended = in_time("index", root, "--json", deadline=60, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert ended.code == 65, ended.err
+    files = ended.document["files"]
     assert files["used"] == 0
     assert files["found"] == files["skipped"] + files["failed"]
-    failed = {one["reason"] for one in found.document["series"]}
+    failed = {entry["reason"] for entry in ended.document["series"]}
     assert failed <= {"UNREADABLE", "NOT_FOUND", "ORIENTATION_UNKNOWN"}

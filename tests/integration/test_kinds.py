@@ -55,12 +55,12 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scan = tmp_path / "scan"
     KINDS[name].make(scan)
-    found = build_index([scan], bytes(32))
-    whole = [one for one in found.series if one.slices] or found.series
+    index = build_index([scan], bytes(32))
+    whole = [entry for entry in index.series if entry.slices] or index.series
     code = KINDS[name].code
     expected = TOLD_BY_READING.get(name, TOLD_BY_READING.get(code, code))
-    assert {one.info.reason for one in whole} == {expected}
-    for entry in found.table.entries:
+    assert {entry.info.reason for entry in whole} == {expected}
+    for entry in index.table.entries:
         with pydicom_muted():
             fast, odd = (
                 parse_plain(entry.path, read_first_bytes(entry.path)),
@@ -201,8 +201,8 @@ def _verdict(folder: Path, kind: dict[str, Any]) -> str:
         for ball in kind["balls"].values()
     ]
     try:
-        found = find_series(folder)
-        volumes = [v for series in found for v in _volumes(series, len(balls))]
+        all_series = find_series(folder)
+        volumes = [v for series in all_series for v in _volumes(series, len(balls))]
     except ScanError as error:
         return error.code
     right = [any(not wrong(v, ball, noise=0.2) for v in volumes) for ball in balls]

@@ -53,18 +53,20 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, step):
     """In one slice, two slices or half of them; stacked or interleaved; other values or none."""
-    found, expected = {}, {}
-    ours = [one for one in ALL if one.attribute == attribute]
+    outcomes, expected = {}, {}
+    ours = [mixture for mixture in ALL if mixture.attribute == attribute]
     first = list(ATTRIBUTES).index(attribute) % step  # so that attributes differ in their mixtures
     for n, mixture in enumerate(ours[first::step]):
         folder = tmp_path / str(n)
         mixture.write(folder)
-        found[mixture] = values_of(folder)
-        expected[mixture] = next((c for c in mixture.codes if c == found[mixture]), mixture.codes)
+        outcomes[mixture] = values_of(folder)
+        expected[mixture] = next(
+            (c for c in mixture.codes if c == outcomes[mixture]), mixture.codes
+        )
         for phase in (0, 1):
-            one = values_of(folder, phase=phase)
-            assert isinstance(one, str) or len(one) == 1, (mixture, phase)
-    assert found == expected
+            values = values_of(folder, phase=phase)
+            assert isinstance(values, str) or len(values) == 1, (mixture, phase)
+    assert outcomes == expected
 
 
 def test_every_tag_on_which_slices_agree_is_among_the_attributes():
@@ -98,9 +100,9 @@ def test_enhanced_frames_that_differ_in_a_private_direction_are_not_a_volume(tmp
     def edit(ds: Dataset) -> None:
         for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
             private = Dataset()
-            for other, (t, vr, *values) in ATTRIBUTES.items():
-                if other.startswith("direction, ") and CREATORS[other] == CREATORS[name]:
-                    private.add_new(Tag(t) & 0xFFFF0000 | block, "LO", CREATORS[other])
+            for neighbor, (t, vr, *values) in ATTRIBUTES.items():
+                if neighbor.startswith("direction, ") and CREATORS[neighbor] == CREATORS[name]:
+                    private.add_new(Tag(t) & 0xFFFF0000 | block, "LO", CREATORS[neighbor])
                     shifted = Tag(t) & 0xFFFF00FF | block << 8
                     private.add_new(shifted, vr, second if t == tag and n >= 10 else values[0])
             group.UnassignedPerFrameConvertedAttributesSequence = [private]
@@ -159,14 +161,14 @@ def test_the_index_agrees_with_reading(tmp_path, monkeypatch):
 @pytest.mark.parametrize("which", WHICH)
 def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
     """A number with more digits, or words in another order, has the same meaning."""
-    others = WHICH[which]
+    has_second_value = WHICH[which]
 
     def edit(k: int, ds: Any) -> None:
-        ds.EchoTime = "4.600" if others(k) else "4.6"
-        ds.CorrectedImage = ["ATTN", "DECY"] if others(k) else ["DECY", "ATTN"]
-        ds.FlipAngle = "15.2" if others(k) else "15"
+        ds.EchoTime = "4.600" if has_second_value(k) else "4.6"
+        ds.CorrectedImage = ["ATTN", "DECY"] if has_second_value(k) else ["DECY", "ATTN"]
+        ds.FlipAngle = "15.2" if has_second_value(k) else "15"
 
-    two_kinds(tmp_path, others, edit)
+    two_kinds(tmp_path, has_second_value, edit)
     assert len(values_of(tmp_path)) == 2
 
 
@@ -178,20 +180,20 @@ def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
     which=st.sampled_from(list(WHICH)),
 )
 def test_only_rounded_numbers_count_as_equal(keyword, value, share, which):
-    others = WHICH[which]
+    has_second_value = WHICH[which]
     shares = {"InversionTime": ADAPTED_SHARE, "KVP": VOLTAGE_SHARE}
     allowed = shares.get(keyword, ROUNDING_SHARE)
     assume(abs(share - 1) > 0.01)
 
     def edit(k: int, ds: Any) -> None:
         setattr(ds, keyword, f"{value / (1 - share * allowed):.6g}")
-        if not others(k):
+        if not has_second_value(k):
             setattr(ds, keyword, f"{value:.6g}")
 
     with TemporaryDirectory() as folder:
-        two_kinds(Path(folder), others, edit)
-        found = values_of(Path(folder))
+        two_kinds(Path(folder), has_second_value, edit)
+        values = values_of(Path(folder))
     if share < 1:
-        assert not isinstance(found, str)
+        assert not isinstance(values, str)
     else:
-        assert found in ("PHASES", "MIXED_SLICES")
+        assert values in ("PHASES", "MIXED_SLICES")

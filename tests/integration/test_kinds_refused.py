@@ -48,10 +48,10 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scan = tmp_path / "scan"
     KINDS[name].make(scan)
-    found = build_index([scan], bytes(32))
-    whole = [one for one in found.series if one.slices] or found.series
-    assert {one.info.reason for one in whole} == {KINDS[name].code}
-    for entry in found.table.entries:
+    index = build_index([scan], bytes(32))
+    whole = [entry for entry in index.series if entry.slices] or index.series
+    assert {entry.info.reason for entry in whole} == {KINDS[name].code}
+    for entry in index.table.entries:
         with pydicom_muted():
             fast, odd = (
                 parse_plain(entry.path, read_first_bytes(entry.path)),

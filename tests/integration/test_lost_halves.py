@@ -20,23 +20,23 @@ HALF = 4
 def write_scan(folder: Path, brightest: int) -> list[Path]:
     stored = noise((12, 10, 2 * HALF), brightest) % 900
     stored[3:6, 3:6, 1:3] = brightest + 1024
-    words = Words(name=f"scan {brightest}", study=f"study {brightest}")
-    return write_series(folder, stored, words=words)
+    attributes = Words(name=f"scan {brightest}", study=f"study {brightest}")
+    return write_series(folder, stored, words=attributes)
 
 
 def write_folders(folder: Path, files: list[Path], size: int) -> None:
     """Write both halves, the files of the second one cut."""
-    for part, half in enumerate((files[:HALF], files[HALF:])):
-        place = folder / "DICOM" / f"0000000{part}"
-        place.mkdir(parents=True)
+    for number, half in enumerate((files[:HALF], files[HALF:])):
+        subfolder = folder / "DICOM" / f"0000000{number}"
+        subfolder.mkdir(parents=True)
         for file in half:
-            (place / file.name).write_bytes(file.read_bytes()[: size if part else None])
+            (subfolder / file.name).write_bytes(file.read_bytes()[: size if number else None])
 
 
 def write_archives(folder: Path, files: list[Path]) -> None:
     folder.mkdir(parents=True)
-    for part, half in enumerate((files[:HALF], files[HALF:])):
-        with zipfile.ZipFile(folder / f"export{part}.zip", "w") as pack:
+    for number, half in enumerate((files[:HALF], files[HALF:])):
+        with zipfile.ZipFile(folder / f"export{number}.zip", "w") as pack:
             for file in half:
                 pack.write(file, file.name)
     last = folder / "export1.zip"

@@ -20,10 +20,10 @@ import numpy as np, torch
 from support import model_cards
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, StepTimer, ComputeOptions, Outputs, ScanError, Series, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.engine.case.types import LoadedCase
 from scanloom.engine.machine.devices import EnergyMeter
-from scanloom.engine.case.memory_estimate import estimate_case
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.scan import GridOnlySource, Scan
 
@@ -58,7 +58,7 @@ try:
     segmented = steps.segment(loaded, [predictor])
     if asked["headroom"] is None:
         (folder / "case").mkdir()
-        steps.write(segmented, folder / "case")
+        steps.write(segmented, folder / "case", estimate)
     result["labels"] = int(segmented.segmentations[0].layers[0].labels.max())
 except ScanError as error:
     result["reason"] = error.reason.code
@@ -68,11 +68,11 @@ print(json.dumps(result))
 """
 
 
-def run_case(folder: Path, **asked: Any) -> dict[str, Any]:
+def run_case(folder: Path, **options: Any) -> dict[str, Any]:
     """Segment a drawn scan in a process of its own; return its report."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-    wanted = json.dumps({"spacing": 3.0, "headroom": None, **asked})
-    command = [sys.executable, "-c", CASE, wanted, str(folder)]
+    arguments = json.dumps({"spacing": 3.0, "headroom": None, **options})
+    command = [sys.executable, "-c", CASE, arguments, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

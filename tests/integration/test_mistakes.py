@@ -1,4 +1,4 @@
-"""Mistakes that users make: what is said, the exit code, and that nothing is left behind."""
+"""Mistakes of users: message and exit code; no file is left behind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ RUN = ("run", "--out", "out", "--cluster", "none", "ct_tissue")
 
 @dataclass(frozen=True)
 class Mistake:
-    """A command line, and what follows from it.
+    """A command line, with its exit code and messages.
 
     Parameters
     ----------
     command : tuple of str
         Paths are relative to the folder that `make` filled.
-    words : tuple of str
+    messages : tuple of str
         Parts of the message, in any order.
     code : int
         Exit code.
@@ -49,7 +49,7 @@ class Mistake:
     """
 
     command: tuple[str, ...]
-    words: tuple[str, ...]
+    messages: tuple[str, ...]
     code: int = UNUSABLE
     make: Callable[[Path], Any] = lambda folder: None
 
@@ -115,8 +115,8 @@ def text(name: str, content: str | bytes = b"") -> Callable[[Path], Any]:
 
 def both(*makes: Callable[[Path], Any]) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
-        for one in makes:
-            one(folder)
+        for fill in makes:
+            fill(folder)
 
     return make
 
@@ -260,7 +260,7 @@ MISTAKES = {
         both(ct, text("out")),
     ),
     **{
-        f"{command} of {name}": Mistake((command, *more, name), words, make=make)
+        f"{command} of {name}": Mistake((command, *more, name), messages, make=make)
         for command, *more in (
             ("report",),
             ("verify",),
@@ -268,7 +268,7 @@ MISTAKES = {
             ("status",),
             ("where", "ID", "-o"),
         )
-        for name, words, make in (
+        for name, messages, make in (
             ("ct", ("ct: there are no", "no output folder of scanloom", "NO_RESULTS"), ct),
             ("e", ("e: there are no", "this folder is empty"), lambda f: (f / "e").mkdir()),
             ("f", ("f: this is a file, not an output folder", "NO_RESULTS"), text("f")),
@@ -329,7 +329,7 @@ def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.usefixtures("two_models")
 @pytest.mark.parametrize(
-    ("path", "words", "make"),
+    ("path", "messages", "make"),
     [
         ("tc", ("tc: this path does not exist", "NOT_FOUND"), ct),
         ("e", ("e: there is no file at this path",), lambda f: (f / "e").mkdir()),
@@ -338,15 +338,15 @@ def two_models(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_a_path_is_wrong_before_a_model_is_missing(
-    path: str, words: tuple[str, ...], make: Callable[[Path], Any], workplace: Path
+    path: str, messages: tuple[str, ...], make: Callable[[Path], Any], workplace: Path
 ) -> None:
     make(workplace)
 
-    code, message = said("segment", path, "--out", "out")
+    code, message = run_command("segment", path, "--out", "out")
 
     assert code == UNUSABLE
-    for part in words:
-        assert part in message
+    for message_part in messages:
+        assert message_part in message
     assert not (workplace / "out").exists()
 
 
@@ -372,23 +372,23 @@ def content(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def said(*command: str) -> tuple[int, str]:
+def run_command(*command: str) -> tuple[int, str]:
     """Return exit code and messages of a command, without frames and line breaks."""
     ended = scanloom(*command)
     return ended.code, " ".join(re.sub("[│╭╮╰╯─]", " ", ended.out + ended.err).split())
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_and_leaves_nothing_behind(name: str, workplace: Path) -> None:
+def test_a_mistake_is_reported_and_leaves_no_file(name: str, workplace: Path) -> None:
     mistake = MISTAKES[name]
     mistake.make(workplace)
     before = content(workplace)
 
-    code, message = said(*mistake.command)
+    code, message = run_command(*mistake.command)
 
     assert code == mistake.code, message
-    for words in mistake.words:
-        assert words in message
+    for text in mistake.messages:
+        assert text in message
     assert content(workplace) == before
 
 
@@ -396,7 +396,7 @@ def test_archive_of_nifti_is_told_how_to_be_selected(workplace: Path) -> None:
     """A record of the run stays: its report lists each file with the reason."""
     folder_of_nifti(workplace)
 
-    code, message = said(*RUN, "archive")
+    code, message = run_command(*RUN, "archive")
 
     assert code == UNUSABLE
     assert "2 series state no modality" in message
@@ -415,7 +415,7 @@ def test_archive_of_nifti_is_selected_as_advised(command: str, workplace: Path) 
     page.write_text(f"name: w\nmodels: [{bundle}]\n{select}")
     where = ("w.yaml", "archive", "--out", "out", *(("--cluster", "none") * (command == "run")))
 
-    code, message = said(command, *where)
+    code, message = run_command(command, *where)
 
     assert code == UNUSABLE
     advice = "If they are MR, add `policy: {modality: MR}` to the workflow and remove `description`"
@@ -441,7 +441,7 @@ def mr_bundle(folder: Path) -> Path:
 def test_plan_of_files_that_are_no_scans_says_so(workplace: Path) -> None:
     text("notes.txt", "hello")(workplace)
 
-    code, message = said("plan", "ct_tissue", "notes.txt", "--out", "out")
+    code, message = run_command("plan", "ct_tissue", "notes.txt", "--out", "out")
 
     assert code == UNUSABLE
     assert "files were found, but no case (none of them belongs to a scan)" in message
@@ -456,7 +456,7 @@ def test_home_that_is_no_folder_is_named_with_the_option(
     monkeypatch.setenv("HOME", str(workplace / "home"))
     before = content(workplace)
 
-    code, message = said(*SEGMENT, "ct")
+    code, message = run_command(*SEGMENT, "ct")
 
     assert code == UNUSABLE
     assert "scanloom/key: the key file" in message
@@ -466,7 +466,7 @@ def test_home_that_is_no_folder_is_named_with_the_option(
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write and read everywhere")
 @pytest.mark.parametrize(
-    ("locked", "mode", "command", "words"),
+    ("locked", "mode", "command", "text"),
     [
         ("ro", 0o500, ("segment", "ct", "-o", "ro/out"), "ro/out: the output folder can't be"),
         (
@@ -481,18 +481,18 @@ def test_home_that_is_no_folder_is_named_with_the_option(
     ],
 )
 def test_missing_permission_is_told(
-    locked: str, mode: int, command: tuple[str, ...], words: str, workplace: Path
+    locked: str, mode: int, command: tuple[str, ...], text: str, workplace: Path
 ) -> None:
     ct(workplace)
     (workplace / "ro").mkdir()
     (workplace / locked).chmod(mode)
     try:
-        code, message = said(*command)
+        code, message = run_command(*command)
     finally:
         (workplace / locked).chmod(0o700)
 
     assert code in (USAGE, UNUSABLE, OUTPUT)
-    assert words in message
+    assert text in message
     assert not list((workplace / "ro").iterdir())
 
 
@@ -501,7 +501,7 @@ def test_slice_without_permission_is_told_by_permission(workplace: Path) -> None
     third = write_series(workplace / "ct", noise())[2]
     third.chmod(0)
 
-    code, message = said(*SEGMENT, "ct")
+    code, message = run_command(*SEGMENT, "ct")
 
     assert code == UNUSABLE
     assert "1 file next to its slices can't be read: check its permissions" in message
@@ -517,7 +517,7 @@ def test_models_of_two_modalities_are_not_both_assumed(workplace: Path, model: P
     before = content(workplace)
 
     models = ("--model", str(model), "--model", str(mr_model))
-    code, message = said("segment", "scan.nii.gz", *models, "--out", "out")
+    code, message = run_command("segment", "scan.nii.gz", *models, "--out", "out")
 
     assert code == UNUSABLE
     assert "of_mr is for MR" in message
@@ -529,7 +529,7 @@ def test_status_of_results_without_a_run(
     workplace: Path, result: tuple[Path, tuple[str, ...]]
 ) -> None:
     """`segment` keeps no status: that is no error, and no disk is missing."""
-    code, message = said("status", "out")
+    code, message = run_command("status", "out")
 
     assert code == 0
     assert "1 result of `scanloom segment`, and no run." in message
@@ -539,10 +539,10 @@ def test_status_of_results_without_a_run(
 
 def test_index_alone_is_told_from_results(workplace: Path) -> None:
     ct(workplace)
-    said("index", "ct", "--out", "out")
+    run_command("index", "ct", "--out", "out")
 
     for command in ("status", "report", "verify", "review"):
-        code, message = said(command, "out")
+        code, message = run_command(command, "out")
         assert code == UNUSABLE
         assert "only an index of scans (NO_RESULTS)" in message
 
@@ -552,7 +552,7 @@ def result(workplace: Path, model: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the folder of a published case, and the command that made it."""
     ct(workplace)
     command = ("segment", "ct", "--model", str(model), "--out", "out", "--device", "cpu")
-    assert said(*command)[0] == 0
+    assert run_command(*command)[0] == 0
     [folder] = (workplace / "out" / "cases").iterdir()
     return folder, command
 
@@ -563,7 +563,7 @@ def test_another_key_is_refused_and_not_made(
     _, command = result
     before = content(workplace)
 
-    code, message = said(*command, "--key", "other")
+    code, message = run_command(*command, "--key", "other")
 
     assert code == UNUSABLE
     assert "other: there is no such key file" in message
@@ -589,11 +589,11 @@ def test_damaged_result_is_noticed_by_segment_and_report(
     folder, command = result
     damage(folder)
 
-    code, message = said(*command)
+    code, message = run_command(*command)
     assert code == UNUSABLE
     assert f"{file} has a different size in the published case {folder.name}" in message
 
-    code, message = said("report", "out")
+    code, message = run_command("report", "out")
     assert code == 1
     assert f"case {folder.name} is damaged" in message
     assert "scanloom verify out" in message
@@ -607,7 +607,9 @@ def test_nothing_found_is_one_flag_and_a_line(workplace: Path, tmp_path_factory:
     model = write_tiny_bundle(tmp_path_factory.mktemp("blind") / "models")
     silence(model)
 
-    code, message = said("segment", "ct", "--model", str(model), "--out", "out", "--device", "cpu")
+    code, message = run_command(
+        "segment", "ct", "--model", str(model), "--out", "out", "--device", "cpu"
+    )
 
     assert code == 0, message
     assert message.count("EMPTY") == 1

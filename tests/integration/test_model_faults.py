@@ -1,4 +1,4 @@
-"""What a model can do wrong, as people meet it: at the command line, with a code and no result."""
+"""Faulty models at the command line: a reason code and no result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def workflow_of(bundle: Path, more: str = "") -> Path:
 
 
 def failed(ended: Ended) -> dict[str, str]:
-    """Return why there is no result: of the model, which is an error of all, or of the one case."""
+    """Return the reason of a missing result, from the model's error or the only case."""
     assert ended.code == 65
     reported: dict[str, str] = ended.document.get("error")
     if reported is None:
@@ -89,8 +89,8 @@ def test_scores_that_overflow_give_no_result(series: Path, bundle: Path) -> None
 
 @pytest.mark.skipif(bfloat16_units() is None, reason="half precision on a CPU needs AVX512-BF16")
 def test_half_precision_that_overflowed_stands_in_the_result(series: Path, bundle: Path) -> None:
-    made = model_cards.loud_weights(bundle, weights_of(bundle), (2.0**127, 1.998))
-    made.replace(weights_of(bundle))
+    loud = model_cards.loud_weights(bundle, weights_of(bundle), (2.0**127, 1.998))
+    loud.replace(weights_of(bundle))
 
     ended = segment(series, bundle, "--precision", "half")
 
@@ -158,21 +158,21 @@ def test_a_run_says_no_path_of_its_model(
     kept = json.loads((out / "private" / "runs" / run.name / "workflow.json").read_text())
     assert kept["models"] == [str(bundle)]
     files = [p for p in out.rglob("*") if p.is_file() and "private" not in p.parts]
-    words = (b"Jane Doe", b"jane")
+    names = (b"Jane Doe", b"jane")
     assert len(files) > 10
-    assert [p for p in files if any(word in p.read_bytes() for word in words)] == []
+    assert [p for p in files if any(name in p.read_bytes() for name in names)] == []
 
 
 def test_the_workflow_of_a_run_is_one(series: Path, bundle: Path, tmp_path: Path) -> None:
-    """What stands in a run's folder can be given to `plan` and `run` again."""
-    from scanloom.engine.run_folder import publishable_workflow
+    """The workflow in a run's folder can be given to `plan` and `run` again."""
+    from scanloom.engine.run_files import publishable_workflow
     from scanloom.engine.workflow.schema import parse_workflow, read_workflow
 
-    asked = read_workflow(workflow_of(bundle, "policy: {gaps: interpolate}\n"))
+    workflow = read_workflow(workflow_of(bundle, "policy: {gaps: interpolate}\n"))
 
-    again = parse_workflow(json.dumps(publishable_workflow(asked, ["tiny"])))
+    again = parse_workflow(json.dumps(publishable_workflow(workflow, ["tiny"])))
 
-    assert again == asked.model_copy(update={"models": ("tiny",)})
+    assert again == workflow.model_copy(update={"models": ("tiny",)})
 
 
 def test_a_scan_that_overflows_is_at_fault(bundle: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from scanloom import load_volume
 from scanloom.core import Flag, ScanError
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.output.work_folder import HOLDER
 from support.commands import scanloom
 from support.faults import Quick, in_time
@@ -48,14 +48,14 @@ def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Pa
     root = tmp_path / "scans"
     endless = write_endless(root)
 
-    found = in_time("index", root, "--json")
+    ended = in_time("index", root, "--json")
 
-    assert found.code == 65, found.err  # the only series may lack the slices of the pair
-    files = found.document["files"]
+    assert ended.code == 65, ended.err  # the only series may lack the slices of the pair
+    files = ended.document["files"]
     assert files["found"] == 8 + 1 + len(endless)
-    assert found.document["reasons"]["NOT_AN_IMAGE"] == len(endless) - 1
-    assert found.document["reasons"]["SLICES_UNREADABLE"] == 8
-    assert found.document["reasons"]["UNREADABLE"] == 2  # the pair
+    assert ended.document["reasons"]["NOT_AN_IMAGE"] == len(endless) - 1
+    assert ended.document["reasons"]["SLICES_UNREADABLE"] == 8
+    assert ended.document["reasons"]["UNREADABLE"] == 2  # the pair
 
 
 @pytest.mark.parametrize("kept", [132, 400, 700])
@@ -65,10 +65,10 @@ def test_slices_whose_rest_is_a_gigabyte_of_zeros_are_cut_off(tmp_path: Path, ke
     os.truncate(last, kept)
     os.truncate(last, 1 << 30)
 
-    found = in_time("index", tmp_path / "scan", "--json")
+    ended = in_time("index", tmp_path / "scan", "--json")
 
-    assert found.code == 65, found.err
-    assert found.document["reasons"] == {"SLICES_UNREADABLE": 7, "TRUNCATED": 1}
+    assert ended.code == 65, ended.err
+    assert ended.document["reasons"] == {"SLICES_UNREADABLE": 7, "TRUNCATED": 1}
 
 
 def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
 def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -> None:
     quick = Quick(tmp_path / "quick")
     endless = write_endless(quick.scans / "endless")
-    ended = in_time(*quick.words())
+    ended = in_time(*quick.command())
     assert ended.code == 65, ended.err
     rows = parquet.read_table(quick.out / "manifest.parquet").to_pylist()
     assert len(rows) == 2 + 8 + 1 + len(endless)
@@ -92,25 +92,25 @@ def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["pipe", "a.nii", "a.zip", "DICOMDIR", "zero.nii", "b"])
 def test_a_pipe_or_device_that_is_named_is_no_scan(name: str, tmp_path: Path) -> None:
     write_endless(tmp_path / "scans")
-    found = in_time("index", tmp_path / "scans" / name, "--json")
-    assert found.code == 65, found.err
-    assert found.document["reasons"] == {"NOT_AN_IMAGE": 1}
+    ended = in_time("index", tmp_path / "scans" / name, "--json")
+    assert ended.code == 65, ended.err
+    assert ended.document["reasons"] == {"NOT_AN_IMAGE": 1}
 
 
 @pytest.mark.parametrize("endless", ["pipe", "zero"])
 def test_a_workflow_key_table_or_out_that_never_ends_is_refused(
     endless: str, tmp_path: Path
 ) -> None:
-    quick, place = Quick(tmp_path / "quick"), ZERO
+    quick, endless_file = Quick(tmp_path / "quick"), ZERO
     if endless == "pipe":
-        place = tmp_path / "pipe"
-        os.mkfifo(place)
-    run, _, scans, *rest = quick.words()
+        endless_file = tmp_path / "pipe"
+        os.mkfifo(endless_file)
+    run, _, scans, *rest = quick.command()
 
-    workflow = in_time(run, place, scans, *rest)
-    key = in_time(*quick.words(), "--key", place)
-    out = in_time(*quick.words(place))
-    join = in_time("join", place, "--out", quick.out)
+    workflow = in_time(run, endless_file, scans, *rest)
+    key = in_time(*quick.command(), "--key", endless_file)
+    out = in_time(*quick.command(endless_file))
+    join = in_time("join", endless_file, "--out", quick.out)
 
     assert (workflow.code, key.code, out.code, join.code) == (65, 65, 74, 65)
     assert "(WORKFLOW)" in workflow.err
@@ -121,21 +121,21 @@ def test_a_workflow_key_table_or_out_that_never_ends_is_refused(
 # --- locks ---------------------------------------------------------------------------------------
 
 
-def put(kind: str, place: Path) -> None:
+def put(kind: str, path: Path) -> None:
     """Put something where a file belongs."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_dir():
-        shutil.rmtree(place)
-    place.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
     if kind == "link to nothing":
-        place.symlink_to("/nonexistent/lock")
+        path.symlink_to("/nonexistent/lock")
     elif kind == "folder":
-        (place / "inside").mkdir(parents=True)
+        (path / "inside").mkdir(parents=True)
     elif kind == "pipe":
-        os.mkfifo(place)
+        os.mkfifo(path)
     else:
         contents = {"empty": b"", "text": TEXT, "list": b"[]"}
-        place.write_bytes(contents[kind])
+        path.write_bytes(contents[kind])
 
 
 TEXT = b"\xff\0{no"
@@ -148,25 +148,25 @@ def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
     quick = Quick(tmp_path / "quick")
     put(kind, quick.out / ".work" / "run.lock")
 
-    ended = in_time(*quick.words())
-    asked = in_time(*quick.words(), "--take-over")
+    ended = in_time(*quick.command())
+    taken_over = in_time(*quick.command(), "--take-over")
 
     assert ended.code == 65, ended.err
     assert ".work/run.lock does not name its run: use --take-over" in ended.err
     assert "(LOCKED)" in ended.err
-    assert asked.code == 65, asked.err
+    assert taken_over.code == 65, taken_over.err
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "list"])
 def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
-    place = tmp_path / "out" / ".work" / "run.lock"
-    put(kind, place)
+    lock = tmp_path / "out" / ".work" / "run.lock"
+    put(kind, lock)
     with pytest.raises(ScanError, match="does not name its run") as caught:
         hold_run_lock(tmp_path / "out").__enter__()
     assert caught.value.code == "LOCKED"
     with hold_run_lock(tmp_path / "out", take_over=True):
-        assert "process" in (place / HOLDER).read_text()
-    assert not place.exists()
+        assert "process" in (lock / HOLDER).read_text()
+    assert not lock.exists()
 
 
 def test_a_private_lock_that_links_to_nothing_is_refused(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ main()
 def test_a_run_on_a_share_without_hard_links(tmp_path: Path) -> None:
     quick = Quick(tmp_path / "quick")
     key = {"SCANLOOM_KEY": str(tmp_path / "key")}  # made there, too
-    command = [sys.executable, "-c", NO_HARD_LINKS, *quick.words(), "--bids"]
+    command = [sys.executable, "-c", NO_HARD_LINKS, *quick.command(), "--bids"]
 
     ended = subprocess.run(command, capture_output=True, check=False, env=os.environ | key)
 
@@ -221,10 +221,10 @@ def test_workers_that_never_start_are_given_up_and_ended(tmp_path: Path) -> None
     (tmp_path / "sitecustomize.py").write_text(HANGS)
     (tmp_path / "impatient.py").write_text(IMPATIENT)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
-    words = [word for word in quick.words() if word not in ("--cluster", "none")]
+    command = [argument for argument in quick.command() if argument not in ("--cluster", "none")]
 
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "impatient.py"), *words],
+        [sys.executable, str(tmp_path / "impatient.py"), *command],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "HANG": str(tmp_path)},
@@ -237,8 +237,8 @@ def test_workers_that_never_start_are_given_up_and_ended(tmp_path: Path) -> None
     status = json.loads((quick.last / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("failed", "CLUSTER")
     mark = f"HANG={tmp_path}".encode()
-    left = [p for p in Path("/proc").glob("[0-9]*/environ") if mark in read_environment(p)]
-    assert left == []
+    survivors = [p for p in Path("/proc").glob("[0-9]*/environ") if mark in read_environment(p)]
+    assert survivors == []
 
 
 def read_environment(path: Path) -> bytes:
@@ -254,7 +254,7 @@ def read_environment(path: Path) -> bytes:
 @pytest.fixture(scope="module")
 def run_before(tmp_path_factory: pytest.TempPathFactory) -> Quick:
     quick = Quick(tmp_path_factory.mktemp("before") / "quick")
-    assert scanloom(*quick.words()).code == 65
+    assert scanloom(*quick.command()).code == 65
     return quick
 
 
@@ -272,9 +272,9 @@ DAMAGE = [
 
 def damaged(before: Quick, out: Path, name: str, kind: str) -> Path:
     shutil.copytree(before.out, out)
-    place = next(iter(sorted(out.glob(name))), out / name)
-    put(kind, place)
-    return place
+    path = next(iter(sorted(out.glob(name))), out / name)
+    put(kind, path)
+    return path
 
 
 @pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
@@ -282,16 +282,16 @@ def test_a_damaged_file_is_named_with_the_way_out(
     run_before: Quick, name: str, command: str, code: int, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    place = damaged(run_before, out, name, "text")
+    path = damaged(run_before, out, name, "text")
 
-    ended = scanloom(*(run_before.words(out) if command == "run" else [command, out]))
+    ended = scanloom(*(run_before.command(out) if command == "run" else [command, out]))
 
     assert ended.code == code, ended.err
     assert reported in ended.err
     if command == "run" and reported:
-        assert place.read_bytes() == TEXT  # it is never written over
-        place.rename(tmp_path / "aside")
-        assert scanloom(*run_before.words(out)).code == 65
+        assert path.read_bytes() == TEXT  # it is never written over
+        path.rename(tmp_path / "aside")
+        assert scanloom(*run_before.command(out)).code == 65
 
 
 @pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
@@ -300,7 +300,7 @@ def test_a_pipe_in_the_place_of_a_file_of_ours_is_never_waited_for(
 ) -> None:
     out = tmp_path / "out"
     damaged(run_before, out, name, "pipe")
-    ended = in_time(*(run_before.words(out) if command == "run" else [command, out]))
+    ended = in_time(*(run_before.command(out) if command == "run" else [command, out]))
     assert ended.code == code, ended.err
     assert reported in ended.err
 

@@ -73,7 +73,7 @@ def resampled(values: Array, shape: Sequence[int], spacings: Sequence[Array], or
         return resized(values, shape, order)
     axis = int(np.argmax(coarse))
     plane = [n for x, n in enumerate(shape) if x != axis]
-    slices = [resized(part, plane, order) for part in np.moveaxis(values, axis, 0)]
+    slices = [resized(plane_values, plane, order) for plane_values in np.moveaxis(values, axis, 0)]
     at = np.floor((np.arange(shape[axis]) + 0.5) * (len(slices) / shape[axis])).astype(int)
     return np.moveaxis(np.stack([slices[n] for n in at]), 0, axis)
 
@@ -129,21 +129,23 @@ def softmax(logits: Array) -> Array:
 def restored(
     card: ModelCard, volumes: Sequence[Volume], transpose: Sequence[int], previous: Array | None
 ) -> tuple[Array, Array]:
-    """Return the logits in the box of what is not 0, on the scan's grid; and the mask of that."""
+    """Return the logits in the box of voxels that are not 0, on the scan's grid, and their mask."""
     arrays = [np.asarray(v.array.T, np.float32).transpose(transpose) for v in volumes]
     stated = np.float32(volumes[0].grid.spacing)  # as the header of a NIfTI file has it
     own = np.array([float(stated[::-1][t]) for t in transpose])
-    given = [card.grid.spacing[axis] if card.grid.spacing else None for axis in card.grid.order]
-    wanted = np.array([n or o for n, o in zip(given, own, strict=True)])
+    card_spacing = [
+        card.grid.spacing[axis] if card.grid.spacing else None for axis in card.grid.order
+    ]
+    spacing = np.array([n or o for n, o in zip(card_spacing, own, strict=True)])
     mask = ndimage.binary_fill_holes(np.any([array != 0 for array in arrays], axis=0))
     box = ndimage.find_objects(mask.astype(int))[0]
-    shape = [round(o / w * n) for o, w, n in zip(own, wanted, mask[box].shape, strict=True)]
+    shape = [round(o / w * n) for o, w, n in zip(own, spacing, mask[box].shape, strict=True)]
     images = [normalized(a[box], card, n, mask[box]) for n, a in enumerate(arrays)]
-    channels = [resampled(image, shape, (own, wanted), 3) for image in images]
+    channels = [resampled(image, shape, (own, spacing), 3) for image in images]
     if previous is not None:
         labels = previous.T.transpose(transpose)[box].astype(int)
         labels = np.where((labels == 0) & ~mask[box], -1, labels)
-        chosen = resampled_labels(labels, shape, (own, wanted))
+        chosen = resampled_labels(labels, shape, (own, spacing))
         channels += [chosen == s.number for s in card.structures]
     image = torch.from_numpy(np.stack(channels).astype(np.float32))
     size = [n for x, n in enumerate(card.window.size or ()) if x != card.window.plane]
@@ -157,7 +159,7 @@ def restored(
             for each in (loaded, *loaded.folds)
         ]
     logits = mean_of(folds).numpy()
-    back = [resampled(x, mask[box].shape, (wanted, own), 1).astype(np.float16) for x in logits]
+    back = [resampled(x, mask[box].shape, (spacing, own), 1).astype(np.float16) for x in logits]
     return np.stack(back), mask
 
 
@@ -221,11 +223,13 @@ def test_labels_are_those_of_nnunets_steps(name: str, number: int, tmp_path: Pat
     shape, spacing, codes = SCANS[number]
     volumes = [scan(shape, spacing, codes, seed) for seed in range(len(card.channels))]
 
-    found = TorchPredictor(card, device="cpu").predict(volumes[0], further_channels=volumes[1:])
+    segmentation = TorchPredictor(card, device="cpu").predict(
+        volumes[0], further_channels=volumes[1:]
+    )
 
     labels = expected(card, volumes, transpose, None)
     assert len(np.unique(labels)) > 1
-    assert agreement(found.layers[0].labels, labels) >= 0.9995
+    assert agreement(segmentation.layers[0].labels, labels) >= 0.9995
 
 
 def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
@@ -238,11 +242,11 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
     card = load_card(write_model(tmp_path, changed, configuration="3d_cascade_fullres"))
     volume = scan(*SCANS[1], seed=5)
 
-    found = TorchPredictor(card, device="cpu").predict(volume)
+    segmentation = TorchPredictor(card, device="cpu").predict(volume)
 
     previous = expected(first, [volume], (0, 1, 2), None)
     labels = expected(card, [volume], (0, 1, 2), previous)
-    assert agreement(found.layers[0].labels, labels) >= 0.9995
+    assert agreement(segmentation.layers[0].labels, labels) >= 0.9995
 
 
 @pytest.mark.parametrize(
@@ -264,20 +268,20 @@ def test_an_ensemble_averages_probabilities_as_nnunets_does(
     # outvote a third that is very sure only by their probabilities
     scales = (8.0, 8.0, 60.0) if name == "regions" else (1.0, 1.0, 6.0)
     for n, scale in enumerate(scales):
-        place = write_model(tmp_path / str(n), **changes)
-        state = state_dict(place, "3d_fullres", seed=n + 7)
+        folder = write_model(tmp_path / str(n), **changes)
+        state = state_dict(folder, "3d_fullres", seed=n + 7)
         last = max(key for key in state if ".seg_layers." in key).rpartition(".")[0]
         for shift in (False, True):  # first to see the scores, then with each class somewhere
             if shift:
-                logits, _ = restored(load_card(place), volumes, (0, 1, 2), None)
+                logits, _ = restored(load_card(folder), volumes, (0, 1, 2), None)
                 state[f"{last}.bias"] -= torch.from_numpy(np.median(logits, axis=(1, 2, 3))).float()
                 state[f"{last}.bias"] *= scale
                 state[f"{last}.weight"] *= scale
-            torch.save(checkpoint(state), place / "fold_0" / "checkpoint_final.pth")
-        cards.append(replace(load_card(place), name=f"member-{n}"))
+            torch.save(checkpoint(state), folder / "fold_0" / "checkpoint_final.pth")
+        cards.append(replace(load_card(folder), name=f"member-{n}"))
 
     members = [TorchPredictor(card, ComputeOptions(engine="torch"), device="cpu") for card in cards]
-    found = Ensemble("mean", members).predict(volumes[0], further_channels=volumes[1:])
+    segmentation = Ensemble("mean", members).predict(volumes[0], further_channels=volumes[1:])
 
     logits, masks = zip(*(restored(c, volumes, (0, 1, 2), None) for c in cards), strict=True)
     box = ndimage.find_objects(masks[0].astype(int))[0]
@@ -295,6 +299,6 @@ def test_an_ensemble_averages_probabilities_as_nnunets_does(
     chance = softmax if name == "3d" else sigmoids
     theirs = labels(np.mean([chance(each) for each in logits], axis=0), 0.5)
     of_logits = labels(np.mean([each.astype(np.float32) for each in logits], axis=0), 0.0)
-    assert agreement(found.layers[0].labels, theirs) >= 0.9995
+    assert agreement(segmentation.layers[0].labels, theirs) >= 0.9995
     assert agreement(of_logits, theirs) < 0.995
     assert len(np.unique(theirs)) > 1

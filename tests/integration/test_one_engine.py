@@ -42,13 +42,22 @@ def segment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Segment:
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
 
-    def run(cache: Path, out: Path, *words: str | Path, code: int = 0) -> str:
+    def run(cache: Path, out: Path, *arguments: str | Path, code: int = 0) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(cache))
             patch.setenv("SCANLOOM_KEY", str(key))
-            if words[0] != "run":
-                words = ("segment", *words, "--model", model, "--modality", "CT", "--device", "cpu")
-            ended = scanloom(*words, "-o", out)
+            if arguments[0] != "run":
+                arguments = (
+                    "segment",
+                    *arguments,
+                    "--model",
+                    model,
+                    "--modality",
+                    "CT",
+                    "--device",
+                    "cpu",
+                )
+            ended = scanloom(*arguments, "-o", out)
         assert ended.code == code, ended.err
         return ended.err
 
@@ -100,16 +109,16 @@ def test_later_cases_keep_the_engine_of_the_first(
     segment: Segment, scans: list[Path], caches: dict[str, Path], tmp_path: Path, first: str
 ) -> None:
     """Two machines whose stopwatches disagree make equal bytes in one folder."""
-    other, out = ({"openvino", "torch"} - {first}).pop(), tmp_path / "out"
+    second, out = ({"openvino", "torch"} - {first}).pop(), tmp_path / "out"
     segment(caches[first], out, scans[0])
-    segment(caches[other], out, scans[1])
+    segment(caches[second], out, scans[1])
     assert engines(out) == {first}
     assert "OTHER_ENGINE" not in flags(out)
 
     before = published(out, *RESULTS)
     assert b"times as fast" not in b"".join(before.values())
     shutil.rmtree(out / "cases")
-    segment(caches[other], out, *scans)
+    segment(caches[second], out, *scans)
     assert published(out, *RESULTS) == before
     (timing,) = {path.read_bytes().count(b"times as fast") for path in out.rglob("timing.json")}
     assert timing == (first == "openvino")
@@ -157,8 +166,8 @@ def test_a_run_keeps_the_engine_and_another_request_says_what_it_was(
     assert len(list(out.glob("cases/*/case.json"))) == 2
     assert engines(out) == {"openvino"}
 
-    said = segment(caches["torch"], out, scans[0], "--engine", "torch", code=65)
-    assert "engine was auto (openvino), and is torch now" in said
+    messages = segment(caches["torch"], out, scans[0], "--engine", "torch", code=65)
+    assert "engine was auto (openvino), and is torch now" in messages
 
 
 DECIDE = """
@@ -173,7 +182,7 @@ print(" ".join(engines.record(f"net-{n}", decision).engine for n in range(50)))
 """
 
 
-def test_of_workers_that_decide_at_once_the_first_decides(tmp_path: Path) -> None:
+def test_the_first_of_several_deciding_workers_chooses_the_engine(tmp_path: Path) -> None:
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", DECIDE, str(tmp_path), f"engine{n}"],
@@ -201,5 +210,5 @@ def test_a_damaged_record_is_an_error_and_not_another_choice(
     segment(caches["openvino"], out, scans[0])
     (record,) = out.glob("engines/*/engine.json")
     record.write_text("{}")
-    said = segment(caches["openvino"], out, scans[1], code=65)
-    assert "RESULT_DAMAGED" in said
+    messages = segment(caches["openvino"], out, scans[1], code=65)
+    assert "RESULT_DAMAGED" in messages

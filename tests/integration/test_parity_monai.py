@@ -276,12 +276,12 @@ def run_monai(scans: Path, *bundles: Path, **overrides: object) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def assert_equal(ours: NDArray[Any], theirs: NDArray[Any], classes: int, what: str) -> None:
+def assert_equal(ours: NDArray[Any], theirs: NDArray[Any], classes: int, name: str) -> None:
     """At least 99.95 % of voxels, Dice 0.999 a class, and each class fills at least 5 %."""
     assert ours.shape == theirs.shape
     equal = float(np.mean(ours == theirs))
     shares = [float(np.mean(theirs == n)) for n in range(classes)]
-    report = f"{what}: {equal:.6%} equal, classes fill {[f'{s:.1%}' for s in shares]}"
+    report = f"{name}: {equal:.6%} equal, classes fill {[f'{s:.1%}' for s in shares]}"
     print(report)
     assert min(shares) >= 0.05, report
     assert equal >= 0.9995, report
@@ -335,11 +335,11 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Resu
 
 def run_group(group: str, folder: Path) -> Results:
     models, names = GROUPS[group]
-    made = Results(write_scans(folder / "imagesTs", names=names), folder)
+    results = Results(write_scans(folder / "imagesTs", names=names), folder)
     for model in models:
-        write_model(made.bundle(model), model)
-    run_monai(folder, *map(made.bundle, models))
-    return made
+        write_model(results.bundle(model), model)
+    run_monai(folder, *map(results.bundle, models))
+    return results
 
 
 def write_model(bundle: Path, model: str) -> None:
@@ -347,7 +347,7 @@ def write_model(bundle: Path, model: str) -> None:
     import monai.networks.nets as nets
     import torch
 
-    name, args, made, changes = MODELS[model]
+    name, args, options, changes = MODELS[model]
     torch.manual_seed(3)
     steps = (*changes.get("before", ()), *changes["after"])
     scan = model_cards.smooth_scan(GRIDS["axial"].shape, 0)
@@ -355,7 +355,7 @@ def write_model(bundle: Path, model: str) -> None:
         getattr(nets, name)(**args), steps, scan, bundle / "models" / "model.pt"
     )
     (bundle / "configs").mkdir()
-    text = json.dumps(config({"_target_": name, **args}, **made))
+    text = json.dumps(config({"_target_": name, **args}, **options))
     (bundle / "configs" / "inference.json").write_text(text)
 
 

@@ -1,7 +1,7 @@
 """Another user of the machine plants modules where a run might look for some; they stay unread.
 
-Each planted module names itself in a file, and then is no module. The folders are given to another
-user, with his files: that takes root.
+Each planted module names itself in a file, and ends the process. The folders and their files belong
+to another user, which only root can arrange.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class Attack:
-    """A folder for temporary files, as open as /tmp, and what its other user put there."""
+    """A folder for temporary files, as open as /tmp, with files of another user."""
 
     def __init__(self, folder: Path) -> None:
         self.temporary, self.caught = folder / "tmp", folder / "caught"
@@ -47,12 +47,12 @@ class Attack:
             "    text = f'open({str(Path(sys.argv[2]) / name)!r}, \"w\"); raise SystemExit(7)'\n"
             "    (folder / f'{name}.py').write_text(text)\n"
         )
-        place = self.temporary / name
-        words = [sys.executable, "-c", code, name, str(self.caught), *NAMES]
+        folder = self.temporary / name
+        command = [sys.executable, "-c", code, name, str(self.caught), *NAMES]
         # from within: the folders above may be closed to others
-        subprocess.run(words, check=True, cwd=self.temporary)
-        assert place.stat().st_uid == NOBODY
-        return place
+        subprocess.run(command, check=True, cwd=self.temporary)
+        assert folder.stat().st_uid == NOBODY
+        return folder
 
     def check(self) -> None:
         assert [p.name for p in self.caught.iterdir()] == []
@@ -64,9 +64,9 @@ def attack(tmp_path: Path) -> Attack:
 
 
 def go(run: ClusterRun, attack: Attack, where: Path, *options: str) -> None:
-    words = ["run", run.workflow, run.archive, "--out", run.out, *options]
+    command = ["run", run.workflow, run.archive, "--out", run.out, *options]
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, words)],
+        [sys.executable, str(PROGRAM), *map(str, command)],
         env={**run.environment, "TMPDIR": str(attack.temporary)},
         cwd=where,
         capture_output=True,
@@ -93,6 +93,6 @@ def test_a_folder_where_dask_would_keep_its_files(tmp_path: Path, attack: Attack
 @pytest.mark.parametrize("cluster", ["local", "none"])
 def test_the_folder_in_which_a_run_is_started(tmp_path: Path, attack: Attack, cluster: str) -> None:
     run = ClusterRun(tmp_path, 2, 0.0, "{in_flight: 1}")
-    place = attack.plant("shared")
+    shared = attack.plant("shared")
 
-    go(run, attack, place, "--cluster", cluster)
+    go(run, attack, shared, "--cluster", cluster)

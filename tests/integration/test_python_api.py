@@ -1,4 +1,4 @@
-"""What the README shows of Python works as it stands there."""
+"""The README's Python examples work as they are printed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SAMPLE = shipped("data") / "torso_ct"
 def test_a_model_labels_a_volume_in_memory() -> None:
     """The label map lies on the volume's grid; its volumes are those drawn, within 5 %."""
     volume = scanloom.load_volume(SAMPLE)
-    found = scanloom.load_model("ct_tissue", device="cpu").predict(volume)
-    assert found.grid is volume.grid
+    labels = scanloom.load_model("ct_tissue", device="cpu").predict(volume)
+    assert labels.grid is volume.grid
     truth = json.loads((shipped("data") / "torso_truth.json").read_text())["tissues_ml"]
-    lung = found["lung"].sum() * volume.grid.voxel_volume / 1000
+    lung = labels["lung"].sum() * volume.grid.voxel_volume / 1000
     assert abs(lung / truth["lung"] - 1) < 0.05
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run that did not come to write them, made by `report` of what it left."""
+"""`report` writes the tables of a run that ended before it wrote them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.
 
 
 def run_that_died(folder: Path) -> tuple[Quick, dict[str, bytes]]:
-    """Do a whole run, and take away what its end writes; return its tables."""
+    """Finish a run, and remove the files that its end writes; return its tables."""
     quick = Quick(folder)
     quick.workflow.write_text(quick.workflow.read_text().replace("modality: MR", "modality: CT"))
     nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4), np.int16), np.eye(4)), quick.scans / "2.nii")
     (quick.scans / "notes.txt").write_text("no scan")
-    scanloom(*quick.words())
+    scanloom(*quick.command())
     tables = {name: (quick.out / name).read_bytes() for name in TABLES}
     for name in TABLES:
         (quick.out / name).unlink()
@@ -43,7 +43,7 @@ def died(
         return run_that_died(tmp_path_factory.mktemp("died") / "quick")
 
 
-def test_who_has_no_key_gets_the_measurements_and_is_told(
+def test_without_the_key_only_measurements_are_rebuilt(
     died: tuple[Quick, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick, tables = died
@@ -55,7 +55,7 @@ def test_who_has_no_key_gets_the_measurements_and_is_told(
     assert not (quick.out / "manifest.csv").exists()
 
 
-def test_who_has_the_key_gets_the_same_tables(
+def test_with_the_key_the_same_tables_are_rebuilt(
     died: tuple[Quick, dict[str, bytes]],
 ) -> None:
     quick, tables = died

@@ -25,9 +25,13 @@ from pydicom.uid import generate_uid
 
 from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.results.verify import verify
-from scanloom.engine.revisions.export import export
-from scanloom.engine.revisions.publish import Correction, publish_revision
-from scanloom.engine.revisions.take import changed_structures, take_file
+from scanloom.engine.revisions import (
+    Correction,
+    changed_structures,
+    export,
+    publish_revision,
+    take_file,
+)
 from scanloom.review.label_files import read_label_file
 from scanloom.review.revisions import (
     latest_result,
@@ -84,7 +88,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Place:
+class OutputCopy:
     """A copy of an output folder, with its key."""
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -104,63 +108,63 @@ class Place:
 
 
 @pytest.fixture
-def place(stored: Path, tmp_path: Path) -> Place:
-    return Place(stored, tmp_path)
+def output(stored: Path, tmp_path: Path) -> OutputCopy:
+    return OutputCopy(stored, tmp_path)
 
 
 def points(folder: Path) -> dict[str, np.ndarray]:
     image = nib.load(folder / FILE)
     labels = np.asarray(image.dataobj)
-    found = {n: labels == n for n in (1, 2, 3)}
-    return {f"part-{n}": sorted_points(m, image.affine) for n, m in found.items() if m.any()}
+    matches = {n: labels == n for n in (1, 2, 3)}
+    return {f"part-{n}": sorted_points(m, image.affine) for n, m in matches.items() if m.any()}
 
 
 # --- revisions ------------------------------------------------------------------------------------
 
 
-def test_a_revision_is_what_foreign_programs_read(place: Place, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in place.case.rglob("*") if path.is_file()}
+def test_a_revision_is_what_foreign_programs_read(output: OutputCopy, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in output.case.rglob("*") if path.is_file()}
 
-    revision = place.correct()
+    revision = output.correct()
 
     seg = revision / "dicom" / "segmentation.dcm"
     assert complaints(seg) == []
     assert_same_places(points(revision), dcmqi_points(seg, tmp_path / "dcmqi"))
     assert_same_places(points(revision), highdicom_points(seg))
-    new, old = dcmread(seg), dcmread(place.case / "dicom" / "segmentation.dcm")
+    new, old = dcmread(seg), dcmread(output.case / "dicom" / "segmentation.dcm")
     assert {s.SegmentAlgorithmType for s in new.SegmentSequence} == {"SEMIAUTOMATIC"}
     assert {s.SegmentAlgorithmType for s in old.SegmentSequence} == {"AUTOMATIC"}
     assert new.SOPInstanceUID != old.SOPInstanceUID
     assert new.SeriesInstanceUID != old.SeriesInstanceUID
-    assert before == {path: path.read_bytes() for path in place.case.rglob("*") if path.is_file()}
-    assert list(verify(place.out)) == []
+    assert before == {path: path.read_bytes() for path in output.case.rglob("*") if path.is_file()}
+    assert list(verify(output.out)) == []
 
 
 def test_equal_corrections_give_equal_bytes(stored: Path, tmp_path: Path) -> None:
     contents = []
     for n in range(2):
         (tmp_path / str(n)).mkdir()
-        revision = Place(stored, tmp_path / str(n)).correct()
+        revision = OutputCopy(stored, tmp_path / str(n)).correct()
         files = (p for p in revision.rglob("*") if p.is_file() and p.name != "timing.json")
         contents.append({p.relative_to(revision): p.read_bytes() for p in files})
     assert contents[0] == contents[1]
 
 
 def test_a_dicom_seg_comes_back_as_the_labels_it_was_made_of(
-    place: Place, stored: Path, tmp_path: Path
+    output: OutputCopy, stored: Path, tmp_path: Path
 ) -> None:
-    seg = place.correct() / "dicom" / "segmentation.dcm"
+    seg = output.correct() / "dicom" / "segmentation.dcm"
     (tmp_path / "other").mkdir()
-    other = Place(stored, tmp_path / "other")
+    second = OutputCopy(stored, tmp_path / "other")
 
-    taken = other.take(seg)
+    taken = second.take(seg)
 
     assert taken is not None
     np.testing.assert_array_equal(
-        read_label_maps(taken)[FILE], read_label_maps(place.out / seg.parent.parent)[FILE]
+        read_label_maps(taken)[FILE], read_label_maps(output.out / seg.parent.parent)[FILE]
     )
-    assert other.take(seg) is None
-    assert place.take(place.case / FILE) is not None  # back to the first labels
+    assert second.take(seg) is None
+    assert output.take(output.case / FILE) is not None  # back to the first labels
 
 
 def write_by_dcmqi(labels: np.ndarray, affine: np.ndarray, scans: Path, folder: Path) -> Path:
@@ -187,19 +191,19 @@ def write_by_dcmqi(labels: np.ndarray, affine: np.ndarray, scans: Path, folder: 
     }
     (folder / "meta.json").write_text(json.dumps(meta))
     nib.save(nib.Nifti1Image(labels.astype(np.int16), affine), folder / "labels.nii.gz")
-    words = [program("itkimage2segimage"), "--inputImageList", str(folder / "labels.nii.gz")]
-    words += ["--inputDICOMDirectory", str(scans), "--inputMetadata", str(folder / "meta.json")]
+    command = [program("itkimage2segimage"), "--inputImageList", str(folder / "labels.nii.gz")]
+    command += ["--inputDICOMDirectory", str(scans), "--inputMetadata", str(folder / "meta.json")]
     target = folder / "dcmqi.dcm"
-    subprocess.run([*words, "--outputDICOM", str(target)], check=True, capture_output=True)
+    subprocess.run([*command, "--outputDICOM", str(target)], check=True, capture_output=True)
     return target
 
 
 @pytest.mark.parametrize("slices", [(4,), (3, 7), (0, 8), (1, 2, 3, 5)])
 def test_a_dicom_seg_of_dcmqi_is_taken(
-    place: Place, stored: Path, tmp_path: Path, slices: tuple[int, ...]
+    output: OutputCopy, stored: Path, tmp_path: Path, slices: tuple[int, ...]
 ) -> None:
     """Also with few slices, where a SEG has no frames of the others."""
-    image = nib.load(place.case / FILE)
+    image = nib.load(output.case / FILE)
     labels = np.zeros(image.shape, np.uint8)
     for k in slices:
         labels[2:9, 3:12, k] = 1
@@ -207,15 +211,15 @@ def test_a_dicom_seg_of_dcmqi_is_taken(
         labels[15:18, 3 + k : 12, k] = 3
     [scans] = {path.parent for path in (stored / "scans").rglob("*") if path.is_file()}
 
-    taken = place.take(write_by_dcmqi(labels, image.affine, scans, tmp_path))
+    taken = output.take(write_by_dcmqi(labels, image.affine, scans, tmp_path))
 
     assert taken is not None
     np.testing.assert_array_equal(read_label_maps(taken)[FILE], labels)
 
 
-def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> None:
+def test_one_of_several_corrections_of_one_result_is_published(output: OutputCopy) -> None:
     """The others would undo it: they are refused, and nothing is replaced."""
-    before = read_label_maps(place.case)[FILE]
+    before = read_label_maps(output.case)[FILE]
     start, published, refused = threading.Barrier(4), [], []
 
     def publish(n: int) -> None:
@@ -224,7 +228,7 @@ def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> 
         start.wait()
         try:
             correction = Correction({FILE: labels}, "r1", "brush", 0)
-            folder = publish_revision(place.out, place.case.name, correction, place.key)
+            folder = publish_revision(output.out, output.case.name, correction, output.key)
             published.append((folder, labels))
         except ScanError as error:
             refused.append(error.reason)
@@ -238,24 +242,24 @@ def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> 
     [(folder, labels)] = published
     assert (folder.name, refused) == ("1", [Reason.CORRECTED] * 3)
     np.testing.assert_array_equal(read_label_maps(folder)[FILE], labels)
-    assert list(verify(place.out)) == []
+    assert list(verify(output.out)) == []
 
 
-def test_a_damaged_revision_is_named_not_passed_over(place: Place) -> None:
-    place.correct()
-    second = place.correct((slice(0, 3), slice(0, 3), slice(0, 3)))
+def test_a_damaged_revision_is_named_not_passed_over(output: OutputCopy) -> None:
+    output.correct()
+    second = output.correct((slice(0, 3), slice(0, 3), slice(0, 3)))
     (second / "case.json").write_text("{")
     with pytest.raises(ScanError) as caught:
-        place.correct()
+        output.correct()
     assert caught.value.reason is Reason.RESULT_DAMAGED
     shutil.rmtree(second)
-    assert latest_result(place.out, place.case.name).name == "1"
+    assert latest_result(output.out, output.case.name).name == "1"
 
 
 PUBLISHER = """
 import sys
 from pathlib import Path
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import *
 out, name, key = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 while True:
@@ -268,32 +272,32 @@ while True:
 
 
 @pytest.mark.slow
-def test_kills_leave_whole_revisions_only(place: Place) -> None:
-    rng, case = np.random.default_rng(4), place.case.name
-    words = [sys.executable, "-c", PUBLISHER, str(place.out), case, str(place.key)]
-    said = 0
+def test_kills_leave_whole_revisions_only(output: OutputCopy) -> None:
+    rng, case = np.random.default_rng(4), output.case.name
+    command = [sys.executable, "-c", PUBLISHER, str(output.out), case, str(output.key)]
+    newest = 0
     for _ in range(12):
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                said = int(process.stdout.readline())
+                newest = int(process.stdout.readline())
                 time.sleep(rng.uniform(0, 0.4))
             finally:
                 process.kill()
-            said = max([said, *map(int, process.stdout.read().split())])
-        numbers = [int(folder.name) for folder in revision_folders(place.out, case)]
+            newest = max([newest, *map(int, process.stdout.read().split())])
+        numbers = [int(folder.name) for folder in revision_folders(output.out, case)]
         assert numbers == [*range(1, len(numbers) + 1)]
-        assert said <= len(numbers)
-        assert list(verify(place.out)) == []
-    place.correct()
-    assert list((place.out / ".work").iterdir()) == []
+        assert newest <= len(numbers)
+        assert list(verify(output.out)) == []
+    output.correct()
+    assert list((output.out / ".work").iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_no_revision(stored: Path, tmp_path: Path) -> None:
     """Of each size, until one is enough: a revision is whole or not there."""
-    place = Place(stored, tmp_path)
-    image = nib.load(place.case / FILE)
+    output = OutputCopy(stored, tmp_path)
+    image = nib.load(output.case / FILE)
     labels = np.random.default_rng(2).integers(0, 4, image.shape).astype(np.uint8)
     nib.save(nib.Nifti1Image(labels, image.affine), tmp_path / "labels.nii.gz")
     script = """
@@ -308,12 +312,18 @@ for free in 0 60 120 240 4000; do
   umount "$1"
 done
 """
-    words = [tmp_path / "disk", place.out, tmp_path / "labels.nii.gz", place.case.name, place.key]
-    *refused, written = on_small_disk(script, words).split("whole\n")[:-1]
+    command = [
+        tmp_path / "disk",
+        output.out,
+        tmp_path / "labels.nii.gz",
+        output.case.name,
+        output.key,
+    ]
+    *refused, written = on_small_disk(script, command).split("whole\n")[:-1]
     assert len(refused) == 4
-    for said in refused:
-        assert "DISK_FULL" in said
-        assert len(said.splitlines()) == 1  # nothing is listed
+    for answer in refused:
+        assert "DISK_FULL" in answer
+        assert len(answer.splitlines()) == 1  # nothing is listed
     first, *changes, last = written.splitlines()
     assert first.startswith("Revision 1: ")
     was, now = (np.bincount(np.ravel(each), minlength=4) for each in (image.dataobj, labels))
@@ -321,22 +331,22 @@ done
     assert last == "1"
 
 
-def test_files_of_other_cases_are_refused(place: Place, published: Path) -> None:
+def test_files_of_other_cases_are_refused(output: OutputCopy, published: Path) -> None:
     [foreign] = (published / "out" / "cases").iterdir()
     for file in (foreign / FILE, foreign / "dicom" / "segmentation.dcm"):
         with pytest.raises(ScanError) as caught:
-            place.take(file)
+            output.take(file)
         assert caught.value.reason is Reason.GRID_DIFFERS
-    labels = nib.load(place.case / FILE)
+    labels = nib.load(output.case / FILE)
     array = np.asarray(labels.dataobj).copy()
     array[0, 0, 0] = 9
-    nib.save(nib.Nifti1Image(array, labels.affine), place.out.parent / "nine.nii.gz")
+    nib.save(nib.Nifti1Image(array, labels.affine), output.out.parent / "nine.nii.gz")
     with pytest.raises(ScanError, match="no structure 9"):
-        place.take(place.out.parent / "nine.nii.gz")
+        output.take(output.out.parent / "nine.nii.gz")
     with pytest.raises(ScanError) as caught:
-        take_file(place.out, place.case / FILE, "../cases/x", "r1", key=place.key)
+        take_file(output.out, output.case / FILE, "../cases/x", "r1", key=output.key)
     assert caught.value.reason is Reason.ID_UNKNOWN
-    assert revision_folders(place.out, place.case.name) == []
+    assert revision_folders(output.out, output.case.name) == []
 
 
 def save_slicer(
@@ -355,79 +365,81 @@ def save_slicer(
     return path
 
 
-def test_segments_that_overlap_are_refused(place: Place, tmp_path: Path) -> None:
+def test_segments_that_overlap_are_refused(output: OutputCopy, tmp_path: Path) -> None:
     """In a label map, a voxel can't have both."""
-    one, other = (np.zeros(nib.load(place.case / FILE).shape, np.uint8) for _ in range(2))
-    one[2:9, 2:9, 2:5], other[6:12, 2:9, 2:5] = 1, 1
+    first, second = (np.zeros(nib.load(output.case / FILE).shape, np.uint8) for _ in range(2))
+    first[2:9, 2:9, 2:5], second[6:12, 2:9, 2:5] = 1, 1
     segments = {"Part 1": (0, 1), "Part 2": (1, 1)}
     with pytest.raises(ScanError, match="overlaps another") as caught:
-        place.take(save_slicer(place.case, tmp_path / "a.seg.nrrd", [one, other], segments))
+        output.take(save_slicer(output.case, tmp_path / "a.seg.nrrd", [first, second], segments))
     assert caught.value.reason is Reason.LABELS_UNKNOWN
-    other[one > 0] = 0
+    second[first > 0] = 0
 
-    revision = place.take(save_slicer(place.case, tmp_path / "b.seg.nrrd", [one, other], segments))
+    revision = output.take(
+        save_slicer(output.case, tmp_path / "b.seg.nrrd", [first, second], segments)
+    )
 
     assert revision is not None
-    before, labels = (read_label_maps(folder)[FILE] for folder in (place.case, revision))
-    expected = np.where(one > 0, 1, np.where(other > 0, 2, np.where(before == 3, 3, 0)))
+    before, labels = (read_label_maps(folder)[FILE] for folder in (output.case, revision))
+    expected = np.where(first > 0, 1, np.where(second > 0, 2, np.where(before == 3, 3, 0)))
     np.testing.assert_array_equal(labels, expected)
-    assert changed_structures(place.case, revision) == {
+    assert changed_structures(output.case, revision) == {
         f"part-{n}": ((before == n).sum(), (expected == n).sum()) for n in (1, 2, 3)
     }
 
 
-def test_a_renamed_segment_is_refused(place: Place, tmp_path: Path) -> None:
-    dataset = dcmread(place.case / "dicom" / "segmentation.dcm")
+def test_a_renamed_segment_is_refused(output: OutputCopy, tmp_path: Path) -> None:
+    dataset = dcmread(output.case / "dicom" / "segmentation.dcm")
     dataset.SegmentSequence[0].SegmentLabel = "other"
     dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = generate_uid()
     dataset.save_as(tmp_path / "other.dcm")
     with pytest.raises(ScanError, match="no structure 'other'") as caught:
-        place.take(tmp_path / "other.dcm")
+        output.take(tmp_path / "other.dcm")
     assert caught.value.reason is Reason.LABELS_UNKNOWN
 
 
-def test_a_revision_of_a_replaced_result_no_longer_counts(place: Place) -> None:
-    revision = place.correct()
-    assert latest_result(place.out, place.case.name) == revision
-    document = json.loads((place.case / "case.json").read_text())
-    (place.case / "case.json").write_text(json.dumps({**document, "recipe": "s" * 64}))
-    assert latest_result(place.out, place.case.name) == place.case
+def test_a_revision_of_a_replaced_result_no_longer_counts(output: OutputCopy) -> None:
+    revision = output.correct()
+    assert latest_result(output.out, output.case.name) == revision
+    document = json.loads((output.case / "case.json").read_text())
+    (output.case / "case.json").write_text(json.dumps({**document, "recipe": "s" * 64}))
+    assert latest_result(output.out, output.case.name) == output.case
 
 
 @pytest.mark.parametrize("name", [FILE, "measurements.json", "case.json", "dicom/segmentation.dcm"])
-def test_verify_names_a_flipped_byte(place: Place, name: str) -> None:
-    file = place.correct() / name
+def test_verify_names_a_flipped_byte(output: OutputCopy, name: str) -> None:
+    file = output.correct() / name
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
-    [found] = verify(place.out)
+    [matches] = verify(output.out)
 
-    assert (found.fault, place.out / found.file) == ("changed", file)
+    assert (matches.fault, output.out / matches.file) == ("changed", file)
 
 
 def test_without_the_key_or_the_scan_nothing_is_published(
-    place: Place, stored: Path, tmp_path: Path
+    output: OutputCopy, stored: Path, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other-key"
-    other.write_bytes(b"o" * 32)
-    other.chmod(0o600)
-    key, place.key = place.key, other
+    second = tmp_path / "other-key"
+    second.write_bytes(b"o" * 32)
+    second.chmod(0o600)
+    key, output.key = output.key, second
     with pytest.raises(ScanError) as caught:
-        place.correct()
+        output.correct()
     assert caught.value.reason is Reason.KEY_MISMATCH
-    place.key = key
+    output.key = key
     (stored / "scans").rename(stored / "gone")
     try:
         with pytest.raises(ScanError):
-            place.correct()
+            output.correct()
     finally:
         (stored / "gone").rename(stored / "scans")
-    assert revision_folders(place.out, place.case.name) == []
-    assert list((place.out / ".work").iterdir()) == []
+    assert revision_folders(output.out, output.case.name) == []
+    assert list((output.out / ".work").iterdir()) == []
 
 
-def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, place: Place) -> None:
+def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, output: OutputCopy) -> None:
     """Same UIDs, other pixels: measurements and DICOM SEG would be of another scan."""
     file = next(path for path in sorted((stored / "scans").rglob("*")) if path.is_file())
     content = file.read_bytes()
@@ -436,17 +448,17 @@ def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, place: Place)
     dataset.save_as(file)
     try:
         with pytest.raises(ScanError) as caught:
-            place.correct()
+            output.correct()
     finally:
         file.write_bytes(content)
     assert caught.value.reason is Reason.SERIES_DIFFERS
-    assert revision_folders(place.out, place.case.name) == []
-    assert place.correct().name == "1"
+    assert revision_folders(output.out, output.case.name) == []
+    assert output.correct().name == "1"
 
 
 @pytest.mark.parametrize("altered", ["pixels", "a slice less", "a slice more", "another series"])
 def test_only_the_scan_that_was_segmented_is_shown(
-    stored: Path, place: Place, altered: str
+    stored: Path, output: OutputCopy, altered: str
 ) -> None:
     """Labels and preview are, and the page names the reason."""
     files = [path for path in sorted((stored / "scans").rglob("*")) if path.is_file()]
@@ -469,7 +481,7 @@ def test_only_the_scan_that_was_segmented_is_shown(
             dataset.SeriesInstanceUID = series
             dataset.save_as(path)
     try:
-        case = open_case(place.out, place.case.name, place.key)
+        case = open_case(output.out, output.case.name, output.key)
     finally:
         further.unlink(missing_ok=True)
         for path, content in before.items():
@@ -481,13 +493,13 @@ def test_only_the_scan_that_was_segmented_is_shown(
     slices = {"a slice less": -1, "a slice more": 1}.get(altered)
     assert not slices or f"{len(files) + slices} files, {len(files)} when" in case.missing
     assert case.layers
-    assert open_case(place.out, place.case.name, place.key).image is not None
+    assert open_case(output.out, output.case.name, output.key).image is not None
 
 
-def test_damaged_dicom_segs_are_refused_by_name(place: Place, tmp_path: Path) -> None:
-    document = json.loads((place.case / "case.json").read_text())["grid"]
+def test_damaged_dicom_segs_are_refused_by_name(output: OutputCopy, tmp_path: Path) -> None:
+    document = json.loads((output.case / "case.json").read_text())["grid"]
     grid, rng = Grid(tuple(document["shape"]), document["affine_ras_mm"]), np.random.default_rng(1)
-    content = (place.case / "dicom" / "segmentation.dcm").read_bytes()
+    content = (output.case / "dicom" / "segmentation.dcm").read_bytes()
     refused = 0
     for n in range(60):
         damaged = bytearray(content)
@@ -506,37 +518,37 @@ def test_damaged_dicom_segs_are_refused_by_name(place: Place, tmp_path: Path) ->
 # --- export ---------------------------------------------------------------------------------------
 
 
-def test_accepted_and_corrected_cases_are_exported(place: Place, tmp_path: Path) -> None:
+def test_accepted_and_corrected_cases_are_exported(output: OutputCopy, tmp_path: Path) -> None:
     def decide(decision: str) -> None:
-        with closing(VerdictLog(place.out)) as log:
-            result = latest_result(place.out, place.case.name)
-            log.append(Verdict(place.case.name, "r1", seen(result), decision))  # type: ignore[arg-type]
+        with closing(VerdictLog(output.out)) as log:
+            result = latest_result(output.out, output.case.name)
+            log.append(Verdict(output.case.name, "r1", seen(result), decision))  # type: ignore[arg-type]
 
     with pytest.raises(ScanError) as caught:
-        export(place.out, tmp_path / "none", place.key)
+        export(output.out, tmp_path / "none", output.key)
     assert caught.value.reason is Reason.NOT_REVIEWED
     assert not list(tmp_path.glob("*none*"))
     decide("accept")
-    assert export(place.out, tmp_path / "first", place.key) == {}
-    label = tmp_path / "first" / "labels" / f"{place.case.name}.nii.gz"
-    assert label.read_bytes() == (place.case / FILE).read_bytes()
-    image = nib.load(tmp_path / "first" / "images" / f"{place.case.name}.nii.gz")
+    assert export(output.out, tmp_path / "first", output.key) == {}
+    label = tmp_path / "first" / "labels" / f"{output.case.name}.nii.gz"
+    assert label.read_bytes() == (output.case / FILE).read_bytes()
+    image = nib.load(tmp_path / "first" / "images" / f"{output.case.name}.nii.gz")
     np.testing.assert_array_equal(image.affine, nib.load(label).affine)
-    revision = place.correct()
-    assert export(place.out, tmp_path / "second", place.key) == {}
-    label = tmp_path / "second" / "labels" / f"{place.case.name}.nii.gz"
+    revision = output.correct()
+    assert export(output.out, tmp_path / "second", output.key) == {}
+    label = tmp_path / "second" / "labels" / f"{output.case.name}.nii.gz"
     assert label.read_bytes() == (revision / FILE).read_bytes()
     with pytest.raises(ScanError, match=r"results of .+ only"):
-        export(place.out, tmp_path / "third", place.key, model="another")
+        export(output.out, tmp_path / "third", output.key, model="another")
     content = (revision / FILE).read_bytes()
     (revision / FILE).write_bytes(content[:-9] + bytes(9))
-    damaged = export(place.out, tmp_path / "damaged", place.key)
-    assert damaged == {place.case.name: "RESULT_DAMAGED"}
+    damaged = export(output.out, tmp_path / "damaged", output.key)
+    assert damaged == {output.case.name: "RESULT_DAMAGED"}
     assert not any((tmp_path / "damaged" / "labels").iterdir())
     (revision / FILE).write_bytes(content)
     decide("reject")
     with pytest.raises(ScanError):
-        export(place.out, tmp_path / "third", place.key)
+        export(output.out, tmp_path / "third", output.key)
     assert not (tmp_path / "third").exists()
 
 
@@ -561,9 +573,9 @@ def test_labels_of_several_models_are_not_mixed(stored: Path, tmp_path: Path) ->
 
 def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
     """Server, log, revisions and tables of a scan whose every text is a canary."""
-    place = Place(published, tmp_path)
-    with closing(Serving(place, reviewer="CANARY")) as server, closing(server.client()) as client:
-        name = place.case.name
+    output = OutputCopy(published, tmp_path)
+    with closing(Serving(output, reviewer="CANARY")) as server, closing(server.client()) as client:
+        name = output.case.name
         case = client.get(f"/api/case/{name}").json()
         assert case["image"] == "source"
         stroke = {"layer": 0, "plane": "axial", "index": 2, "points": [[3, 3]], "radius_mm": 9.0}
@@ -581,10 +593,10 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
         body |= {"recipe": case["recipe"], "seen": case["seen"], "comment": "CANARY"}
         assert client.post(f"/api/case/{name}/verdict", json=body).status_code == 200
     assert not birds(b"".join(each.content for each in answers))
-    files = [path for path in (place.out / "review").rglob("*") if path.is_file()]
+    files = [path for path in (output.out / "review").rglob("*") if path.is_file()]
     assert {"verdicts.jsonl", "review.csv", "review.parquet"} <= {path.name for path in files}
     for path in files:
-        assert not birds(os.fsencode(path.relative_to(place.out)))
+        assert not birds(os.fsencode(path.relative_to(output.out)))
         if path.parent.name != "dicom":  # which must name the patient
             assert not any(birds(content) for content in contents(path)), path
 
@@ -592,10 +604,10 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
 class Serving:
     """`scanloom review` as a program."""
 
-    def __init__(self, place: Place, reviewer: str = "anna") -> None:
-        words = [sys.executable, "-m", "scanloom", "review", str(place.out), "--key"]
-        words += [str(place.key), "--reviewers", f"{reviewer},ben"]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    def __init__(self, output: OutputCopy, reviewer: str = "anna") -> None:
+        command = [sys.executable, "-m", "scanloom", "review", str(output.out), "--key"]
+        command += [str(output.key), "--reviewers", f"{reviewer},ben"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.links = []
         for line in self.process.stdout:

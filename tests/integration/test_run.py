@@ -29,7 +29,7 @@ from support.make_run import GOOD, SLICES, THORAX, WRONG, Runs, write_study
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four good CTs, one whose model fails, one with a gap, an MR, and a file that is no image."""
+    """Four good CTs, one whose model fails, one with a gap, an MR, and a text file."""
     folder = tmp_path_factory.mktemp("archive")
     for brightest in GOOD:
         write_study(folder, f"good {brightest}", brightest)
@@ -48,9 +48,9 @@ def runs(
     warm_workers: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Runs:
-    made = Runs(tmp_path, archive, model)
-    by_formula(monkeypatch, made, warm_workers)
-    return made
+    formula_runs = Runs(tmp_path, archive, model)
+    by_formula(monkeypatch, formula_runs, warm_workers)
+    return formula_runs
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,13 @@ def thorax(
     warm_workers: SimpleNamespace,
 ) -> Path:
     """The folder of a run over the good ones alone."""
-    made = Runs(tmp_path_factory.mktemp("thorax"), archive, model)
-    made.write(THORAX)
+    formula_runs = Runs(tmp_path_factory.mktemp("thorax"), archive, model)
+    formula_runs.write(THORAX)
     with pytest.MonkeyPatch.context() as patch:
-        by_formula(patch, made, warm_workers)
-        ended = made()
+        by_formula(patch, formula_runs, warm_workers)
+        ended = formula_runs()
     assert ended.code == 0, ended.out + ended.err
-    return made.folder
+    return formula_runs.folder
 
 
 def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) -> None:
@@ -134,9 +134,9 @@ def test_series_that_wait_for_a_choice_did_not_fail(runs, tmp_path):
     assert joined["status"]["ambiguous"] == 1
 
 
-def wait_for(what: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < until, "it does not come"
         time.sleep(0.02)
 
@@ -156,8 +156,8 @@ def check_whole_archive(runs: Runs, archive: Path) -> None:
     assert len(runs.cases()) == 4
     assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
     failed = [json.loads(path.read_text()) for path in (runs.out / "failed").iterdir()]
-    assert {one["reason"] for one in failed} == {"INTERNAL", "SLICE_GAP"}
-    assert {one["case"] for one in failed} == {
+    assert {record["reason"] for record in failed} == {"INTERNAL", "SLICE_GAP"}
+    assert {record["case"] for record in failed} == {
         row["case"] for row in rows if row["outcome"] == "failed"
     }
     assert (runs.out / "report" / "index.html").is_file()
@@ -174,7 +174,7 @@ def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
 
 
 def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, archive: Path) -> None:
-    """Also what was left out by its headers, and files of no series."""
+    """Also series that were excluded by their headers, and files of no series."""
     runs()
     joined = scanloom("join", runs.out / "manifest.csv", "--out", runs.out)
     rows = list(csv.DictReader(io.StringIO(joined.out)))
@@ -191,12 +191,12 @@ def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, arc
     rows = list(csv.DictReader(io.StringIO(joined.out)))
     files = sorted(str(path) for path in archive.rglob("*") if path.is_file())
     assert sorted(row["source_path"] for row in rows) == files
-    found = scanloom("where", text["file"], "--out", runs.out, "--json").document
-    assert [source["path"] for source in found["sources"]] == [text["source_path"]]
+    document = scanloom("where", text["file"], "--out", runs.out, "--json").document
+    assert [source["path"] for source in document["sources"]] == [text["source_path"]]
 
 
 @pytest.mark.slow
-def test_the_same_by_dask(runs: Runs, archive: Path) -> None:
+def test_dask_gives_the_same_results(runs: Runs, archive: Path) -> None:
     ended = runs.begin("--cluster", "local").wait(120)
 
     assert ended == 1, (runs.folder / "log").read_text()
@@ -204,7 +204,7 @@ def test_the_same_by_dask(runs: Runs, archive: Path) -> None:
     wait_for(lambda: not processes(runs.notes), 10)
 
 
-def test_started_again_nothing_is_done_twice(runs: Runs) -> None:
+def test_a_repeated_run_processes_no_case_again(runs: Runs) -> None:
     runs()
     before, started = runs.cases(), runs.started
     # As if a run had died after it published what had failed before
@@ -223,7 +223,7 @@ def test_started_again_nothing_is_done_twice(runs: Runs) -> None:
     assert again.document["status"]["before"] == 4
 
 
-def test_all_well_is_0_and_verify_agrees(done: Runs) -> None:
+def test_a_complete_run_is_0_and_verify_agrees(done: Runs) -> None:
     ended = done()
 
     assert (ended.code, ended.document["files"]["used"]) == (0, 16), ended.err
@@ -231,19 +231,19 @@ def test_all_well_is_0_and_verify_agrees(done: Runs) -> None:
 
 
 def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> None:
-    one, two, three, _ = sorted((done.out / "cases").iterdir())
-    seg = one / "dicom" / "segmentation.dcm"
+    first, two, three, _ = sorted((done.out / "cases").iterdir())
+    seg = first / "dicom" / "segmentation.dcm"
     content = bytearray(seg.read_bytes())
     content[len(content) // 2] ^= 1
     seg.write_bytes(content)
     (two / "segments.json").unlink()
     (three / "more").touch()
 
-    found = scanloom("verify", done.out, "--json")
+    ended = scanloom("verify", done.out, "--json")
 
-    assert found.code == 1
-    assert [(f["fault"], f["file"]) for f in found.document["findings"]] == [
-        ("changed", f"cases/{one.name}/dicom/segmentation.dcm"),
+    assert ended.code == 1
+    assert [(f["fault"], f["file"]) for f in ended.document["findings"]] == [
+        ("changed", f"cases/{first.name}/dicom/segmentation.dcm"),
         ("missing", f"cases/{two.name}/segments.json"),
         ("extra", f"cases/{three.name}/more"),
     ]
@@ -301,7 +301,7 @@ def test_one_run_at_a_time(done: Runs) -> None:
 
 def test_shards_together_do_each_case_once(runs: Runs) -> None:
     runs.write(THORAX)
-    ended = [runs("--shard", f"{part}/2") for part in (1, 2)]
+    ended = [runs("--shard", f"{number}/2") for number in (1, 2)]
 
     assert [e.code for e in ended] == [0, 0]
     assert runs.started == dict.fromkeys(GOOD, 1)
@@ -315,13 +315,13 @@ def test_shards_are_checked(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
-    """What was being worked on is finished; status tells it from another process meanwhile."""
+    """Cases in work are finished; meanwhile `status` of another process reports the run."""
     runs.write(THORAX, "execution: {in_flight: 1}\n")
-    process = runs.begin("--cluster", "none", seconds=1.0)
+    process = runs.begin("--cluster", "none", seconds=8.0)  # `status` starts and ends in fewer
     wait_for((runs.notes / "starts").exists)
     reported = scanloom_process("status", runs.out, "--json", environment=runs.environment)
     process.send_signal(signal.SIGINT)
-    code = process.wait(20)
+    code = process.wait(60)
 
     assert reported.document["status"]["state"] == "running"
     assert reported.document["status"]["cases"] == 4
@@ -352,16 +352,16 @@ def test_a_mistake_in_a_workflow_is_told_with_line_key_and_nearest_word(runs: Ru
     ended = runs()
 
     assert ended.code == 65
-    for words in (
+    for message in (
         "line 3: select.kernl is not a key here; did you mean kernel?",
         "line 5: execution.devize is not a key here; did you mean device?",
         "line 6: execution.precision: did you mean half?",
     ):
-        assert words in ended.out, ended.out
+        assert message in ended.out, ended.out
     assert not runs.out.exists()
 
 
-def test_what_is_not_there(runs: Runs, tmp_path: Path) -> None:
+def test_a_missing_path_is_refused(runs: Runs, tmp_path: Path) -> None:
     """No model, no archive, no workflow, no cluster: told before anything is made."""
     runs.workflow.write_text("name: test\nmodels: [no_such_model]\n")
     unknown = runs()

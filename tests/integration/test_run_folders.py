@@ -50,10 +50,10 @@ class Field:
 def begun(tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace) -> Path:
     """A folder with an archive and the results of a run over it."""
     folder = tmp_path_factory.mktemp("field")
-    made = Field(folder, write_tiny_bundle(folder / "bundles"))
+    field = Field(folder, write_tiny_bundle(folder / "bundles"))
     with pytest.MonkeyPatch.context() as patch:
         by_formula(patch, folder, warm_workers)
-        ended = made.run()
+        ended = field.run()
     assert ended.code == 0, ended.out
     return folder
 
@@ -79,9 +79,9 @@ def field(
     return Field(tmp_path, tmp_path / "bundles" / "tiny")
 
 
-@pytest.mark.parametrize("place", ["results", "."])
-def test_results_among_the_scans_are_no_scans(field: Field, place: str) -> None:
-    field.out = field.archive / place
+@pytest.mark.parametrize("subfolder", ["results", "."])
+def test_results_among_the_scans_are_no_scans(field: Field, subfolder: str) -> None:
+    field.out = field.archive / subfolder
     field.workflow.write_text(field.workflow.read_text() + "outputs: {also: [image]}\n")
 
     first = field.run()
@@ -121,7 +121,7 @@ def test_status_says_why_a_run_failed(field: Field) -> None:
     assert reported["reason"] in scanloom("status", field.out).out
 
 
-def test_strays_among_the_cases_are_nobodys(field: Field) -> None:
+def test_stray_files_among_the_cases_are_ignored(field: Field) -> None:
     (field.out / "cases" / "@eaDir").mkdir()
     (field.out / "cases" / ".DS_Store").touch()
     (field.out / "failed").mkdir(exist_ok=True)
@@ -132,7 +132,7 @@ def test_strays_among_the_cases_are_nobodys(field: Field) -> None:
 
     assert (ended.code, ended.document["damaged"]) == (0, []), ended.out
     assert [field.rows(table) for table in ("manifest", "measurements")] == tables
-    assert [scanloom(word, field.out).code for word in ("report", "verify")] == [0, 0]
+    assert [scanloom(command, field.out).code for command in ("report", "verify")] == [0, 0]
 
 
 SLOW = pytest.mark.slow
@@ -156,9 +156,9 @@ def test_a_damaged_case_is_named_and_stops_neither_run_nor_report(field: Field, 
 
     assert (ended.code, ended.document["damaged"]) == (1, [bad.name]), ended.out
     assert report.code == 1
-    for said in (ended.err, report.err):
-        assert bad.name in said
-        assert "scanloom verify" in said
+    for messages in (ended.err, report.err):
+        assert bad.name in messages
+        assert "scanloom verify" in messages
     assert good.name not in report.err
     if file != "preview.png":
         assert {row["case"] for row in field.rows("measurements")} == {good.name}
@@ -173,8 +173,8 @@ def test_a_damaged_case_is_named_and_stops_neither_run_nor_report(field: Field, 
 
 def verified(out: Path) -> list[str]:
     """Return the findings of `verify`."""
-    found = scanloom("verify", out, "--json").document["findings"]
-    return [f"{one['fault']}: {one['file']}" for one in found]
+    findings = scanloom("verify", out, "--json").document["findings"]
+    return [f"{finding['fault']}: {finding['file']}" for finding in findings]
 
 
 def test_verify_notices_whole_cases_that_are_gone(field: Field) -> None:
@@ -191,8 +191,8 @@ def test_verify_notices_a_csv_that_was_altered(field: Field, name: str) -> None:
     table = field.out / name
     lines = table.read_text().splitlines(keepends=True)
     changed = [*lines[:-1], lines[-1].replace("1", "2").replace("used", "open")]
-    for other in (changed, lines[:-1], [*lines, lines[-1]], [lines[0]]):
-        table.write_text("".join(other))
+    for altered in (changed, lines[:-1], [*lines, lines[-1]], [lines[0]]):
+        table.write_text("".join(altered))
         assert verified(field.out) == [f"changed: {name}"]
     table.write_bytes(b"\xff\0")
     assert verified(field.out) == [f"unreadable: {name}"]
@@ -206,8 +206,8 @@ def test_verify_notices_a_parquet_table_that_was_altered(field: Field) -> None:
     number = whole.schema.get_field_index("volume_ml")
     larger = compute.add(whole["volume_ml"], 0.001)
     reordered = pa.concat_tables([whole.slice(1), whole.slice(0, 1)])
-    for other in (whole.set_column(number, "volume_ml", larger), whole.slice(1), reordered):
-        parquet.write_table(other, table)
+    for altered in (whole.set_column(number, "volume_ml", larger), whole.slice(1), reordered):
+        parquet.write_table(altered, table)
         assert verified(field.out) == ["changed: measurements.parquet"]
     table.write_bytes(table.read_bytes()[:-9])
     assert verified(field.out) == ["unreadable: measurements.parquet"]

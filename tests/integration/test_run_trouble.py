@@ -72,7 +72,7 @@ class Runs:
 
     @property
     def started(self) -> Counter[int]:
-        """How often each scan was started, by its brightest voxel."""
+        """The number of starts of each scan, by its brightest voxel."""
         path = self.notes / "starts"
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(int(line.split()[0]) for line in lines)
@@ -85,7 +85,9 @@ class Runs:
     def hung(self) -> list[float]:
         """Return the seconds from the last start of each scan that hung until it was given up."""
         lines = (self.notes / "starts").read_text().splitlines()
-        starts = [float(line.split()[2]) for line in lines if line.startswith(f"{em.HANG} ")]
+        starts = [
+            float(line.split()[2]) for line in lines if line.startswith(f"{em.HANG_WITH_GIL} ")
+        ]
         ends = [
             datetime.strptime(line["at"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
             for line in self.lines()
@@ -103,9 +105,9 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path: Path, model: Path) -> Iterator[Runs]:
-    made = Runs(tmp_path, model)
-    yield made
-    for process in processes(made.notes):  # of a test that failed
+    formula_runs = Runs(tmp_path, model)
+    yield formula_runs
+    for process in processes(formula_runs.notes):  # of a test that failed
         os.kill(process, signal.SIGKILL)
 
 
@@ -117,8 +119,8 @@ def wait_for_starts(runs: Runs, count: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_guilty_fail_and_their_neighbours_are_published_once(runs: Runs, workers: int) -> None:
-    guilty = [em.ABORT] * 3 + [em.HANG] * 2 + [em.GREEDY]
+def test_only_faulty_cases_fail_and_others_are_published_once(runs: Runs, workers: int) -> None:
+    guilty = [em.ABORT] * 3 + [em.HANG_WITH_GIL] * 2 + [em.TAKE_ALL_MEMORY]
     execution = f"time_limit: {LIMIT:g} s, memory_limit: 3 GiB, workers: {workers}, device: cpu"
     runs.write([*range(GOOD, GOOD + 40), *guilty], f"{execution}, in_flight: {IN_FLIGHT}")
 
@@ -143,15 +145,15 @@ def test_the_guilty_fail_and_their_neighbours_are_published_once(runs: Runs, wor
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_asked_to_end_what_is_being_worked_on_is_finished(
-    runs: Runs, cluster: str, asked: signal.Signals
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_cases_in_work_finish(
+    runs: Runs, cluster: str, signal_number: signal.Signals
 ) -> None:
     runs.write(list(range(GOOD, GOOD + 12)), "device: cpu, in_flight: 2")
     process = runs.begin(cluster, 1.0)
     wait_for_starts(runs, 1)
 
-    process.send_signal(asked)
+    process.send_signal(signal_number)
     began = time.monotonic()
     code = runs.ends(process, 60)
 
@@ -165,8 +167,8 @@ def test_asked_to_end_what_is_being_worked_on_is_finished(
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])
-def test_asked_twice_it_ends_at_once(runs: Runs, cluster: str) -> None:
-    runs.write([em.HANG_QUIETLY] * 2, "device: cpu, in_flight: 2")
+def test_a_second_signal_ends_the_run_at_once(runs: Runs, cluster: str) -> None:
+    runs.write([em.SLEEP_FOREVER] * 2, "device: cpu, in_flight: 2")
     process = runs.begin(cluster)
     wait_for_starts(runs, 1)  # the other one waits for the device
     process.send_signal(signal.SIGINT)
@@ -183,10 +185,10 @@ def test_asked_twice_it_ends_at_once(runs: Runs, cluster: str) -> None:
 @pytest.mark.parametrize("cluster", ["none", "local"])
 def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
     """Even where native code hangs and holds the lock of the interpreter."""
-    runs.write([GOOD, em.HANG], "device: cpu, in_flight: 2")
+    runs.write([GOOD, em.HANG_WITH_GIL], "device: cpu, in_flight: 2")
     process = runs.begin(cluster)
     wait_for_starts(runs, 1)
-    while em.HANG not in runs.started:  # it may be the second
+    while em.HANG_WITH_GIL not in runs.started:  # it may be the second
         wait_for_starts(runs, 2)
     assert len(processes(runs.notes)) >= 2
 
@@ -199,7 +201,7 @@ def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
 
 
 def test_a_device_that_is_full_is_tried_in_a_fresh_process(runs: Runs) -> None:
-    runs.write([GOOD, em.FULL, GOOD + 1], "device: cpu")
+    runs.write([GOOD, em.FILL_DEVICE_ONCE, GOOD + 1], "device: cpu")
 
     assert runs.ends(runs.begin("none")) == 0, runs.log.read_text()
 
@@ -210,7 +212,7 @@ def test_a_device_that_is_full_is_tried_in_a_fresh_process(runs: Runs) -> None:
         ("done", True),
     ]
     starts = [line.split() for line in (runs.notes / "starts").read_text().splitlines()]
-    first, second = (pid for task, pid, _ in starts if int(task) == em.FULL)
+    first, second = (pid for task, pid, _ in starts if int(task) == em.FILL_DEVICE_ONCE)
     assert first != second
 
 

@@ -1,4 +1,4 @@
-"""No memory of what holds the key reaches anybody: no cores, no look into it by the same user."""
+"""Memory of processes with the key can't be read: no core files, no access by the same user."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def attacker() -> None:
     ) as victim:
         assert victim.stdout is not None
         victim.stdout.readline()
-        found = attack(key, [victim.pid])
+        copies = attack(key, [victim.pid])
         victim.kill()
-    if found < 1:
+    if copies < 1:
         pytest.skip("this system keeps processes of one user apart")
 
 
@@ -104,27 +104,27 @@ def notes(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("cluster", ["none", "local"])
 def test_no_process_of_a_run_shows_its_memory(tmp_path: Path, notes: Path, cluster: str) -> None:
     environment = formula_environment(notes)
-    asked = command(tmp_path, em.HANG_QUIETLY, cluster)
-    program = [*PLAIN, sys.executable, str(PROGRAM), *map(str, asked)]
+    arguments = command(tmp_path, em.SLEEP_FOREVER, cluster)
+    program = [*PLAIN, sys.executable, str(PROGRAM), *map(str, arguments)]
     with subprocess.Popen(program, env=environment, stderr=subprocess.DEVNULL) as run:
         until = time.monotonic() + 90
         while not (notes / "starts").exists():
             assert time.monotonic() < until
             time.sleep(0.05)
         victims = holders(notes)
-        found = attack((notes / "key").read_bytes(), list(victims))
+        copies = attack((notes / "key").read_bytes(), list(victims))
         cores = [core_limit(process) for process in victims]
         run.kill()
 
     assert len(victims) >= (2 if cluster == "none" else 3)
-    assert found == 0
+    assert copies == 0
     assert set(cores) == {"0 0"}
 
 
 def holders(notes: Path) -> dict[int, str]:
-    """Return the processes of a run, without Python's own that keep count of what is shared."""
-    found = processes(notes)
-    return {n: words for n, words in found.items() if "resource_tracker" not in words}
+    """Return the processes of a run, without the resource tracker of Python."""
+    commands = processes(notes)
+    return {n: command for n, command in commands.items() if "resource_tracker" not in command}
 
 
 def core_limit(process: int) -> str:
@@ -138,19 +138,19 @@ def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, note
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     if pattern.startswith(("|", "/")):
         pytest.skip("cores do not go into the folder of a process here")
-    place = tmp_path / "place"
-    place.mkdir()
-    unlimited = ["sh", "-c", 'ulimit -c unlimited; cd "$0" && exec "$@"', str(place)]
+    folder = tmp_path / "place"
+    folder.mkdir()
+    unlimited = ["sh", "-c", 'ulimit -c unlimited; cd "$0" && exec "$@"', str(folder)]
     plain = [*unlimited, sys.executable, "-c", "import os; os.abort()"]
     subprocess.run(plain, capture_output=True, check=False)
-    if not list(place.iterdir()):
+    if not list(folder.iterdir()):
         pytest.skip("no core is written here at all")
-    for core in place.iterdir():
+    for core in folder.iterdir():
         core.unlink()
 
-    asked = [str(word) for word in command(tmp_path, em.ABORT, "none")]
+    arguments = [str(argument) for argument in command(tmp_path, em.ABORT, "none")]
     done = subprocess.run(
-        [*unlimited, sys.executable, str(PROGRAM), *asked],
+        [*unlimited, sys.executable, str(PROGRAM), *arguments],
         capture_output=True,
         env=formula_environment(notes),
         check=False,
@@ -158,12 +158,12 @@ def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, note
 
     assert done.returncode == 1, done.stderr
     assert "CRASHED" in next((tmp_path / "out" / "failed").iterdir()).read_text()
-    assert not list(place.iterdir())
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.usefixtures("attacker")
 def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
-    word = os.urandom(32)
+    secret = os.urandom(32)
     sandbox = (
         "import time\n"
         "from scanloom.io.system import sandbox as s\n"
@@ -179,13 +179,13 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
         "    print(h._workers[0]._process.pid, flush=True); time.sleep(600)\n"
     )
     for program in (sandbox, survey):
-        environment = {**os.environ, "SECRET": word.hex()}
+        environment = {**os.environ, "SECRET": secret.hex()}
         with subprocess.Popen(
             [*PLAIN, sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment
         ) as parent:
             assert parent.stdout is not None
             helper = int(parent.stdout.readline())
-            found = attack(word.hex().encode(), [helper])
+            copies = attack(secret.hex().encode(), [helper])
             limit = core_limit(helper)
             parent.kill()
-        assert (found, limit) == (0, "0 0")
+        assert (copies, limit) == (0, "0 0")

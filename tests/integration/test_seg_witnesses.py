@@ -77,10 +77,12 @@ def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> N
         [case_folders.dicom_scan("LPS", oblique), case_folders.dicom_scan("LPS", oblique, 17.0)]
     ):
         whole = make(scan)
-        for m, one in enumerate([whole, case_folders.subset_of(whole, "spleen", "kidney_left")]):
+        for m, segmentation in enumerate(
+            [whole, case_folders.subset_of(whole, "spleen", "kidney_left")]
+        ):
             folder = tmp_path / f"{n}{m}"
             folder.mkdir()
-            written(folder, scan, one)
+            written(folder, scan, segmentation)
             for path in (folder / "dicom").iterdir():
                 assert complaints(path) == []
 
@@ -175,7 +177,7 @@ def test_positions_are_those_of_the_source(seg: str, tmp_path: Path) -> None:
     dataset = dcmread(tmp_path / "dicom" / "segmentation.dcm")
     source = scan.source
     assert isinstance(source, DicomSource)
-    images = {one.sop_instance: one for one in source.slices if one}
+    images = {image.sop_instance: image for image in source.slices if image}
     shared = dataset.SharedFunctionalGroupsSequence[0]
     for group in dataset.PerFrameFunctionalGroupsSequence:
         image = group.DerivationImageSequence[0].SourceImageSequence[0]

@@ -16,8 +16,9 @@ from pydicom import Dataset, dcmread
 from scipy.spatial import KDTree
 
 from scanloom.core import Case, Flag, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
-from scanloom.engine.case import steps
+from scanloom.engine import steps
 from scanloom.engine.case.types import SegmentedCase
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.index.series import find_series
 from support.balls import BALL, LATE, SHAPE, STEP, TO_RAS, Ball, around, drawn
@@ -38,7 +39,7 @@ NEAR_RECTANGULAR = 0.9  # mm: a slice moves by half a voxel at most
 
 
 class Threshold:
-    """Calls what is nearer to a ball's inside the one structure."""
+    """Labels voxels that are nearer to a ball's inside as the one structure."""
 
     device_name, precision_name, changes = "cpu", "float32", ""
     engine = torch_choice("the test's own formula")
@@ -64,9 +65,11 @@ def segmented(source: Path, folder: Path, threshold: Threshold, **options: Any) 
     [series] = find_series(source)
     seg, phase = options.pop("seg", "binary"), options.pop("phase", None)
     case = Case("a" * 26, series, Outputs(seg=seg), "h", "r", ReadOptions(**options), phase)
-    result = steps.segment(steps.load(case), [threshold])
+    loaded = steps.load(case)
+    result = steps.segment(loaded, [threshold])
+    volume = loaded.scan.volume
     folder.mkdir()
-    steps.write(result, folder)
+    steps.write(result, folder, estimate_case(volume.grid, volume.array.dtype, [threshold.card]))
     return result
 
 
@@ -111,14 +114,14 @@ def check_references(path: Path, source: Path) -> None:
         [image] = group.DerivationImageSequence[0].SourceImageSequence
         header = headers[image.ReferencedSOPInstanceUID]
         assert image.ReferencedSOPClassUID == header.SOPClassUID
-        place = header
+        plane = header
         if "PerFrameFunctionalGroupsSequence" in header:
             frame = header.PerFrameFunctionalGroupsSequence[image.ReferencedFrameNumber - 1]
-            place = frame.PlanePositionSequence[0]
+            plane = frame.PlanePositionSequence[0]
         else:
             assert "ReferencedFrameNumber" not in image
         ours = group.PlanePositionSequence[0].ImagePositionPatient
-        np.testing.assert_allclose(ours, place.ImagePositionPatient, atol=1e-4)
+        np.testing.assert_allclose(ours, plane.ImagePositionPatient, atol=1e-4)
 
 
 def check_case(
@@ -160,7 +163,7 @@ def geometry_of(codes: str) -> Geometry:
 @pytest.mark.parametrize(
     ("codes", "upwards"), one_in(3, itertools.product(RIGHT_HANDED, (True, False)))
 )
-def test_a_ball_is_where_it_is_in_every_order(tmp_path, threshold, codes, upwards):
+def test_a_ball_keeps_its_position_in_every_axis_order(tmp_path, threshold, codes, upwards):
     """24 axis orders, each numbered along the normal and against it."""
     geometry = geometry_of(codes)
     samples = np.rint(drawn(geometry) + 1024).astype(np.int16)
@@ -278,7 +281,9 @@ def test_a_filled_gap_is_told_and_has_no_frame(tmp_path, threshold, seg):
     ours = of_nifti(case / "segmentation.nii.gz")
     check_ball(ours, result.loaded.scan.volume.grid.voxel_volume)
     frames = of_frames(case / "dicom" / "segmentation.dcm")
-    [lost] = [k for k, one in enumerate(result.loaded.scan.source.slices) if one is None]
+    [lost] = [
+        k for k, source_slice in enumerate(result.loaded.scan.source.slices) if source_slice is None
+    ]
     depth = result.loaded.scan.volume.grid.world((0, 0, lost))[2]
     real = ours[np.abs(ours[:, 2] - depth) > STEP / 2]
     assert 0 < len(real) < len(ours)
@@ -287,7 +292,7 @@ def test_a_filled_gap_is_told_and_has_no_frame(tmp_path, threshold, seg):
 
 
 @pytest.mark.parametrize("name", ["empty UIDs", "one SOP UID for all", "mosaic"])
-def test_what_can_t_be_referred_to_has_a_label_map_and_a_flag(tmp_path, threshold, name):
+def test_a_source_without_references_has_a_label_map_and_a_flag(tmp_path, threshold, name):
     make = mosaic(around(), words=Words("CT")) if name == "mosaic" else READ[name].make
     make(tmp_path / "scan")
     result = segmented(tmp_path / "scan", tmp_path / "case", threshold)

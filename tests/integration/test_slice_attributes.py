@@ -73,8 +73,8 @@ CASES = [
 def test_slices_are_mixed_split_or_flagged_as_the_table_says(tmp_path, name, pattern):
     truth, drawing = TRUTHS[name], Drawing(SEED, pattern)
     drawing.write(tmp_path, truth)
-    found = outcome(tmp_path, len(drawing.others()))
-    assert found in expected(truth.rule, pattern), f"SCANLOOM_SEED={SEED}"
+    result = outcome(tmp_path, len(drawing.differing()))
+    assert result in expected(truth.rule, pattern), f"SCANLOOM_SEED={SEED}"
 
 
 @pytest.mark.parametrize("pattern", [p for p in PATTERNS if p != "harmless"])
@@ -83,10 +83,10 @@ def test_slices_are_mixed_split_or_flagged_as_the_table_says(tmp_path, name, pat
     [pytest.param(x, marks=pytest.mark.thorough if n % 3 else ()) for n, x in enumerate(IN_FRAMES)],
 )
 def test_frames_are_mixed_split_or_flagged_as_the_table_says(tmp_path, name, pattern):
-    place, drawing = IN_FRAMES[name], Drawing(SEED, pattern)
-    drawing.write_frames(tmp_path, place)
-    found = outcome(tmp_path, len(drawing.others()))
-    assert found in expected(place[-1], pattern), f"SCANLOOM_SEED={SEED}"
+    location, drawing = IN_FRAMES[name], Drawing(SEED, pattern)
+    drawing.write_frames(tmp_path, location)
+    result = outcome(tmp_path, len(drawing.differing()))
+    assert result in expected(location[-1], pattern), f"SCANLOOM_SEED={SEED}"
 
 
 def reason(folder: Path) -> str:
@@ -102,7 +102,7 @@ def reason(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "given", "other", "code"),
+    ("keyword", "first", "second", "code"),
     [
         ("ContrastBolusVolume", "100", "0.0", "MIXED_SLICES"),
         ("ContrastBolusVolume", "100", "97.5", ""),
@@ -112,13 +112,13 @@ def reason(folder: Path) -> str:
     ],
 )
 def test_contrast_that_no_agent_names_is_not_mixed_with_none(
-    tmp_path, monkeypatch, keyword, given, other, code
+    tmp_path, monkeypatch, keyword, first, second, code
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = write_series(tmp_path, noise())
     for n, file in enumerate(sorted(files, key=lambda f: dcmread(f).ImagePositionPatient[2])):
         header = dcmread(file)
-        setattr(header, keyword, given if n > 2 else other)
+        setattr(header, keyword, first if n > 2 else second)
         header.save_as(file)
     assert reason(tmp_path) == code
 
@@ -141,15 +141,15 @@ def test_a_second_agent_is_not_mixed_with_the_first_alone(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_index_says_what_reading_says(tmp_path, monkeypatch, pattern):
+def test_index_and_reading_agree(tmp_path, monkeypatch, pattern):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = [name for name, truth in TRUTHS.items() if pattern != "harmless" or truth.alike][::7]
     for name in names:
         folder, drawing = tmp_path / pattern / name, Drawing(SEED, pattern)
         drawing.write(folder, TRUTHS[name])
         (series,) = build_index([folder], bytes(32)).series
-        found = outcome(folder, len(drawing.others()))
-        assert series.info.reason == ("" if found in ("whole", "flagged") else found), name
+        result = outcome(folder, len(drawing.differing()))
+        assert series.info.reason == ("" if result in ("whole", "flagged") else result), name
 
 
 def test_every_attribute_of_the_table_is_drawn_and_has_its_rule():

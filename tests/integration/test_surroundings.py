@@ -1,4 +1,4 @@
-"""What all cases share is nobody's fault: it ends a command before the first, or is tried again."""
+"""Faults that all cases share fail no case: they end a command, or the cases are tried again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "spoil", [text_as_weights, network_that_cannot_be_built, network_of_no_size]
 )
 @pytest.mark.usefixtures("key")
-def test_a_model_that_is_none_convicts_no_case(
+def test_a_file_that_is_no_model_fails_no_case(
     tmp_path: Path, spoil: Callable[[Path], str]
 ) -> None:
     bundle = write_tiny_bundle(tmp_path / "bundles")

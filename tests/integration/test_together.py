@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     from monai.networks.nets.unet import UNet
 
-    folder, made = tmp_path_factory.mktemp("models"), {}
+    folder, bundles = tmp_path_factory.mktemp("models"), {}
     for seed, name in enumerate(MODELS):
         torch.manual_seed(seed)
         weights = folder / f"{name}.pt"
@@ -60,8 +60,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         outputs["num_channels"] = 3
         outputs["channel_def"] = {"0": "background", "1": "spleen", "2": "liver"}
         metadata["name"] = name
-        made[name] = write_bundle(folder / name, config, metadata, weights.read_bytes())
-    return made
+        bundles[name] = write_bundle(folder / name, config, metadata, weights.read_bytes())
+    return bundles
 
 
 def make_rare(weights: Path, scan: Labels) -> None:
@@ -95,10 +95,10 @@ def labels_of(models: dict[str, Path], name: str, volume: Volume) -> Labels:
 
 @pytest.fixture(scope="module")
 def alone(models: dict[str, Path], scan: Volume) -> dict[str, Labels]:
-    made = {name: labels_of(models, name, scan) for name in models}
-    for labels in made.values():
+    labels_by_model = {name: labels_of(models, name, scan) for name in models}
+    for labels in labels_by_model.values():
         assert np.bincount(labels.ravel(), minlength=3).min() > 0
-    return made
+    return labels_by_model
 
 
 class Outcome:
@@ -175,9 +175,9 @@ def test_crop_and_restriction(
     affine[:3, 3] = scan.grid.world(low)
     i, j, k = (int(n) for n in high - low + 1)
     assert (i, j, k) != SHAPE
-    part = Volume(scan.array[box], Grid((i, j, k), affine), "HU", "CT")
+    crop = Volume(scan.array[box], Grid((i, j, k), affine), "HU", "CT")
     expected = np.zeros(SHAPE, np.uint8)
-    expected[box] = labels_of(models, "fine", part)
+    expected[box] = labels_of(models, "fine", crop)
     np.testing.assert_array_equal(done.labels("fine"), expected)
     inside = np.where(alone["rough"] == 1, alone["other"], 0)
     np.testing.assert_array_equal(done.labels("other"), inside)

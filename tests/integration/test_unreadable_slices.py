@@ -48,10 +48,10 @@ class Disk:
         self.workflow.write_text(f"name: t\nmodels: [{self.model}]\nexecution: {{device: cpu}}\n")
 
     def __call__(
-        self, file: str, errno: int, *words: str | Path, at: str = "open", after: int = 0
+        self, file: str, errno: int, *arguments: str | Path, at: str = "open", after: int = 0
     ) -> Ended:
         return scanloom_process(
-            *words,
+            *arguments,
             environment={
                 "LD_PRELOAD": str(self.shim),
                 "FAULT_PATH": file,
@@ -65,8 +65,8 @@ class Disk:
         )
 
     def segment(self, folder: Path, *more: str) -> tuple[str | Path, ...]:
-        words = ("segment", folder, "--model", self.model, "--out", self.folder / "out")
-        return *words, "--device", "cpu", *more
+        arguments = ("segment", folder, "--model", self.model, "--out", self.folder / "out")
+        return *arguments, "--device", "cpu", *more
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_a_slice_that_fails_after_it_was_found_fails_its_scan(
 
 @pytest.mark.thorough
 def test_the_loss_of_slices_can_be_accepted(scans: Path, disk: Disk) -> None:
-    words = disk.segment(scans / "sick", "--gaps", "interpolate")
-    ended = disk("sick/IM7", EIO, *words)
+    arguments = disk.segment(scans / "sick", "--gaps", "interpolate")
+    ended = disk("sick/IM7", EIO, *arguments)
     assert ended.code == 0, ended.err
     assert "FILES_LOST" in ended.out + ended.err
     [case] = (disk.folder / "out").glob("cases/*/case.json")
@@ -119,13 +119,13 @@ def test_a_run_is_incomplete_without_the_scan_and_does_its_neighbours(
     scans: Path, disk: Disk
 ) -> None:
     out = disk.folder / "out"
-    words = ("run", disk.workflow, scans, "--out", out, "--cluster", "none")
-    ended = disk("sick/IM7", EIO, *words)
+    arguments = ("run", disk.workflow, scans, "--out", out, "--cluster", "none")
+    ended = disk("sick/IM7", EIO, *arguments)
     assert ended.code == 1, ended.err
     assert len(list(out.glob("cases/*"))) == 1
     [failure] = out.glob("failed/*.json")
     assert '"SLICES_UNREADABLE"' in failure.read_text()
-    healed = disk("none", EIO, *words)
+    healed = disk("none", EIO, *arguments)
     assert healed.code == 0, healed.err
     assert len(list(out.glob("cases/*"))) == 2
     assert not list(out.glob("failed/*.json"))
@@ -150,15 +150,15 @@ def test_a_slice_of_zeros_is_no_note_for_any_command(scans: Path, tmp_path: Path
         "SCANLOOM_KEY": str(tmp_path / "key"),
     }
 
-    def command(*words: str | Path) -> Ended:
-        return scanloom_process(*words, environment=environment)
+    def command(*arguments: str | Path) -> Ended:
+        return scanloom_process(*arguments, environment=environment)
 
     index = command("index", scans, "--json")
     reasons = [series["reason"] for series in index.document["series"]]
     assert sorted(reasons, key=str) == [None, "SLICES_UNREADABLE"]
     out = tmp_path / "out"
-    words = ("segment", scans / "sick", "--model", model, "--out", out, "--device", "cpu")
-    refused = command(*words)
+    arguments = ("segment", scans / "sick", "--model", model, "--out", out, "--device", "cpu")
+    refused = command(*arguments)
     assert refused.code == 65, refused.err
     assert "(SLICES_UNREADABLE)" in refused.err
     run = command("run", workflow, scans, "--out", tmp_path / "run", "--cluster", "none")
@@ -166,6 +166,6 @@ def test_a_slice_of_zeros_is_no_note_for_any_command(scans: Path, tmp_path: Path
     assert len(list((tmp_path / "run").glob("cases/*"))) == 1
     [failure] = (tmp_path / "run").glob("failed/*.json")
     assert '"SLICES_UNREADABLE"' in failure.read_text()
-    accepted = command(*words, "--gaps", "interpolate")
+    accepted = command(*arguments, "--gaps", "interpolate")
     assert accepted.code == 0, accepted.err
     assert "FILES_LOST" in accepted.out + accepted.err

@@ -98,8 +98,8 @@ def test_labels_do_not_depend_on_the_order_of_axes(turn: str) -> None:
     image = nib.Nifti1Image(volume.array, volume.grid.affine)
     codes = nib.orientations.axcodes2ornt(tuple(turn))
     own = nib.orientations.io_orientation(volume.grid.affine)
-    there = nib.orientations.ornt_transform(own, codes)
-    turned = image.as_reoriented(there)
+    reorientation = nib.orientations.ornt_transform(own, codes)
+    turned = image.as_reoriented(reorientation)
     array = np.asfortranarray(np.asanyarray(turned.dataobj))
     grid = replace(volume.grid, shape=array.shape, affine=turned.affine)
 
@@ -118,9 +118,9 @@ def test_structures_of_a_drawn_image_are_found() -> None:
 
     labels = predict(card, replace(volume, array=drawn_image(expected, volume.array)))
 
-    found = [dice(labels, expected, n) for n in range(1, 18)]
-    print(f"mean Dice {np.mean(found):.3f}, smallest {min(found):.3f}")
-    assert np.mean(found) >= 0.75
+    dices = [dice(labels, expected, n) for n in range(1, 18)]
+    print(f"mean Dice {np.mean(dices):.3f}, smallest {min(dices):.3f}")
+    assert np.mean(dices) >= 0.75
 
 
 T1_MEANS = (0, 110, 72, 25, 25, 105, 70, 92, 78, 86, 100, 25, 25, 102, 72, 70, 78, 96)

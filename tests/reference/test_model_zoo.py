@@ -1,4 +1,4 @@
-"""The configs of MONAI's model zoo: each gives a card, or is refused for what it is.
+"""The configs of MONAI's model zoo: each gives a card, or is refused with its obstacles.
 
 SCANLOOM_ZOO names a checkout of github.com/Project-MONAI/model-zoo (or its `models` folder).
 """
@@ -168,4 +168,4 @@ def test_refused(name: str, code: str, named: tuple[str, ...], tmp_path: Path) -
         card_of(name, tmp_path)
 
     assert caught.value.code == code
-    assert all(part in caught.value.detail for part in named)
+    assert all(subject in caught.value.detail for subject in named)

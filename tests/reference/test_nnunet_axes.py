@@ -35,9 +35,9 @@ def test_voxels_are_in_the_order_of_dcm2niix(
             dataset.MRAcquisitionType, dataset.ScanningSequence = acquisition, "GR"
 
     across, down = PLANES[plane]
-    words = Words(modality="CT" if acquisition == "CT" else "MR")
+    attributes = Words(modality="CT" if acquisition == "CT" else "MR")
     geometry = Geometry(across=across, down=down, step=step)
-    write_series(tmp_path / "dicom", noise((12, 10, 6)), geometry, words=words, edit=edit)
+    write_series(tmp_path / "dicom", noise((12, 10, 6)), geometry, words=attributes, edit=edit)
     command = [str(DCM2NIIX), "-b", "n", "-f", "scan", "-o", str(tmp_path), str(tmp_path / "dicom")]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     stored = nibabel.load(tmp_path / "scan.nii")

@@ -110,7 +110,7 @@ ITK = [
 
 
 def expected_of(folder: Path) -> list[dict]:
-    """Return what expected.json says of the series in a folder."""
+    """Return the entries of expected.json for the series in a folder."""
     for parent in (folder, folder.parent):
         if (parent / "expected.json").exists():
             series = json.loads((parent / "expected.json").read_text())["series"]
@@ -126,21 +126,21 @@ def sha256(volume: Volume, dtype: str) -> str:
 
 @pytest.mark.parametrize("name", STACKS)
 def test_dicom_is_what_expected_json_says(name):
-    [wanted] = expected_of(scans(name))
+    [entry] = expected_of(scans(name))
     volume = scanloom.load_volume(scans(name))
-    affine = np.array(wanted["volume"]["affine_ijk_to_RAS"])
+    affine = np.array(entry["volume"]["affine_ijk_to_RAS"])
     np.testing.assert_allclose(volume.grid.affine, affine, atol=1e-3)
-    assert sha256(volume, "<f4") == wanted["volume"]["sha256"]
+    assert sha256(volume, "<f4") == entry["volume"]["sha256"]
 
 
 def test_series_in_a_messy_tree_are_what_expected_json_says():
     tree = scans("mixed/messy_tree")
-    wanted = json.loads(scans("mixed/messy_tree.expected.json").read_text())["series"]
-    wanted = {s["series_uid"]: s for s in wanted if s.get("uniform") and s["n_files"] > 2}
-    found = {s.series_uid: s for s in find_series(tree)}
-    assert len(wanted) >= 3
-    for uid, series in wanted.items():
-        volume = read_scan(found[uid]).volume
+    listed = json.loads(scans("mixed/messy_tree.expected.json").read_text())["series"]
+    listed = {s["series_uid"]: s for s in listed if s.get("uniform") and s["n_files"] > 2}
+    indexed = {s.series_uid: s for s in find_series(tree)}
+    assert len(listed) >= 3
+    for uid, series in listed.items():
+        volume = read_scan(indexed[uid]).volume
         assert sha256(volume, "<f4") == series["volume"]["sha256"]
         doubled = series["n_files"] > series["n_distinct_sop"]
         assert (Flag.DUPLICATES_DROPPED in volume.flags) == doubled
@@ -199,10 +199,10 @@ def test_a_tilted_scan_is_what_expected_json_says(tmp_path):
     for number in range(7, 15):
         (tmp_path / f"{number:02d}.dcm").symlink_to(folder / f"{number:02d}.dcm")
     reported = json.loads((folder.parent / "expected.json").read_text())
-    wanted = reported["uniform_part_07_14"]["volume"]
+    stated = reported["uniform_part_07_14"]["volume"]
     volume = scanloom.load_volume(tmp_path)
-    np.testing.assert_allclose(volume.grid.affine, wanted["affine_ijk_to_RAS"], atol=1e-3)
-    assert sha256(volume, "<f4") == wanted["sha256"]
+    np.testing.assert_allclose(volume.grid.affine, stated["affine_ijk_to_RAS"], atol=1e-3)
+    assert sha256(volume, "<f4") == stated["sha256"]
     assert volume.grid.sheared
     assert Flag.ATTRIBUTES_CONTRADICT not in volume.flags
 
@@ -242,19 +242,19 @@ def test_one_head_in_48_orders_is_one_head():
 @pytest.mark.parametrize("name", ITK)
 def test_nrrd_and_metaimage_are_what_expected_json_says(name):
     path = scans(f"nrrd_mha/{name}")
-    wanted = json.loads((path.parent / "expected.json").read_text())[path.name]
+    stated = json.loads((path.parent / "expected.json").read_text())[path.name]
     volume = scanloom.load_volume(path)
-    direction = np.array(wanted["direction_LPS"]).reshape(3, 3) * wanted["spacing"]
+    direction = np.array(stated["direction_LPS"]).reshape(3, 3) * stated["spacing"]
     np.testing.assert_allclose(
         volume.grid.affine[:3],
-        np.diag([-1, -1, 1]) @ np.c_[direction, wanted["origin_LPS"]],
+        np.diag([-1, -1, 1]) @ np.c_[direction, stated["origin_LPS"]],
         atol=1e-3,
     )
-    assert sha256(volume, volume.array.dtype.str) == wanted["sha256_kji"]
+    assert sha256(volume, volume.array.dtype.str) == stated["sha256_kji"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_volume_is_refused_by_its_code(name):
+def test_files_without_a_volume_are_refused_by_code(name):
     with pytest.raises(ScanError) as caught:
         scanloom.load_volume(scans(name))
     assert caught.value.code == REFUSED[name]
@@ -268,15 +268,15 @@ def test_files_decode_to_the_samples_that_other_decoders_give():
 
     exact = 0
     for listing in sorted(scans("transfer_syntaxes").glob("*/expected.json")):
-        for name, wanted in json.loads(listing.read_text())["files"].items():
-            grey = wanted.get("samples") == 1 and wanted.get("frames") == 1
-            if not grey or wanted["lossy"]:
+        for name, stated in json.loads(listing.read_text())["files"].items():
+            grey = stated.get("samples") == 1 and stated.get("frames") == 1
+            if not grey or stated["lossy"]:
                 continue
             [header] = read_headers([listing.parent / name])
             assert isinstance(header, Header)
             pixels = np.empty((header.rows, header.columns), stored_dtype(header.format))
             read_stored_frame(header, pixels)
-            assert hashlib.sha256(pixels.tobytes()).hexdigest() == wanted["sha256_le_array"], name
+            assert hashlib.sha256(pixels.tobytes()).hexdigest() == stated["sha256_le_array"], name
             exact += 1
     assert exact > 25
 

@@ -68,10 +68,10 @@ def test_every_file_stands_in_the_manifest_once(manifest, ended):
 def test_segmented_are_exactly_the_cts_that_can_be_read_right(out, manifest):
     cases = [path.name for path in (out / "cases").iterdir()]
     root = scans_folder()
-    found = {relative(source, root): source for source in find_sources(out, cases)}
-    assert found.keys() == SEGMENTED.keys()
-    for place, (number, files, shape) in SEGMENTED.items():
-        source = found[place]
+    sources = {relative(source, root): source for source in find_sources(out, cases)}
+    assert sources.keys() == SEGMENTED.keys()
+    for folder, (number, files, shape) in SEGMENTED.items():
+        source = sources[folder]
         assert (source.series_number, source.files) == (number, files)
         label = nib.load(out / "cases" / source.id / "segmentation.nii.gz")
         assert label.shape == shape
@@ -89,7 +89,7 @@ def test_every_mr_is_skipped(out, manifest):
     assert {outcomes[case] for case in magnetic} == {"skipped"}
 
 
-def test_what_failed_is_told_on_the_page_and_verified(out, manifest):
+def test_failures_are_on_the_page_and_verified(out, manifest):
     page = (out / "report" / "index.html").read_text(encoding="utf-8")
     assert all(row["reason"] in page for row in manifest if row["outcome"] == "failed")
     done = scanloom_process("verify", out, "--json")
@@ -99,5 +99,5 @@ def test_what_failed_is_told_on_the_page_and_verified(out, manifest):
 
 
 def relative(source: SourceRecord, root: Path) -> str:
-    place = Path(source.path).resolve().relative_to(root.resolve())
-    return "" if place == Path() else place.as_posix()
+    path = Path(source.path).resolve().relative_to(root.resolve())
+    return "" if path == Path() else path.as_posix()

@@ -1,13 +1,13 @@
-"""Kills a run over an archive again and again, and compares what it gives with an undisturbed one.
+"""Kills a run over an archive again and again, and compares its results with an undisturbed one.
 
     python tests/stress/kill_runs.py --folder FOLDER [--studies 2010] [--repeat 5] [--broken-writer]
 
 An archive of small studies is made in FOLDER (and kept for the next time), a fifth of them
 compressed, a few damaged. It is run undisturbed, then again with SIGKILL for client, scheduler,
 worker, engine child and decode child while cases are being indexed, loaded, segmented, written,
-published and reported; where the run is at is seen from outside, by its folder and by /proc. What
-has ended is started again. At the end everything is compared byte for byte. A formula stands for
-the network (`formula_run.py`).
+published and reported; the stage of the run is seen from outside, by its folder and by /proc. An
+ended process is started again. At the end everything is compared byte for byte. A formula stands
+for the network (`formula_run.py`).
 
 With `--broken-writer` a case is published file by file: the script then must find faults, and ends
 with 0 if it does.
@@ -46,7 +46,7 @@ SYNTAXES = (JPEG2000Lossless, JPEGLSLossless, RLELossless)
 FIRST = 3000
 """The brightest voxel of study n is FIRST + n, so that the formula knows which one it works on."""
 WRONG = 1006
-"""`engine_models.WRONG`: the model raises."""
+"""`engine_models.RAISE`: the model raises."""
 PATIENCE = 60.0
 """Seconds to wait for a moment to kill at, and for a run to end."""
 ORPHAN_AFTER = 10.0
@@ -83,7 +83,7 @@ def make_archive(folder: Path, studies: int) -> None:
         brightest = WRONG if n % 100 == 11 else FIRST + n
         stored[3:7, 3:7, 1 : SLICES - 1] = brightest + 1024
         syntax = SYNTAXES[n % 3] if n % 5 == 0 else Coding().syntax
-        words = Words(
+        attributes = Words(
             modality="MR" if n % 100 == 7 else "CT",
             name=f"series {n}",
             study=f"study {n}",
@@ -93,7 +93,7 @@ def make_archive(folder: Path, studies: int) -> None:
             folder / f"{n // 100:03d}" / f"{n:06d}",
             stored,
             coding=Coding(syntax=syntax),
-            words=words,
+            words=attributes,
         )
         if n % 100 == 8:
             paths[2].write_bytes(paths[2].read_bytes()[:-100])
@@ -107,7 +107,7 @@ def make_archive(folder: Path, studies: int) -> None:
 
 
 @dataclass
-class Place:
+class RunFolder:
     """One output folder with all that belongs to its runs."""
 
     folder: Path
@@ -147,14 +147,14 @@ class Place:
         return str(file)
 
     def _dask(self, *command: str) -> None:
-        with (self.folder / "dask.log").open("ab") as words:
+        with (self.folder / "dask.log").open("ab") as log:
             self.workers.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "dask", *command],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=words,
-                    stderr=words,
+                    stdout=log,
+                    stderr=log,
                     start_new_session=True,
                 )
             )
@@ -186,7 +186,7 @@ class Place:
         return len(list(cases.iterdir())) if cases.is_dir() else 0
 
     def drafts(self) -> Iterator[set[str]]:
-        """Give what is in each case folder that is being made."""
+        """Yield the content of each unfinished case folder."""
         try:
             for entry in os.scandir(self.out / ".work"):
                 if entry.name.endswith(".new"):
@@ -197,8 +197,8 @@ class Place:
     def engines(self) -> list[int]:
         return [
             p
-            for p, words in processes(self.notes).items()
-            if "scanloom.engine.worker.child_main" in words
+            for p, command in processes(self.notes).items()
+            if "scanloom.engine.worker.child_main" in command
         ]
 
     def decoders(self, engine: int) -> list[int]:
@@ -229,14 +229,14 @@ class Place:
 
 def children(process: int) -> list[int]:
     """Return the children of all threads of a process."""
-    found: list[int] = []
+    processes_below: list[int] = []
     try:
         for thread in os.scandir(f"/proc/{process}/task"):
             with open(f"{thread.path}/children") as file:  # noqa: PTH123 it is read often
-                found += map(int, file.read().split())
+                processes_below += map(int, file.read().split())
     except OSError:
         pass
-    return found
+    return processes_below
 
 
 def parent(process: int) -> int:
@@ -247,10 +247,10 @@ def parent(process: int) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def wait_for(what: Callable[[], object], seconds: float = PATIENCE) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
     """Return whether it came true in time."""
     until = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if time.monotonic() > until:
             return False
         time.sleep(0.01)
@@ -259,7 +259,7 @@ def wait_for(what: Callable[[], object], seconds: float = PATIENCE) -> bool:
 
 @dataclass
 class Tally:
-    """What was killed, and what was found wrong on the way."""
+    """Killed processes, and faults on the way."""
 
     kills: Counter[tuple[str, Victim, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -270,8 +270,8 @@ class Tally:
 class Killer:
     """Goes through the plan with one output folder."""
 
-    def __init__(self, place: Place, seed: int = 0) -> None:
-        self.place, self.tally = place, Tally()
+    def __init__(self, run_folder: RunFolder, seed: int = 0) -> None:
+        self.run_folder, self.tally = run_folder, Tally()
         self._random = random.Random(seed)
         self._client: subprocess.Popen[bytes] | None = None
         self._cluster = ""
@@ -306,7 +306,7 @@ class Killer:
                 self._client.send_signal(signal.SIGINT)  # another kind of run comes next
             self._end(self._client)
         if self._client is None:
-            self._client, self._cluster = self.place.begin(cluster), cluster
+            self._client, self._cluster = self.run_folder.begin(cluster), cluster
             self.tally.starts += 1
         return self._client
 
@@ -321,15 +321,15 @@ class Killer:
             client.kill()
             client.wait()
         began = time.monotonic()
-        self.place.close_cluster()
-        wait_for(lambda: not processes(self.place.notes), ORPHAN_AFTER)
-        left = processes(self.place.notes)
+        self.run_folder.close_cluster()
+        wait_for(lambda: not processes(self.run_folder.notes), ORPHAN_AFTER)
+        orphans = processes(self.run_folder.notes)
         self.tally.slowest_end = max(self.tally.slowest_end, time.monotonic() - began)
-        for process, words in left.items():
-            self.tally.faults.append(f"orphan: {words}")
+        for process, command in orphans.items():
+            self.tally.faults.append(f"orphan: {command}")
             os.kill(process, signal.SIGKILL)
-        for mark in self.place.marks():
-            (self.place.notes / mark).unlink(missing_ok=True)
+        for mark in self.run_folder.marks():
+            (self.run_folder.notes / mark).unlink(missing_ok=True)
         self._client = None
 
     def _at(self, stage: str, client: subprocess.Popen[bytes]) -> bool:
@@ -337,31 +337,31 @@ class Killer:
         began = time.time()
         states = ("indexing",) if stage == "index" else ("collecting", "done")
 
-        def there() -> bool:
-            now = self.place.status()
+        def reached() -> bool:
+            now = self.run_folder.status()
             return client.poll() is not None or (
                 now.get("moment", 0) >= began - 1 and now.get("state") in states
             )
 
-        wait_for(there, 20 * PATIENCE)
+        wait_for(reached, 20 * PATIENCE)
         time.sleep(self._random.uniform(0.0, 1.0))
         if client.poll() is not None:
             return False
         client.kill()
         client.wait()
-        return self.place.status().get("state") in states
+        return self.run_folder.status().get("state") in states
 
     def _in_work(self, stage: str, victim: Victim, client: subprocess.Popen[bytes]) -> bool:
-        done = self.place.published()
+        done = self.run_folder.published()
         until = time.monotonic() + 2 * PATIENCE
-        wait_for(lambda: self.place.published() > done or client.poll() is not None)
-        engines = self.place.engines()
+        wait_for(lambda: self.run_folder.published() > done or client.poll() is not None)
+        engines = self.run_folder.engines()
         looked = time.monotonic()
         while time.monotonic() < until and client.poll() is None:
             if time.monotonic() - looked > 1 or not engines:  # it may have been replaced
-                engines, looked = self.place.engines(), time.monotonic()
+                engines, looked = self.run_folder.engines(), time.monotonic()
             for engine in engines:
-                if self.place.is_at(stage, engine) and self._strike(victim, engine, client):
+                if self.run_folder.is_at(stage, engine) and self._strike(victim, engine, client):
                     return True
         return False
 
@@ -370,11 +370,11 @@ class Killer:
             client.kill()
             return True
         if victim == "scheduler":
-            self.place.workers[0].kill()
+            self.run_folder.workers[0].kill()
             return True
         chosen = {"engine": [engine], "worker": [parent(engine)]}.get(victim)
         if chosen is None:
-            chosen = self.place.decoders(engine)
+            chosen = self.run_folder.decoders(engine)
         try:
             os.kill(chosen[0], signal.SIGKILL)
         except (IndexError, ProcessLookupError):
@@ -384,17 +384,17 @@ class Killer:
 
 def digests(out: Path) -> dict[str, str]:
     """Return the hash of every file that must be the same for equal runs."""
-    found = {}
+    hashes = {}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
         aside = name.startswith(("runs/", "report/", "private/runs/")) or path.name == "timing.json"
         if path.is_file() and not aside:
-            found[name] = hashlib.blake2b(path.read_bytes()).hexdigest()
-    return found
+            hashes[name] = hashlib.blake2b(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def compare(undisturbed: Path, killed: Path) -> list[str]:
-    """Return what is different, missing or more in the run that was killed."""
+    """Return files that are different, missing or additional in the run that was killed."""
     ours, theirs = digests(killed), digests(undisturbed)
     faults = [f"missing: {name}" for name in theirs.keys() - ours.keys()]
     faults += [f"more: {name}" for name in ours.keys() - theirs.keys()]
@@ -402,25 +402,25 @@ def compare(undisturbed: Path, killed: Path) -> list[str]:
     return sorted(faults)
 
 
-def left_over(place: Place) -> list[str]:
-    """Return what lies about that no run needs: drafts, sockets, temporary files."""
-    temporary = place.folder / "tmp"
+def left_over(run_folder: RunFolder) -> list[str]:
+    """Return remains that no run needs: drafts, sockets, temporary files."""
+    temporary = run_folder.folder / "tmp"
     known = ("torchinductor_", "dask-scratch-space")  # a cache; a folder with two lock files
     own = [p for p in temporary.glob("*") if not p.name.startswith(known)]
     scratch = [p for p in temporary.glob("dask-scratch-space/*") if p.is_dir()]
     own += [p for p in scratch if not p.name.startswith("scheduler-")]  # of this script's own
-    faults = [f"left in .work: {p.name}" for p in (place.out / ".work").glob("*")]
+    faults = [f"left in .work: {p.name}" for p in (run_folder.out / ".work").glob("*")]
     faults += [f"left in TMPDIR: {p.relative_to(temporary)}" for p in own]
-    drafts = {p for p in place.out.rglob(".*") if p.name not in (".work", ".lock")}
-    return faults + [f"a draft: {p.relative_to(place.out)}" for p in drafts]
+    drafts = {p for p in run_folder.out.rglob(".*") if p.name not in (".work", ".lock")}
+    return faults + [f"a draft: {p.relative_to(run_folder.out)}" for p in drafts]
 
 
-def started_again(place: Place, values: dict[int, str]) -> list[str]:
+def started_again(run_folder: RunFolder, values: dict[int, str]) -> list[str]:
     """Return the cases that were started when they had been published."""
     faults = []
-    for line in (place.notes / "starts").read_text().splitlines():
+    for line in (run_folder.notes / "starts").read_text().splitlines():
         value, _, moment = line.split()
-        folder = place.out / "cases" / values.get(int(value), "none")
+        folder = run_folder.out / "cases" / values.get(int(value), "none")
         if folder.exists() and folder.stat().st_ctime + 0.01 < float(moment):
             faults.append(f"started when it was published: study {int(value) - FIRST}")
     return faults
@@ -428,26 +428,24 @@ def started_again(place: Place, values: dict[int, str]) -> list[str]:
 
 def brightest(out: Path) -> dict[int, str]:
     """Return the id of each published case, by its brightest voxel."""
-    found = {}
+    ids = {}
     for folder in (out / "cases").iterdir():
         reported = json.loads((folder / "measurements.json").read_text())
-        found[round(reported["measurements"][0]["mean"])] = (
-            folder.name
-        )  # all voxels are that bright
-    return found
+        ids[round(reported["measurements"][0]["mean"])] = folder.name  # all voxels are that bright
+    return ids
 
 
-def measured(place: Place) -> dict[str, float]:
+def measured(run_folder: RunFolder) -> dict[str, float]:
     """Run undisturbed; return seconds, peak memory of all processes together, and bytes."""
-    place.clear()
+    run_folder.clear()
     began, peak = time.monotonic(), 0.0
-    client = place.begin("none")
+    client = run_folder.begin("none")
     while client.poll() is None:
-        peak = max(peak, memory(place.notes))
+        peak = max(peak, memory(run_folder.notes))
         time.sleep(1.0)
     if client.returncode != 1:  # some failed: they are damaged
         raise SystemExit(f"the undisturbed run ended with {client.returncode}")
-    size = sum(p.stat().st_size for p in place.out.rglob("*") if p.is_file())
+    size = sum(p.stat().st_size for p in run_folder.out.rglob("*") if p.is_file())
     return {
         "seconds": time.monotonic() - began,
         "MiB at most": peak / 2**20,
@@ -476,24 +474,24 @@ def main() -> int:
     reader.add_argument("--only", choices=("none", "local", "address"), help="one kind of run")
     reader.add_argument("--seed", type=int, default=0)
     reader.add_argument("--broken-writer", action="store_true")
-    asked = reader.parse_args()
-    folder = asked.folder.absolute()
-    prepare(folder, asked.studies)
-    undisturbed = Place(folder / "undisturbed", folder / "archive")
+    options = reader.parse_args()
+    folder = options.folder.absolute()
+    prepare(folder, options.studies)
+    undisturbed = RunFolder(folder / "undisturbed", folder / "archive")
     if not (folder / "measured.json").exists():
         (folder / "measured.json").write_text(json.dumps(measured(undisturbed)))
     print("undisturbed:", (folder / "measured.json").read_text())
-    killed = Place(folder / "killed", folder / "archive", asked.broken_writer)
+    killed = RunFolder(folder / "killed", folder / "archive", options.broken_writer)
     killed.clear()
     began = time.monotonic()
-    plan = [line for line in PLAN if asked.only in (None, line[2])]
-    tally = kill_all(killed, plan, asked.repeat, asked.seed)
+    plan = [line for line in PLAN if options.only in (None, line[2])]
+    tally = kill_all(killed, plan, options.repeat, options.seed)
     faults = tally.faults + compare(undisturbed.out, killed.out) + left_over(killed)
     faults += started_again(killed, brightest(undisturbed.out))
     print_table(tally, time.monotonic() - began)
     print("\n".join(faults[:40]) or "no fault")
     print(f"{len(faults)} faults")
-    return int(bool(faults) != asked.broken_writer)
+    return int(bool(faults) != options.broken_writer)
 
 
 def prepare(folder: Path, studies: int) -> None:
@@ -508,10 +506,10 @@ def prepare(folder: Path, studies: int) -> None:
 
 
 def kill_all(
-    place: Place, plan: Sequence[tuple[str, Victim, str]], repeat: int, seed: int
+    run_folder: RunFolder, plan: Sequence[tuple[str, Victim, str]], repeat: int, seed: int
 ) -> Tally:
     """Go through the plan: by kinds of run, so that not every kill needs another kind."""
-    killer = Killer(place, seed)
+    killer = Killer(run_folder, seed)
     for stage, victim, cluster in plan:
         for _ in range(repeat):
             hit = killer.kill(stage, victim, cluster)
@@ -521,7 +519,7 @@ def kill_all(
 
 
 def print_table(tally: Tally, seconds: float) -> None:
-    """Print how often was killed what, where."""
+    """Print the number of kills by stage and process."""
     stages = dict.fromkeys(stage for stage, _, _ in PLAN)
     victims = dict.fromkeys(victim for _, victim, _ in PLAN)
     print(f"{'':10s}" + "".join(f"{victim:>10s}" for victim in victims) + f"{'all':>10s}")

@@ -1,4 +1,4 @@
-"""A messy archive for tests: everything that lies in one, and what has to become of each file."""
+"""A messy archive for tests, with the expected outcome of each file."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ STRANGE = ["two\nlines", "grüße ☢", "-rf", "[a-z]*", "a\\b", "x" * 200, os.f
 def write_archive(root: Path) -> Outcomes:
     """Draw the archive; return outcome and reason code of each file, by its path below the root."""
     expected: Outcomes = {}
-    for part in (_studies, _packed, _disc, _bids, _damaged, _no_volumes, _links, _volumes):
-        for path, outcome in part(root).items():
+    for write in (_studies, _packed, _disc, _bids, _damaged, _no_volumes, _links, _volumes):
+        for path, outcome in write(root).items():
             expected[os.path.relpath(path, root)] = outcome
     return expected
 
@@ -39,8 +39,12 @@ def series(
     folder: Path, name: str, study: str = "one", count: int = 5, **more: object
 ) -> list[Path]:
     """Write a series whose files have neither suffix nor order."""
-    words = Words(name=name, study=study, modality=str(more.pop("modality", "CT")), more=dict(more))
-    paths = write_series(folder / f".{name}", noise((*SHAPE[:2], count), seed=count), words=words)
+    attributes = Words(
+        name=name, study=study, modality=str(more.pop("modality", "CT")), more=dict(more)
+    )
+    paths = write_series(
+        folder / f".{name}", noise((*SHAPE[:2], count), seed=count), words=attributes
+    )
     moved = [path.rename(folder / f"{name}{path.stem}") for path in paths]
     (folder / f".{name}").rmdir()
     return moved
@@ -56,9 +60,9 @@ def _studies(root: Path) -> Outcomes:
     split = series(mixed, "d", study="two", count=7)
     used += [split[0].rename(far / "slice"), *split[1:]]
     strange = series(mixed, "e", count=len(STRANGE))
-    place = root / STRANGE[0] / STRANGE[1]
-    place.mkdir(parents=True)
-    used += [p.rename(place / name) for p, name in zip(strange, STRANGE, strict=True)]
+    subfolder = root / STRANGE[0] / STRANGE[1]
+    subfolder.mkdir(parents=True)
+    used += [p.rename(subfolder / name) for p, name in zip(strange, STRANGE, strict=True)]
     return dict.fromkeys(used, USED)
 
 
@@ -109,10 +113,12 @@ def write_dicomdir(path: Path, names: list[tuple[str, ...]]) -> None:
     ds.file_meta.MediaStorageSOPInstanceUID = uid("disc")
     ds.FileSetID = "DISC"
     records = []
-    for parts in names:
+    for components in names:
         record = Dataset()
         record.DirectoryRecordType = "IMAGE"
-        names_of = DataElement("ReferencedFileID", "CS", list(parts), validation_mode=config.IGNORE)
+        names_of = DataElement(
+            "ReferencedFileID", "CS", list(components), validation_mode=config.IGNORE
+        )
         record.add(names_of)
         records.append(record)
     ds.DirectoryRecordSequence = records
@@ -127,10 +133,10 @@ def _bids(root: Path) -> Outcomes:
     for path in (scan, mask):
         path.parent.mkdir(parents=True)
         nifti(path)
-    said = bids / "dataset_description.json"
-    said.write_text(json.dumps({"Name": "x", "BIDSVersion": "1.8.0"}))
+    description = bids / "dataset_description.json"
+    description.write_text(json.dumps({"Name": "x", "BIDSVersion": "1.8.0"}))
     left_out = ("skipped", "LEFT_OUT")
-    return {str(scan): USED, str(mask): left_out, str(said): ("skipped", "NOT_AN_IMAGE")}
+    return {str(scan): USED, str(mask): left_out, str(description): ("skipped", "NOT_AN_IMAGE")}
 
 
 def nifti(path: Path, seed: int = 0) -> None:

@@ -21,6 +21,6 @@ def axe_core() -> str:
 
 
 def violations(tab: Any) -> list[str]:
-    found = tab.evaluate("axe.run()")
-    assert len(found["passes"]) > 10
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found["violations"]]
+    result = tab.evaluate("axe.run()")
+    assert len(result["passes"]) > 10
+    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in result["violations"]]

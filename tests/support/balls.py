@@ -98,4 +98,4 @@ def wrong(volume: Volume, ball: Ball = BALL, noise: float = 0.1) -> dict[str, fl
         "inside, HU": abs(float(np.median(array[away < 0.6 * ball.radius])) - ball.inside),
         "outside, HU": abs(float(np.median(array[away > 1.5 * ball.radius])) - ball.outside),
     }
-    return {what: amount for what, amount in off.items() if not amount < 1}
+    return {quantity: amount for quantity, amount in off.items() if not amount < 1}

@@ -1,4 +1,4 @@
-"""Where brainchop's trained networks are: they are not part of the project."""
+"""The folder of brainchop's trained networks, which are not part of the project."""
 
 from __future__ import annotations
 

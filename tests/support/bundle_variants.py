@@ -146,36 +146,36 @@ def rename(entry: str, new: str) -> Mutation:
 def setting(path: str, value: Any) -> Mutation:
     def change(config: Config, _: random.Random) -> None:
         *parents, last = path.split("/")
-        place: Any = config
+        node: Any = config
         for parent in parents:
-            place = place[int(parent) if isinstance(place, list) else parent]
-        place[last] = copy.deepcopy(value)
+            node = node[int(parent) if isinstance(node, list) else parent]
+        node[last] = copy.deepcopy(value)
 
     return change
 
 
-def in_step(part: str, name: str, **args: Any) -> Mutation:
+def in_step(section: str, name: str, **args: Any) -> Mutation:
     def change(config: Config, _: random.Random) -> None:
-        steps = pre(config) if part == "pre" else post(config)
-        if found := named(steps, name):
-            found.update(args)
+        steps = pre(config) if section == "pre" else post(config)
+        if entry := named(steps, name):
+            entry.update(args)
 
     return change
 
 
-def insert(part: str, position: int, new: Config) -> Mutation:
+def insert(section: str, position: int, new: Config) -> Mutation:
     def change(config: Config, _: random.Random) -> None:
-        steps = pre(config) if part == "pre" else post(config)
+        steps = pre(config) if section == "pre" else post(config)
         steps.insert(position if position >= 0 else len(steps) + 1 + position, dict(new))
 
     return change
 
 
-def remove(part: str, name: str) -> Mutation:
+def remove(section: str, name: str) -> Mutation:
     def change(config: Config, _: random.Random) -> None:
-        steps = pre(config) if part == "pre" else post(config)
-        if found := named(steps, name):
-            steps.remove(found)
+        steps = pre(config) if section == "pre" else post(config)
+        if entry := named(steps, name):
+            steps.remove(entry)
 
     return change
 
@@ -396,7 +396,7 @@ def variants(seed: int, count: int) -> list[Variant]:
     rng = random.Random(seed)
     names = [*HARMLESS, *HARMFUL]
     rng.shuffle(names)
-    made = []
+    drawn = []
     for number in range(count):
         config = base(rng)
         chosen = [names[number % len(names)]]
@@ -413,16 +413,16 @@ def variants(seed: int, count: int) -> list[Variant]:
         if "post by handler" in applied or "post at the end" in applied:
             _move_after_handler(config)
         config["other_dir"] = "$@bundle_root + '/scans'"
-        made.append(Variant(config, tuple(applied), all(n in HARMLESS for n in applied)))
-    return made
+        drawn.append(Variant(config, tuple(applied), all(n in HARMLESS for n in applied)))
+    return drawn
 
 
 def _move_after_handler(config: Config) -> None:
     """Move the last transforms, with the saving, to the handler's."""
-    part = "postprocessing" if "postprocessing" in config else "afterwards"
-    steps = config[part]["transforms"]
+    section = "postprocessing" if "postprocessing" in config else "afterwards"
+    steps = config[section]["transforms"]
     config["more"] = {"_target_": "Compose", "transforms": steps[-1:]}
-    config[part]["transforms"] = steps[:-1]
+    config[section]["transforms"] = steps[:-1]
 
 
 HOME = """
@@ -441,7 +441,7 @@ for bundle in bundles:
 """
 
 
-def write_variants(folder: Path, made: Sequence[Variant]) -> tuple[Volume, list[Path]]:
+def write_variants(folder: Path, drawn: Sequence[Variant]) -> tuple[Volume, list[Path]]:
     """Write a scan and the variants' bundles; return the scan, as stored, and their folders."""
     import torch
     from monai.networks.nets.unet import UNet
@@ -463,7 +463,7 @@ def write_variants(folder: Path, made: Sequence[Variant]) -> tuple[Volume, list[
     output = metadata["network_data_format"]["outputs"]["pred"]
     output.update(num_channels=3, channel_def={"0": "background", "1": "spleen", "2": "liver"})
     bundles = []
-    for number, variant in enumerate(made):
+    for number, variant in enumerate(drawn):
         bundle = folder / f"v{number:03d}"
         (bundle / "configs").mkdir(parents=True)
         (bundle / "models").mkdir()

@@ -167,8 +167,8 @@ def spleen_metadata() -> dict[str, Any]:
 def transform(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the transform of that name in a config, to be changed."""
     steps = config["preprocessing"]["transforms"] + config["postprocessing"]["transforms"]
-    found: dict[str, Any] = next(step for step in steps if step["_target_"] == name)
-    return found
+    entry: dict[str, Any] = next(step for step in steps if step["_target_"] == name)
+    return entry
 
 
 def write_bundle(

@@ -1,14 +1,15 @@
 """Scans whose every word is a canary: text fields, descriptions, names of files and folders.
 
-Each scan lies in a folder of a plain number, which is what the command line is given; everything
-below it bears the canary. What scanloom says and writes of them must not.
+Each scan lies in a folder of a plain number, which the command line gets. Names of series, files
+and folders below it are a second canary, since a terminal shows them to whoever has the scans.
+Messages contain no other; files of a result, tables and `--json` contain none.
 """
 
 from __future__ import annotations
 
 import gzip
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +25,10 @@ from pydicom.uid import RLELossless
 from support.write_dicom import Coding, Words, noise, write_series
 
 CANARY = "CANARY^ZoëGañdía"
-BIRDS = ("CANARY", "ZoëGañdía")
+SHOWN = "MAGPIE Döla"
+"""Name of a series, file or folder: a terminal shows it to who has the scans, nothing else does."""
+PATIENT_BIRDS = ("CANARY", "ZoëGañdía")
+BIRDS = (*PATIENT_BIRDS, "MAGPIE", "Döla")
 NUMBER = "31415926"
 """Stands for a number until the file is written; then canary takes its place."""
 
@@ -42,6 +46,7 @@ def fill(k: int, ds: Dataset) -> None:
     for tag, (vr, _, _, _, keyword) in DicomDictionary.items():
         if vr in TEXT and tag >> 16 > 2 and keyword and keyword not in DECIDES:
             setattr(ds, keyword, CANARY)
+    ds.SeriesDescription = SHOWN
     for keyword in CODES:
         setattr(ds, keyword, "CANARY")
     ds.private_block(0x0099, CANARY, create=True).add_new(1, "LO", CANARY)
@@ -63,7 +68,7 @@ def fill_numbers(k: int, ds: Dataset) -> None:
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Let pydicom write what the standard forbids, without a word."""
+    """Let pydicom write values that the standard forbids, without warnings."""
     modes = ("reading_validation_mode", "writing_validation_mode")
     before = {mode: getattr(config.settings, mode) for mode in modes}
     try:
@@ -77,12 +82,12 @@ def unchecked() -> Iterator[None]:
 
 def slices(folder: Path, modality: str = "CT", name: str = "", **more: object) -> list[Path]:
     """Write a series below `folder`; all its names are canaries."""
-    words = Words(modality, f"{folder.name}{name}", study=folder.name)
-    below = folder / f"{CANARY} {name}"
+    attributes = Words(modality, f"{folder.name}{name}", study=folder.name)
+    below = folder / f"{SHOWN} {name}"
     edit = more.pop("edit", fill)
     with unchecked():
-        paths = write_series(below, noise(), words=words, edit=edit, **more)  # type: ignore[arg-type]
-    return [path.rename(path.with_name(f"{CANARY}_{path.name}")) for path in paths]
+        paths = write_series(below, noise(), words=attributes, edit=edit, **more)  # type: ignore[arg-type]
+    return [path.rename(path.with_name(f"{SHOWN}_{path.name}")) for path in paths]
 
 
 def plain(folder: Path) -> None:
@@ -166,9 +171,9 @@ def capture(folder: Path) -> None:
 
 
 def no_images(folder: Path) -> None:
-    (folder / CANARY).mkdir(parents=True)
-    (folder / CANARY / f"{CANARY}.txt").write_text(CANARY)
-    (folder / CANARY / f"{CANARY}.dcm").write_text(CANARY * 100)
+    (folder / SHOWN).mkdir(parents=True)
+    (folder / SHOWN / f"{SHOWN}.txt").write_text(CANARY)
+    (folder / SHOWN / f"{SHOWN}.dcm").write_text(CANARY * 100)
 
 
 def nifti(folder: Path, code: int = 1, suffix: str = ".nii.gz", volumes: int = 1) -> Path:
@@ -182,7 +187,7 @@ def nifti(folder: Path, code: int = 1, suffix: str = ".nii.gz", volumes: int = 1
         image.header[field] = CANARY.encode()
     for code, content in [("comment", CANARY), ("afni", f"<xml>{CANARY}</xml>")]:
         image.header.extensions.append(nib.nifti1.Nifti1Extension(code, content.encode()))
-    path = folder / f"{CANARY}{suffix}"
+    path = folder / f"{SHOWN}{suffix}"
     nib.save(image, path)
     return path
 
@@ -216,7 +221,7 @@ def itk(folder: Path, suffix: str) -> Path:
     image = sitk.GetImageFromArray((noise() - 1024).transpose(2, 1, 0))
     for key in ("Comment", "PatientName", "Name", "Modality"):
         image.SetMetaData(key, CANARY)
-    path = folder / f"{CANARY}{suffix}"
+    path = folder / f"{SHOWN}{suffix}"
     sitk.WriteImage(image, str(path))
     assert any(name in path.read_bytes() for name in (b"CANARY",))
     return path
@@ -261,10 +266,10 @@ REFUSED: tuple[Scan, ...] = (
 """Scans that may give none, each for a reason of its own."""
 
 
-def birds(content: bytes) -> list[str]:
+def birds(content: bytes, kinds: Sequence[str] = BIRDS) -> list[str]:
     """Return the canaries that are in some bytes, in whatever encoding."""
     low = content.lower()
-    forms = [(bird, form) for bird in BIRDS for form in {bird, unicodedata.normalize("NFD", bird)}]
+    forms = [(bird, form) for bird in kinds for form in {bird, unicodedata.normalize("NFD", bird)}]
     return [
         f"{bird} as {code}"
         for bird, form in forms
@@ -275,7 +280,7 @@ def birds(content: bytes) -> list[str]:
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """Give a file's bytes, and what is packed in them."""
+    """Yield a file's bytes, and the content packed in them."""
     content = path.read_bytes()
     yield content
     if path.suffix == ".gz":

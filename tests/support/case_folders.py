@@ -39,12 +39,18 @@ from scanloom.options import EXTRAS
 SHAPE = (19, 14, 9)
 SPACING = (1.25, 1.5, 2.5)
 ORGAN = Code("123037004", "SCT", "Anatomical Structure")
-LEFT = Code("7771000", "SCT", "Left")
+LEFT_SIDE = Code("7771000", "SCT", "Left")
 LPS = np.array((-1.0, -1.0, 1.0))
 
 LIVER = Structure("liver", 1, "Liver", ORGAN, Code("10200004", "SCT", "Liver"), (150, 60, 40))
 KIDNEY = Structure(
-    "kidney_left", 2, "Left kidney", ORGAN, Code("64033007", "SCT", "Kidney"), (30, 90, 200), LEFT
+    "kidney_left",
+    2,
+    "Left kidney",
+    ORGAN,
+    Code("64033007", "SCT", "Kidney"),
+    (30, 90, 200),
+    LEFT_SIDE,
 )
 SPLEEN = Structure("spleen", 3, "Spleen", ORGAN, Code("78961009", "SCT", "Spleen"), (90, 10, 90))
 STRUCTURES = (LIVER, KIDNEY, SPLEEN)
@@ -114,7 +120,9 @@ def with_slices(scan: Scan, **changes: object) -> Scan:
     """Return the scan with something of each source image changed."""
     source = scan.source
     assert isinstance(source, DicomSource)
-    slices = tuple(replace(one, **changes) for one in source.slices if one)  # type: ignore[arg-type]
+    slices = tuple(
+        replace(source_slice, **changes) for source_slice in source.slices if source_slice
+    )  # type: ignore[arg-type]
     return replace(scan, source=replace(source, slices=slices))
 
 
@@ -217,7 +225,7 @@ def write_results(
 
 
 def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, case: Case) -> None:
-    """Read back what `write_results` and `write_measurements` wrote."""
+    """Read back the files of `write_results` and `write_measurements`."""
     tables = [writer for writer in WRITERS if writer.name == "measurements"]
     read_content(folder, CaseContent(case, scan, segmentations), [*_writers(case), *tables])
 
@@ -242,7 +250,7 @@ def measured(segmentations: Sequence[Segmentation]) -> list[Measurement]:
 
 
 class Written:
-    """A case folder with what it should hold."""
+    """A case folder with its expected content."""
 
     def __init__(self, folder: Path, scan: Scan, *segmentations: Segmentation, **o: object) -> None:
         self.folder, self.scan, self.segmentations = folder, scan, segmentations
@@ -295,7 +303,7 @@ def by_itk(path: Path) -> np.ndarray:
     return np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine
 
 
-def farthest(one: np.ndarray, other: np.ndarray, shape: tuple[int, int, int]) -> float:
+def farthest(first: np.ndarray, second: np.ndarray, shape: tuple[int, int, int]) -> float:
     """Return the largest distance, mm, that two affines put between one corner of a grid."""
     corners = np.c_[CORNERS * (np.array(shape) - 1), np.ones(8)]
-    return float(np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max())
+    return float(np.linalg.norm((corners @ (first - second).T)[:, :3], axis=1).max())

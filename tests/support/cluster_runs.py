@@ -41,8 +41,8 @@ class ClusterRun:
     @contextmanager
     def going(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run it beside the test; whatever is left of it at the end is killed."""
-        words = ["run", self.workflow, self.archive, "--out", self.out, *options]
-        run = start(words, self.environment, self.log)
+        command = ["run", self.workflow, self.archive, "--out", self.out, *options]
+        run = start(command, self.environment, self.log)
         try:
             yield run
         finally:
@@ -51,29 +51,29 @@ class ClusterRun:
                     psutil.Process(process).send_signal(signal.SIGKILL)
             run.wait()
 
-    def until(self, there: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    def until(self, condition: Callable[[], Any], event: str, seconds: float = 120.0) -> Any:
         """Wait for something, and return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if found := there():
-                return found
+            if value := condition():
+                return value
             time.sleep(0.1)
-        raise AssertionError(f"{what} did not come; the run said:\n{self.said}")
+        raise AssertionError(f"{event} did not come; the run said:\n{self.output}")
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     @property
     def started(self) -> Counter[str]:
-        """How often each scan was started."""
+        """The number of starts of each scan."""
         starts = self.notes / "starts"
         lines = starts.read_text().split("\n") if starts.exists() else []
         return Counter(line.split()[0] for line in lines if line)
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the run last said of itself."""
+        """The last status that the run wrote."""
         reported = sorted(self.out.glob("runs/*/status.json"))
         return json.loads(reported[-1].read_text()) if reported else {}
 
@@ -83,12 +83,12 @@ class ClusterRun:
 
     def check_end(self, run: subprocess.Popen[bytes], seconds: float = 240.0) -> None:
         """All is published, nobody is blamed, and no foreign word was said."""
-        assert run.wait(seconds) == 0, self.said
+        assert run.wait(seconds) == 0, self.output
         assert self.done == self.status["done"] == self.scans
         assert self.status["failed"] == 0
         assert not list(self.out.glob("failed/*"))
-        for word in ("distributed", "Traceback", "Warning", "asyncio", "tornado"):
-            assert word not in self.said
+        for name in ("distributed", "Traceback", "Warning", "asyncio", "tornado"):
+            assert name not in self.output
         self.until(lambda: not processes(self.notes), "the end of all processes", 15.0)
 
 
@@ -103,13 +103,13 @@ def closing_of(process: int) -> Iterator[None]:
 
 def listeners(notes: Path) -> list[tuple[str, int]]:
     """Return where the processes of a run listen."""
-    found = []
+    addresses = []
     for process in processes(notes):
         with closing_of(process):
-            for one in psutil.Process(process).net_connections("inet"):
-                if one.status == psutil.CONN_LISTEN:
-                    found.append((one.laddr.ip, one.laddr.port))
-    return found
+            for connection in psutil.Process(process).net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    addresses.append((connection.laddr.ip, connection.laddr.port))
+    return addresses
 
 
 def http_answer(port: int, route: str) -> str:

@@ -22,7 +22,7 @@ from support.model_cards import SMALL_UNET, small_weights
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -30,7 +30,7 @@ class Ended:
 
     @property
     def document(self) -> Any:
-        """What `--json` printed: stdout holds one document and nothing else."""
+        """The document of `--json`: stdout contains it and nothing else."""
         return json.loads(self.out)
 
 

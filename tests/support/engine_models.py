@@ -1,4 +1,4 @@
-"""Labellers for the engine's tests: a threshold that obeys what a scan's brightest voxel says."""
+"""Models for the engine's tests: a threshold that behaves as a scan's brightest voxel selects."""
 
 from __future__ import annotations
 
@@ -34,14 +34,20 @@ from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.system.scratch_folders import process_start_ticks
 from support.model_cards import card, structures
 
-FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006
-FULL = 1007
-"""The device is full when it is started for the first time."""
-KILLED = 1008
+# Brightest voxels, each of which makes the model behave in its own way; see `behave`
+SUCCEED = 1000
+ABORT = 1001
+HANG_WITH_GIL = 1002
+SLEEP_FOREVER = 1003
+TAKE_ALL_MEMORY = 1004
+SLEEP_3_S = 1005
+RAISE = 1006
+FILL_DEVICE_ONCE = 1007  # the device is full at the first try
+KILL_ITSELF = 1008
 
 
 class Threshold:
-    """Calls everything above 500 the first structure, after it did what the scan asks for."""
+    """Labels voxels above 500 as the first structure, after it behaved as the scan selects."""
 
     device_name = "cpu"
     precision_name, changes = "float32", ""
@@ -62,30 +68,30 @@ class Threshold:
             if self._starts is not None:
                 with self._starts.open("a") as file:
                     file.write(f"{task} {os.getpid()} {time.time():.4f}\n")
-            obey(task, self._seconds)
-            if task == FULL and self._starts is not None:
+            behave(task, self._seconds)
+            if task == FILL_DEVICE_ONCE and self._starts is not None:
                 fill_device(self._starts)
         labels = (volume.array > 500).astype(np.uint8)
         layer = Layer(np.asfortranarray(labels), self.card.structures)
         return Segmentation("threshold", (layer,), volume.grid, "1")
 
 
-def obey(task: int, seconds: float) -> None:
+def behave(task: int, seconds: float) -> None:
     time.sleep(seconds)
     if task == ABORT:
         os.abort()
-    elif task == HANG:
+    elif task == HANG_WITH_GIL:
         ctypes.PyDLL(None).sleep(3600)  # a PyDLL keeps the GIL
-    elif task == HANG_QUIETLY:
+    elif task == SLEEP_FOREVER:
         time.sleep(3600)
-    elif task == GREEDY:
+    elif task == TAKE_ALL_MEMORY:
         kept = [np.ones(1 << 24) for _ in range(1 << 12)]  # 512 GiB, by and by
         raise AssertionError(len(kept))
-    elif task == SLOW:
+    elif task == SLEEP_3_S:
         time.sleep(3.0)
-    elif task == KILLED:
+    elif task == KILL_ITSELF:
         os.kill(os.getpid(), signal.SIGKILL)
-    elif task == WRONG:
+    elif task == RAISE:
         raise RuntimeError("a fault of the model")
 
 
@@ -117,7 +123,7 @@ def formula_models(*_: object) -> Sequence[Threshold]:
 
 
 def note_process(notes: Path) -> None:
-    """Write down this process: what is not dumpable shows its environment to root alone."""
+    """Note this process: root alone can read the environment of a process without dumps."""
     with (notes / "processes").open("a") as file:
         file.write(f"{os.getpid()} {process_start_ticks(os.getpid())}\n")
 
@@ -127,16 +133,16 @@ def publish_bit_by_bit(folder: CaseFolder, **_: object) -> Path:
     target = folder.out / "cases" / folder.name
     (folder.path / "SHA256SUMS").touch()
     for file in sorted(p for p in folder.path.rglob("*") if p.is_file()):
-        place = target / file.relative_to(folder.path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place)
+        copy = target / file.relative_to(folder.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
         time.sleep(0.01)
     return target
 
 
 def fill_device(starts: Path) -> None:
-    """Raise what torch raises, unless the scan was started before."""
-    if sum(line.startswith(f"{FULL} ") for line in starts.read_text().splitlines()) < 2:
+    """Raise torch's error for a full device, unless the scan was started before."""
+    if sum(line.startswith(f"{FILL_DEVICE_ONCE} ") for line in starts.read_text().splitlines()) < 2:
         import torch
 
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -195,7 +201,7 @@ def tiring_models() -> Sequence[Threshold]:
     raise AssertionError("there is no limit")
 
 
-def make_case(folder: Path, name: str, task: int = FINE) -> Case:
+def make_case(folder: Path, name: str, task: int = SUCCEED) -> Case:
     """Write a small CT as NIfTI, with a bright block, and return its case."""
     array = np.full((12, 11, 10), -900, np.int16)
     array[4:8, 4:8, 4:8] = task

@@ -1,4 +1,4 @@
-"""Output folders of quick runs, and commands with a deadline, for tests of what can go wrong."""
+"""Output folders of quick runs, and commands with a deadline, for tests of faults."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Quick:
         )
         self.workflow.write_text(text + "execution: {device: cpu}\n")
 
-    def words(self, out: Path | None = None) -> list[str]:
+    def command(self, out: Path | None = None) -> list[str]:
         """Return the words of the run."""
-        words = ["run", self.workflow, self.scans, "--out", out or self.out, "--cluster", "none"]
-        return [str(word) for word in words]
+        command = ["run", self.workflow, self.scans, "--out", out or self.out, "--cluster", "none"]
+        return [str(argument) for argument in command]
 
     @property
     def last(self) -> Path:
@@ -44,17 +44,17 @@ class Quick:
         return sorted(path for path in (self.out / "runs").iterdir() if path.is_dir())[-1]
 
 
-def in_time(*words: str | Path, deadline: float = DEADLINE, **environment: str) -> Ended:
-    """Run a command in a process of its own; what never ends fails."""
-    return scanloom_forked(*words, environment=environment, deadline=deadline)
+def in_time(*arguments: str | Path, deadline: float = DEADLINE, **environment: str) -> Ended:
+    """Run a command in a process of its own; a command that never ends fails."""
+    return scanloom_forked(*arguments, environment=environment, deadline=deadline)
 
 
-def on_small_disk(script: str, words: Sequence[str | Path]) -> str:
-    """Run a shell script that mounts small disks, in a namespace of its own; return what it said.
+def on_small_disk(script: str, arguments: Sequence[str | Path]) -> str:
+    """Run a shell script that mounts small disks, in a namespace of its own; return its output.
 
-    In the script, `scanloom` is the program, and `$1` ... are the words.
+    In the script, `scanloom` is the program, and `$1` ... are the arguments.
     """
-    disk = Path(words[0])
+    disk = Path(arguments[0])
     disk.mkdir(exist_ok=True)
     probe = [*SMALL_DISK, 'mount -t tmpfs none "$1"', "sh", str(disk)]
     if (
@@ -64,7 +64,7 @@ def on_small_disk(script: str, words: Sequence[str | Path]) -> str:
         pytest.skip("unshare can't mount a small disk here")
     head = f'scanloom() {{ "{sys.executable}" -m scanloom "$@" 2>&1; }}\n'
     done = subprocess.run(
-        [*SMALL_DISK, head + script, "sh", *map(str, words)],
+        [*SMALL_DISK, head + script, "sh", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=300,

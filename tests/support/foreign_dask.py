@@ -39,14 +39,14 @@ class Foreign:
 
     def start(
         self,
-        what: str,
+        program: str,
         *options: str,
         environment: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        command = [*before, sys.executable, "-m", f"distributed.cli.dask_{what}"]
+        command = [*before, sys.executable, "-m", f"distributed.cli.dask_{program}"]
         quiet = ["--scheduler-file", str(self.file), "--no-dashboard", "--dashboard-address", ":0"]
-        with (self._run.folder / f"{what}.log").open("ab") as log:
+        with (self._run.folder / f"{program}.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, *quiet, *options],
                 env=dict(environment or self._run.environment),
@@ -66,8 +66,8 @@ class Foreign:
         path = self._run.folder / f"preload_{len(preload)}.py"
         path.write_text(preload)
         named = ["--preload", str(path)] if preload else []
-        words = ("--host", "127.0.0.1", "--nthreads", "1", *named, *options)
-        return self.start("worker", *words, environment=environment, before=before)
+        arguments = ("--host", "127.0.0.1", "--nthreads", "1", *named, *options)
+        return self.start("worker", *arguments, environment=environment, before=before)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,9 @@
 """`scanloom` with a formula in place of networks, as a program: `python formula_run.py run ...`.
 
-The formula is `engine_models.Threshold`: it does what a scan's brightest voxel says. It keeps its
-notes in the folder that FORMULA names: `starts`, a line a start, and a file `at-PROCESS-TASK` for
-each scan that it works on. FORMULA_SECONDS: how long it sleeps over each. The models of the
-workflow are read as cards, and not loaded.
+The formula is `engine_models.Threshold`: it behaves as a scan's brightest voxel selects. It keeps
+its notes in the folder that FORMULA names: `starts`, a line a start, and a file `at-PROCESS-TASK`
+for each scan that it works on. FORMULA_SECONDS: its sleep for each scan. The models of the workflow
+are read as cards, and not loaded.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def formula_environment(notes: Path, seconds: float = 0.0, **more: str) -> dict[
 def start(
     arguments: list[str | Path], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own; what it says goes to a file."""
-    with log.open("ab") as words:
+    """Start it in a session of its own; its output goes to a file."""
+    with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, str(PROGRAM), *map(str, arguments)],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=words,
-            stderr=words,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
 
@@ -54,7 +54,7 @@ def processes(notes: Path) -> dict[int, str]:
     noted = notes / "processes"
     lines = noted.read_text().splitlines() if noted.exists() else []
     ours = {int(process): start for process, start in map(str.split, lines)}
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -62,13 +62,13 @@ def processes(notes: Path) -> dict[int, str]:
             process = int(folder.name)
             known = ours.get(process) == process_start_ticks(process)
             if known or mark in (folder / "environ").read_bytes().split(b"\0"):
-                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
-                    found[int(folder.name)] = words.decode("utf-8", "replace").strip()
+                    commands[int(folder.name)] = command.decode("utf-8", "replace").strip()
         except OSError:
             continue  # gone meanwhile, or somebody else's
-    return found
+    return commands
 
 
 if __name__ == "__main__":

@@ -76,22 +76,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Serve a page, from the requested position if it is the requested version."""
-        wanted = self.headers.get("Range")
-        self.server.log.append((self.path, wanted))
+        requested = self.headers.get("Range")
+        self.server.log.append((self.path, requested))
         page = self.server.pages.get(self.path)
         if page is None:
             self.send_error(404)
         elif page.reply is not None:
             page.reply(self)
         else:
-            self._serve(page, wanted)
+            self._serve(page, requested)
         self.close_connection = True
 
-    def _serve(self, page: Page, wanted: str | None) -> None:
+    def _serve(self, page: Page, requested: str | None) -> None:
         content, start = page.content, 0
         same = self.headers.get("If-Range") in (None, page.tag)
-        if wanted and page.ranges and same:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        if requested and page.ranges and same:
+            start = int(requested.removeprefix("bytes=").removesuffix("-"))
             if start >= len(content):
                 self.send_error(416)
                 return

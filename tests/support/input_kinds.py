@@ -37,7 +37,7 @@ def affine_of(order: str = "LPS", oblique: float = 20.0) -> NDArray[np.float64]:
 def write_mgh(
     path: Path, array: NDArray[Any] | None = None, affine: NDArray[np.float64] | None = None
 ) -> Path:
-    """Write a .mgh or .mgz file with nibabel; it writes what follows the voxels too."""
+    """Write a .mgh or .mgz file with nibabel, also the fields after the voxels."""
     array = noise() if array is None else array
     MGHImage(array, affine_of() if affine is None else affine).to_filename(path)
     return path
@@ -62,9 +62,11 @@ def zstd(data: bytes) -> bytes:
     return bytes(pa.Codec("zstd").compress(data, asbytes=True))
 
 
-def command(*words: str) -> Callable[[bytes], bytes]:
-    """Return what packs by a program."""
-    return lambda data: subprocess.run(words, input=data, capture_output=True, check=True).stdout
+def command(*arguments: str) -> Callable[[bytes], bytes]:
+    """Return a function that packs bytes with a program."""
+    return lambda data: (
+        subprocess.run(arguments, input=data, capture_output=True, check=True).stdout
+    )
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -77,7 +79,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def write_nifti(
     path: Path, array: NDArray[Any] | None = None, affine: NDArray[np.float64] | None = None
 ) -> Path:
-    """Write a NIfTI, packed by what its suffix says."""
+    """Write a NIfTI, packed as its suffix requires."""
     image = nibabel.Nifti1Image(noise() if array is None else array, None)
     image.set_sform(affine_of() if affine is None else affine, 1)
     packer = PACKERS.get(path.suffix)
@@ -97,7 +99,7 @@ def write_zip(path: Path, members: Mapping[str, bytes], method: int = zipfile.ZI
 
 
 def write_tar(path: Path, members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
-    """Write a tar archive, packed by what its suffix says."""
+    """Write a tar archive, packed as its suffix requires."""
     mode = {".tgz": "w:gz", ".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}.get(path.suffix, "w")
     with tarfile.open(path, mode, format=form) as pack:  # type: ignore[call-overload]
         for name, data in members.items():

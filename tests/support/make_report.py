@@ -46,7 +46,7 @@ def measured(model: str, label: str, ml: float, **changes: Any) -> Measurement:
 
 
 def usual(rng: np.random.Generator, structures: Sequence[str] = STRUCTURES) -> list[Measurement]:
-    """Return what is usual of a case."""
+    """Return the usual measurements of a case."""
     return [
         measured("organs", label, 150.0 * float(np.exp(rng.normal(0, 0.1)))) for label in structures
     ]
@@ -61,7 +61,7 @@ def add_case(
     preview: Path | None = None,
     references: Sequence[dict[str, Any]] = (),
 ) -> Path:
-    """Write what the report reads of a published case."""
+    """Write the files of a published case that the report reads."""
     folder = out / "cases" / case
     folder.mkdir(parents=True)
     models = sorted({m.model for m in measurements})

@@ -1,4 +1,4 @@
-"""Runs of one workflow by formula over a drawn archive, with what tests ask of them."""
+"""Runs of one workflow by formula over a drawn archive, and their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.formula_run import formula_environment, start
 from support.write_dicom import Words, noise, write_series
 
 SLICES = 4
-GOOD, WRONG = range(3000, 3004), em.WRONG
+GOOD, WRONG = range(3000, 3004), em.RAISE
 """The brightest voxels of scans that can be segmented, and of one whose model fails."""
 THORAX = "modality: CT, description: thorax"
 """Selects the good ones alone."""
@@ -22,9 +22,9 @@ THORAX = "modality: CT, description: thorax"
 def write_study(folder: Path, name: str, brightest: int, modality: str = "CT") -> list[Path]:
     stored = noise((12, 10, SLICES), brightest) % 900
     stored[3:6, 3:6, 1:3] = brightest + 1024
-    said = {"SeriesDescription": "thorax" if brightest in GOOD else "other"}
-    words = Words(modality=modality, name=name, study=f"study of {name}", more=said)
-    return write_series(folder / name, stored, words=words)
+    description = {"SeriesDescription": "thorax" if brightest in GOOD else "other"}
+    attributes = Words(modality=modality, name=name, study=f"study of {name}", more=description)
+    return write_series(folder / name, stored, words=attributes)
 
 
 class Runs:
@@ -54,7 +54,7 @@ class Runs:
 
     @property
     def started(self) -> Counter[int]:
-        """How often each scan was started, by its brightest voxel."""
+        """The number of starts of each scan, by its brightest voxel."""
         lines = (self.notes / "starts").read_text().splitlines()
         return Counter(int(line.split()[0]) for line in lines)
 

@@ -118,11 +118,12 @@ def balanced_weights(
     network : torch Module
         (1, 1, x, y, z) to scores.
     steps : sequence of IntensityStep
-        What the network's card does to a scan.
+        Intensity steps of the network's card.
     array : (I, J, K) array
         A scan.
     path : Path
-        Where to, as safetensors or, with the suffix `.pt`, as PyTorch's; the folder is made.
+        File of the weights, as safetensors or, with the suffix `.pt`, as PyTorch's; its folder is
+        created.
     """
     import torch
     from safetensors.torch import save_file

@@ -109,20 +109,20 @@ def write_model(
     **entries: Any,
 ) -> Path:
     """Write a model folder with random weights; return it. `entries` change the checkpoint."""
-    place = folder / f"nnUNetTrainer__nnUNetPlans__{configuration}"
-    place.mkdir(parents=True)
-    (place / "plans.json").write_text(json.dumps(plans))
-    (place / "dataset.json").write_text(json.dumps(dataset))
+    model = folder / f"nnUNetTrainer__nnUNetPlans__{configuration}"
+    model.mkdir(parents=True)
+    (model / "plans.json").write_text(json.dumps(plans))
+    (model / "dataset.json").write_text(json.dumps(dataset))
     for n, fold in enumerate(folds):
-        (place / f"fold_{fold}").mkdir()
-        content = checkpoint(state_dict(place, configuration, n), configuration, **entries)
-        torch.save(content, place / f"fold_{fold}" / "checkpoint_final.pth")
-    return place
+        (model / f"fold_{fold}").mkdir()
+        content = checkpoint(state_dict(model, configuration, n), configuration, **entries)
+        torch.save(content, model / f"fold_{fold}" / "checkpoint_final.pth")
+    return model
 
 
-def state_dict(place: Path, configuration: str, seed: int = 0) -> dict[str, torch.Tensor]:
+def state_dict(model: Path, configuration: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """Return random weights of a model folder's network."""
-    settings, dataset = read_configuration(read_plans(place), configuration), read_dataset(place)
+    settings, dataset = read_configuration(read_plans(model), configuration), read_dataset(model)
     previous = len(dataset.foreground) if settings.previous_stage else 0
     spec = describe_network(settings, len(dataset.channels) + previous, dataset.outputs)
     torch.manual_seed(seed)

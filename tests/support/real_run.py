@@ -36,10 +36,10 @@ class RealRun(ClusterRun):
 
     @contextmanager
     def real(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        words = ["run", self.workflow, self.archive, "--out", self.out, *options]
+        command = ["run", self.workflow, self.archive, "--out", self.out, *options]
         with self.log.open("ab") as log:
             run = subprocess.Popen(
-                [sys.executable, "-m", "scanloom", *map(str, words)],
+                [sys.executable, "-m", "scanloom", *map(str, command)],
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -53,15 +53,15 @@ class RealRun(ClusterRun):
 
     def kill_engines(self) -> None:
         """Kill the processes that hold the models, as the system does for want of memory."""
-        for child, words in processes(self.notes).items():
-            if "scanloom.engine.worker.child_main" in words:
+        for child, command in processes(self.notes).items():
+            if "scanloom.engine.worker.child_main" in command:
                 os.kill(child, signal.SIGKILL)
 
     @property
     def hashes(self) -> set[str]:
         """The weights by which results say that they were made."""
         reported = [json.loads(p.read_text()) for p in self.out.glob("cases/*/case.json")]
-        return {one["models"][0]["weights_sha256"] for one in reported}
+        return {document["models"][0]["weights_sha256"] for document in reported}
 
 
 def other_weights(store: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where the real scans are: they are not part of the project."""
+"""The folder of the real scans, which are not part of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores, places and decisions for kernels that bring labels back, and what is right for them."""
+"""Scores, positions and decisions for kernels that restore labels, and the right labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Places = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a kernel is given.
+    """The input of a kernel.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Case:
     places : (S,), (J,) or (S, J), (I,) or (S, I) arrays
         Coordinates of source voxels on planes, rows and columns.
     decision : Decision
-        How to decide.
+        Rule that makes labels of scores.
     out : callable
         Gives an empty label map of a shape: its type and strides are part of the case.
     rounded : bool
@@ -190,26 +190,26 @@ def wrong(case: Case, labels: list[NDArray[Any]]) -> int:
     if isinstance(case.decision, Threshold):
         value = case.decision.value
         sure = np.abs(truth - value) >= rounding
-        found = np.stack(labels, axis=1)
+        decided = np.stack(labels, axis=1)
         numbers = np.arange(1, truth.shape[1] + 1)[None, :, None, None]
-        return int((sure & (found != (truth >= value) * numbers)).sum())
-    (found,) = labels
+        return int((sure & (decided != (truth >= value) * numbers)).sum())
+    (decided,) = labels
     if isinstance(case.decision, Paint):
-        return int(np.sum(_unlike_painted(found, truth, case.decision, rounding)))
+        return int(np.sum(_unlike_painted(decided, truth, case.decision, rounding)))
     if case.rounded:
-        return int((found != truth.argmax(axis=1)).sum())
-    known = found < truth.shape[1]
-    chosen = np.take_along_axis(truth, np.where(known, found, 0)[:, None].astype(int), axis=1)
+        return int((decided != truth.argmax(axis=1)).sum())
+    known = decided < truth.shape[1]
+    chosen = np.take_along_axis(truth, np.where(known, decided, 0)[:, None].astype(int), axis=1)
     return int((~known | (truth.max(axis=1) - chosen[:, 0] > rounding)).sum())
 
 
 def _unlike_painted(
-    found: NDArray[Any], truth: NDArray[np.float64], paint: Paint, rounding: float
+    decided: NDArray[Any], truth: NDArray[np.float64], paint: Paint, rounding: float
 ) -> NDArray[np.bool_]:
     """Return where labels are not those of regions painted one over the other."""
-    expected, sure = np.zeros(found.shape, int), np.ones(found.shape, bool)
+    expected, sure = np.zeros(decided.shape, int), np.ones(decided.shape, bool)
     for channel, number in paint.regions:
         score = truth[:, channel]
         expected[score >= paint.value if paint.inclusive else score > paint.value] = number
         sure &= np.abs(score - paint.value) >= rounding
-    return np.asarray(sure & (found != expected))
+    return np.asarray(sure & (decided != expected))

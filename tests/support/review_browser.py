@@ -34,8 +34,17 @@ class Running:
     """`scanloom review` as a program."""
 
     def __init__(self, out: Path, key: Path, *options: str) -> None:
-        words = [sys.executable, "-m", "scanloom", "review", str(out), "--key", str(key), *options]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "scanloom",
+            "review",
+            str(out),
+            "--key",
+            str(key),
+            *options,
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.links: dict[str, str] = {}
         for line in self.process.stdout:
@@ -45,13 +54,13 @@ class Running:
                 break
 
     def stop(self) -> str:
-        """Stop it as Ctrl-C does; return what it says."""
+        """Stop it as Ctrl-C does; return its output."""
         self.process.send_signal(signal.SIGINT)
         try:
-            said, _ = self.process.communicate(timeout=30)
+            messages, _ = self.process.communicate(timeout=30)
         finally:
             self.process.kill()
-        return str(said)
+        return str(messages)
 
 
 def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") -> tuple[Any, Any]:
@@ -59,15 +68,15 @@ def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") ->
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, has_touch=width < 500
     )
-    tab, said = context.new_page(), []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab, messages = context.new_page(), []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     origin = origin_of(link)
-    tab.on("request", lambda r: r.url.startswith((origin, "blob:")) or said.append(r.url))
+    tab.on("request", lambda r: r.url.startswith((origin, "blob:")) or messages.append(r.url))
     tab.goto(link)
     tab.wait_for_url(link.partition("#")[0])
     tab.wait_for_selector("#filters button", state="attached")
-    return tab, said
+    return tab, messages
 
 
 def asked(tab: Any, path: str) -> Any:

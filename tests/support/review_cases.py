@@ -11,7 +11,8 @@ import nibabel as nib
 import numpy as np
 
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
-from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.engine.prepare import OutputTarget, prepare
+from scanloom.engine.steps import run_case
 from scanloom.io.identity import case_id, key_fingerprint
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import source_from_series
@@ -104,10 +105,13 @@ def publish_scan(
     number = case_id(series, KEY)
     read = ReadOptions(modality="CT")
     case = Case(number, series, Outputs(also=tuple(also)), "", "r" * 64, read)
-    record = run_case(
-        case,
-        lambda: [Bands(weights, first, layers)],
-        OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY),
+    target = OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY)
+    model = Bands(weights, first, layers)
+    prepared = prepare(case, [model.card], target)
+    record = prepared.ended() or run_case(
+        prepared,
+        lambda: [model],
+        target,
         source=source_from_series(series, number),
     )
     assert record.folder is not None, record
@@ -115,7 +119,7 @@ def publish_scan(
 
 
 def seen(case: Path) -> Seen:
-    """Return what a reviewer of a case sees."""
+    """Return the result that a reviewer of a case sees."""
     return seen_of(case)
 
 

@@ -51,7 +51,7 @@ def stored(array: np.ndarray, affine: np.ndarray, codes: str) -> tuple[np.ndarra
 
 
 def case(array, labels, affine, structures=MARKERS, **more):
-    """Return what a preview is made of: volume, segmentations, measurements."""
+    """Return volume, segmentations and measurements for a preview."""
     grid = Grid(array.shape, affine)
     known = {"unit": "HU", "modality": "CT", **more}
     volume = Volume(array, grid, **known)

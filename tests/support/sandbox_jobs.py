@@ -1,4 +1,4 @@
-"""What the sandbox's tests let its children do: really crash, hang and swallow memory."""
+"""Jobs of the sandbox's children in tests: they really crash, hang and use up memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def fill(array: np.ndarray, value: float) -> int:
 
 def make(count: int) -> tuple[str, np.ndarray, np.ndarray]:
     """Return arrays that are made here, in shared memory and not."""
-    made = shared_empty((2, count), np.int16)
-    made[...] = np.arange(count)
-    return "made", made.T, np.arange(count)[::2]
+    shared = shared_empty((2, count), np.int16)
+    shared[...] = np.arange(count)
+    return "made", shared.T, np.arange(count)[::2]
 
 
 def segfault() -> None:
@@ -88,7 +88,7 @@ def have_a_fault() -> None:
 
 
 def babble() -> None:
-    """Say what is no message."""
+    """Write bytes that are no message."""
     for descriptor in range(3, 64):
         try:
             os.write(descriptor, b"\xff" * 4096)

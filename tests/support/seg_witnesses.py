@@ -1,4 +1,4 @@
-"""What foreign programs see in written results: where each structure lies, what is not valid."""
+"""Foreign programs that read results: positions of structures, and complaints about files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Points = dict[str, np.ndarray]
 def program(name: str) -> str:
     """Return a foreign program's path; skip by name where it is absent."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return path
 
 
 def sorted_points(array: np.ndarray, affine: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def nifti_points(
     folder: Path, segmentation: Segmentation, model: str = "", rect: str = ""
 ) -> Points:
     """Return where each structure is by nibabel; SimpleITK must agree where it knows the grid."""
-    found = {}
+    points = {}
     for n, layer in enumerate(segmentation.layers):
         path = folder / f"{model}segmentation{rect}{f'-{n + 1}' if n else ''}.nii.gz"
         image = nib.load(path)
@@ -56,8 +56,8 @@ def nifti_points(
             np.testing.assert_array_equal(sitk.GetArrayViewFromImage(theirs).T, labels)
             np.testing.assert_allclose(itk_affine(theirs), image.affine, atol=1e-3)
         for s in layer.structures:
-            found[s.label] = sorted_points(labels == s.number, image.affine)
-    return found
+            points[s.label] = sorted_points(labels == s.number, image.affine)
+    return points
 
 
 def itk_affine(image: sitk.Image) -> np.ndarray:
@@ -73,13 +73,13 @@ def dcmqi_points(path: Path, folder: Path) -> Points:
     command = [program("segimage2itkimage"), "--inputDICOM", path, "--outputDirectory", folder]
     subprocess.run([*command, "-t", "nii", "-p", "x"], check=True, capture_output=True)
     meta = json.loads((folder / "x-meta.json").read_text())["segmentAttributes"]
-    found = {}
+    points = {}
     for n, group in enumerate(meta, 1):
         image = nib.load(folder / f"x-{n}.nii.gz")
         for segment in group:
             mask = np.asarray(image.dataobj) == segment["labelID"]
-            found[segment["SegmentLabel"]] = sorted_points(mask, image.affine)
-    return found
+            points[segment["SegmentLabel"]] = sorted_points(mask, image.affine)
+    return points
 
 
 def highdicom_points(path: Path) -> Points:
@@ -101,7 +101,7 @@ def highdicom_frame_points(path: Path) -> Points:
     seg = hd.seg.segread(path)
     shared = seg.SharedFunctionalGroupsSequence[0]
     frames = seg.get_frames(list(range(1, seg.NumberOfFrames + 1)))
-    found: dict[str, list[np.ndarray]] = {}
+    by_label: dict[str, list[np.ndarray]] = {}
     for group, frame in zip(seg.PerFrameFunctionalGroupsSequence, frames, strict=True):
         transform = hd.spatial.PixelToReferenceTransformer(
             image_position=group.PlanePositionSequence[0].ImagePositionPatient,
@@ -114,8 +114,8 @@ def highdicom_frame_points(path: Path) -> Points:
             label = seg.get_segment_description(segment).segment_label
             rows, columns = np.nonzero(frame == number)
             points = transform(np.column_stack([columns, rows]))
-            found.setdefault(label, []).append(points * (-1, -1, 1))
-    stacked = {label: np.concatenate(points) for label, points in found.items()}
+            by_label.setdefault(label, []).append(points * (-1, -1, 1))
+    stacked = {label: np.concatenate(points) for label, points in by_label.items()}
     return {label: p[np.lexsort(np.round(p, 2).T)] for label, p in stacked.items()}
 
 

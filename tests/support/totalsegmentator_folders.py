@@ -15,8 +15,8 @@ SPACING = (6.0, 6.0, 6.0)
 def write_task(folder: Path, name: str, **entries: Any) -> Path:
     """Write the weights of a task and of the one that crops for it; return `folder`."""
     mode = modes()[name]
-    for part in mode.parts:
-        write_part(folder, mode, part, **entries)
+    for submodel in mode.parts:
+        write_part(folder, mode, submodel, **entries)
     if mode.crop is not None:
         write_task(folder, mode.crop.mode)
     return folder
@@ -25,14 +25,14 @@ def write_task(folder: Path, name: str, **entries: Any) -> Path:
 def write_part(
     folder: Path,
     mode: Mode,
-    part: Part,
+    submodel: Part,
     *,
     further_labels: tuple[str, ...] = (),
     spacing: tuple[float, ...] | None = None,
     **configuration: Any,
 ) -> Path:
     """Write one dataset of a task, unless it is there; return its folder."""
-    target = folder / part.dataset.folder
+    target = folder / submodel.dataset.folder
     if target.is_dir():
         return target
     x, y, z = spacing or mode.spacing or SPACING
@@ -41,8 +41,8 @@ def write_part(
     if mode.modality == "MR":
         settings["normalization_schemes"] = ["ZScoreNormalization"]
     changed["configurations"][mode.configuration] = settings
-    changed["dataset_name"] = part.dataset.folder
-    names = [*part.classes.values(), *further_labels]
+    changed["dataset_name"] = submodel.dataset.folder
+    names = [*submodel.classes.values(), *further_labels]
     dataset = {
         "channel_names": {"0": mode.modality},
         "labels": {"background": 0, **{name: n for n, name in enumerate(names, 1)}},

@@ -158,9 +158,9 @@ def write_series(
     return paths
 
 
-def uid(*words: object) -> UID:
+def uid(*seeds: object) -> UID:
     """Return the UID derived from these words."""
-    return generate_uid(entropy_srcs=[str(word) for word in words])
+    return generate_uid(entropy_srcs=[str(seed) for seed in seeds])
 
 
 def dataset_of(

@@ -178,8 +178,8 @@ def write_mosaic(
     plane = np.zeros((rows * across, columns * across), np.int16)
     ks = range(count)[::-1] if downwards else range(count)
     for n, k in enumerate(ks):
-        top, left = n // across * rows, n % across * columns
-        plane[top : top + rows, left : left + columns] = stored[:, :, k].T
+        top, column = n // across * rows, n % across * columns
+        plane[top : top + rows, column : column + columns] = stored[:, :, k].T
     first = geometry.position(ks[0])
     shift = np.array(geometry.across) * geometry.spacing[1] * columns * (across - 1) / 2
     shift = shift + np.array(geometry.down) * geometry.spacing[0] * rows * (across - 1) / 2
@@ -202,13 +202,13 @@ def write_mosaic(
 
 def csa_header(values: dict[str, tuple[str, list[str]]]) -> bytes:
     """Return a CSA2 header, as described in nibabel's doc/source/dicom/siemens_csa.rst."""
-    parts = [b"SV10\4\3\2\1", struct.pack("<II", len(values), 77)]
+    blocks = [b"SV10\4\3\2\1", struct.pack("<II", len(values), 77)]
     for name, (vr, items) in values.items():
         head = name.encode().ljust(64, b"\0"), len(items), vr.encode().ljust(4, b"\0")
-        parts.append(struct.pack("<64si4s3i", *head, 0, len(items), 77))
+        blocks.append(struct.pack("<64si4s3i", *head, 0, len(items), 77))
         for text in items:
             data = text.encode() + b"\0"
-            parts.append(struct.pack("<4i", len(data), len(data), 77, len(data)))
-            parts.append(data + b"\0" * (-len(data) % 4))
-    content = b"".join(parts)
+            blocks.append(struct.pack("<4i", len(data), len(data), 77, len(data)))
+            blocks.append(data + b"\0" * (-len(data) % 4))
+    content = b"".join(blocks)
     return content + b"\0" * (len(content) % 2)

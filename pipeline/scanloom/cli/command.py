@@ -238,7 +238,7 @@ class Command(_PlainHelp, TyperCommand):
 def _blank_arguments(args: Sequence[str]) -> Iterator[str]:
     """Yield the option, or PATH, of each argument without text, such as `-o ""` and `--out=`.
 
-    `--structures` says itself what it expects.
+    `--structures` has a message of its own.
     """
     for before, argument in zip(["", *args], args, strict=False):
         option, equals, value = argument.partition("=")

@@ -308,7 +308,7 @@ def error_document(reason: Reason, detail: str) -> dict[str, Any]:
 def format_error(reason: Reason, detail: str, private: str = "") -> str:
     """Return the message of an error: detail, code, advice.
 
-    `private` is what it is about: a path comes first, a list of several lines below.
+    `private` is the subject: a path comes first, a list of several lines below.
     """
     message = f"{detail} ({reason.code}). {reason.advice}."
     first, *further = private.splitlines() or [""]

@@ -1,4 +1,4 @@
-"""`Grid`: the shape of a volume and the affine from voxel indices to patient space.
+"""`Grid`: the shape of a volume and the affine from voxel indices to patient space; `Box` in it.
 
 Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
 """
@@ -6,7 +6,9 @@ Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +26,38 @@ ORTHOGONAL = 1e-4
 """Largest cosine between two axes that counts as a right angle (0.006 degrees: header rounding)."""
 
 Shape = tuple[int, int, int]
+Index = tuple[int, int, int]
+
+
+class Box(NamedTuple):
+    """The voxels of a grid between two corners, both included.
+
+    Parameters
+    ----------
+    first, last : (i, j, k)
+        Indices of the first and the last voxel.
+    """
+
+    first: Index
+    last: Index
+
+    @classmethod
+    def of_slices(cls, slices: Sequence[slice]) -> Box:
+        """Return the box that three slices without a step select from an array."""
+        i, j, k = ((int(s.start), int(s.stop) - 1) for s in slices)
+        return cls((i[0], j[0], k[0]), (i[1], j[1], k[1]))
+
+    @property
+    def slices(self) -> tuple[slice, slice, slice]:
+        """Index of the box in an array (I, J, K)."""
+        i, j, k = (slice(a, b + 1) for a, b in zip(self.first, self.last, strict=True))
+        return i, j, k
+
+    @property
+    def shape(self) -> Shape:
+        """Number of voxels along each axis."""
+        i, j, k = (b - a + 1 for a, b in zip(self.first, self.last, strict=True))
+        return i, j, k
 
 
 @dataclass(frozen=True, eq=False)

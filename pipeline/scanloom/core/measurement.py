@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scanloom.core.grid import Box as Box
 from scanloom.core.reasons import Flag
 from scanloom.core.volume import Unit
-
-Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,8 @@ class Measurement:
         Unit of the intensities.
     mean, sd, p05, p25, median, p75, p95 : float or None
         Intensity statistics over voxels that are not padding; `sd` is that of the population.
-    box : ((i, j, k), (i, j, k)) or None
-        First and last voxel of the bounding box, both included.
+    box : Box or None
+        The bounding box.
     components : int
         Number of connected components (26 neighbours).
     flags : tuple of Flag

@@ -6,9 +6,8 @@ ensemble, not to its models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -129,36 +128,3 @@ class Relations:
 
 
 NO_RELATIONS = Relations()
-
-
-def relations_from_json(document: Mapping[str, Any]) -> Relations:
-    """Return the relations that `dataclasses.asdict` made plain, and JSON lists of its tuples."""
-    return Relations(
-        crop_by=tuple(
-            CropBy(entry["name"], _structures_of(entry["around"]), entry["margin_mm"])
-            for entry in document["crop_by"]
-        ),
-        restrict_to=tuple(
-            RestrictTo(entry["name"], _structures_of(entry["inside"]))
-            for entry in document["restrict_to"]
-        ),
-        ensembles=tuple(
-            Ensemble(entry["name"], _labels(entry["models"])) for entry in document["ensembles"]
-        ),
-        unite=tuple(
-            Unite(entry["name"], tuple(map(_structures_of, entry["priority"])))
-            for entry in document["unite"]
-        ),
-        shares=tuple(
-            Share(_labels(entry["of"]), _labels(entry["structures"]))
-            for entry in document["shares"]
-        ),
-    )
-
-
-def _structures_of(document: Mapping[str, Any]) -> StructuresOf:
-    return StructuresOf(document["model"], _labels(document["structures"]))
-
-
-def _labels(values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(values)

@@ -188,22 +188,23 @@ def segment(
     ValueError
         If an option has an unknown value.
     """
-    given = dict(locals())  # before other names are bound: the keywords above, by name
+    options_by_name = dict(locals())  # before other names are bound: the keywords above, by name
     settle_in()
     inputs = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
-    del given["paths"], given["progress"], given["model"]
-    given |= {
+    for name in ("paths", "progress", "model"):
+        del options_by_name[name]
+    options_by_name |= {
         "models": (model,) if isinstance(model, str) else tuple(model or ()),
         "out": Path(_not_empty(out, "out")),
         "series": None if series is None else str(series),
-        "also": _words(also),
+        "also": _names(also),
         "structures": _labels(structures),
         "key": None if key is None else Path(_not_empty(key, "key")),
         "orientation": orientation and orientation.strip().upper(),
         "memory_limit": _size(memory_limit),
         "max_size": _size(max_size),
     }
-    options = segment_options(**given)
+    options = segment_options(**options_by_name)
     check_values(options)
     if not options.models:
         name = default_model(inputs, options.read.modality, archives=archives)
@@ -257,31 +258,23 @@ def _segment(
 
     Warnings of the DICOM libraries are not shown: they quote names of patients.
     """
+    records: list[CaseRecord] = []
+    report = progress or (lambda stage, done, total: None)
     with warnings.catch_warnings():
         for library in ("highdicom", "pydicom"):
             warnings.filterwarnings("ignore", module=library)
-        records = _records(paths, options, progress)
+        report("scans", 0, len(paths))
+        steps = iter_segment(
+            paths,
+            options,
+            (lambda _, step: report(step, 0, 1)) if progress else None,
+            (lambda _, count: report("network", count.done, count.total)) if progress else None,
+        )
+        for _, record in steps:
+            records.append(record)
+            report("scans", len(records), max(len(records), len(paths)))
     for unused in dict.fromkeys(u for r in records if r.choice for u in r.choice.unused):
         warnings.warn(in_python(unused), stacklevel=3)
-    return records
-
-
-def _records(
-    paths: Sequence[Path], options: SegmentOptions, progress: Progress | None
-) -> tuple[CaseRecord, ...]:
-    if progress is None:
-        return tuple(record for _, record in iter_segment(paths, options))
-    records: list[CaseRecord] = []
-    progress("scans", 0, len(paths))
-    steps = iter_segment(
-        paths,
-        options,
-        lambda _, step: progress(step, 0, 1),
-        lambda _, windows: progress("network", windows.done, windows.total),
-    )
-    for _, record in steps:
-        records.append(record)
-        progress("scans", len(records), max(len(records), len(paths)))
     return tuple(records)
 
 
@@ -292,7 +285,7 @@ def _not_empty(path: str | Path, name: str) -> str | Path:
     return path
 
 
-def _words(names: str | Sequence[str]) -> tuple[str, ...]:
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names as given, or those of a text with commas, as on the command line."""
     listed = names.split(",") if isinstance(names, str) else names
     return tuple(name.strip() for name in listed if name.strip())
@@ -300,7 +293,7 @@ def _words(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
     """Return labels as `_words` does; an empty text would mean all, and is refused."""
-    labels = _words(structures)
+    labels = _names(structures)
     if not labels and structures != ():
         raise ValueError("structures must name at least one structure; leave it out for all")
     return labels

@@ -326,15 +326,15 @@ class StatusWriter:
 
 
 @contextmanager
-def final_status(board: StatusWriter) -> Iterator[None]:
+def final_status(status_writer: StatusWriter) -> Iterator[None]:
     """Write the final status of a run, however the block ends."""
     try:
         yield
     except BaseException as error:
         code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
-        board.close("failed", code if isinstance(error, Exception) else "")
+        status_writer.close("failed", code if isinstance(error, Exception) else "")
         raise
-    board.close()
+    status_writer.close()
 
 
 def check_metrics(path: Path) -> None:

@@ -15,33 +15,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.card_file import card_digest
-from scanloom.convert.store import find_model
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
-from scanloom.engine.case.differences import describe_differences
-from scanloom.engine.case.models import check_structures, load_models, unique_cards
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
-from scanloom.engine.planning.costs import PLAN_FILE, RunTimeline, compare_with_plan
+from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
+from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import (
-    EarlierOutcomes,
     OutdatedMarker,
     RunCases,
     record_sources,
 )
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
-from scanloom.engine.run_lock import hold_run_lock
-from scanloom.engine.run_log import RunLog
+from scanloom.engine.run_files import (
+    RUNS,
+    RunLog,
+    create_run_folder,
+    hold_run_lock,
+    private_run_folder,
+    save_workflow,
+)
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
-from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, Scope, check_channels, select
+from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
@@ -116,7 +115,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.costs.compare_with_plan` returns
+        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns
         it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
@@ -154,7 +153,7 @@ def run(
     options: RunOptions,
     *,
     stop: threading.Event | None = None,
-    on_board: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
+    display: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Run a workflow over an archive, or resume a run that was stopped.
 
@@ -168,8 +167,8 @@ def run(
         All other options.
     stop : threading.Event or None
         Set it to stop the run after the current writes.
-    on_board : callable or None
-        Receives the run's board, to display it; returns a context that spans the run.
+    display : callable or None
+        Receives the run's status writer, to display it; returns a context that spans the run.
 
     Raises
     ------
@@ -178,40 +177,46 @@ def run(
         full disk.
     """
     stop = stop or threading.Event()
-    cards = _check(workflow, paths, options)
+    request = _checked_request(workflow, paths, options)
     key = load_key_of(options.out, options.key)
-    fingerprint = key_fingerprint(key)
-    open_output(options.out, fingerprint)
+    open_output(options.out, key_fingerprint(key))
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
     with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
-            name = create_run_folder(options.out, workflow, cards)
-        board = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+            name = create_run_folder(options.out, workflow, request.cards)
+        status_writer = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
-        display = on_board(board) if on_board else nullcontext()
-        with final_status(board), display, disk_errors_as_scan_errors():
-            current = _Run(workflow, options, cards, key, name, board)
+        shown = display(status_writer) if display else nullcontext()
+        with final_status(status_writer), shown, disk_errors_as_scan_errors():
+            current = _Run(request, options, key, name, status_writer)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
-            status = replace(board.now(), state=state)
+            status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
             if options.bids:
                 write_bids(options.out, __version__, current.damaged)
             write_report(options.out, current.damaged)
-            board.state(state)
-        damaged = tuple(sorted(current.damaged))
+            status_writer.state(state)
         return RunResult(
-            *(name, status, files, complete, totals, current.compared, damaged),
-            *(current.selected, current.refused, current.unstated, board.metrics_error),
+            run=name,
+            status=status,
+            files=files,
+            complete=complete,
+            totals=totals,
+            compared=current.compared,
+            damaged=tuple(sorted(current.damaged)),
+            selected=current.cases.selected,
+            refused=current.cases.refused,
+            unstated=current.cases.unstated,
+            metrics_error=status_writer.metrics_error,
         )
 
 
-def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
-    """Return the cards of a run's models; refuse impossible options before anything is written."""
-    cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.output_options, workflow.relations)
-    check_channels(workflow, cards)
+def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> Request:
+    """Return the request of a run; refuse impossible options before anything is written."""
+    request = Request.of(workflow)
+    check_channels(workflow, request.cards)
     check_paths(paths, options.out)
     if options.bids:
         check_bids(options.out)
@@ -221,7 +226,7 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
         from scanloom.engine.clusters.connect import check_cluster
 
         check_cluster(options.cluster, workflow.execution)
-    return cards
+    return request
 
 
 class _Run:
@@ -229,122 +234,111 @@ class _Run:
 
     Parameters
     ----------
-    workflow, options, cards, key
-        As for `run`; `cards` are those of the workflow's models.
+    request : Request
+        The workflow with its models.
+    options, key
+        As for `run`.
     name : str
         The run's id.
-    board : StatusWriter
+    status_writer : StatusWriter
         Receives the progress of the run.
     """
 
     def __init__(
         self,
-        workflow: Workflow,
+        request: Request,
         options: RunOptions,
-        cards: Sequence[ModelCard],
         key: bytes,
         name: str,
-        board: StatusWriter,
+        status_writer: StatusWriter,
     ) -> None:
-        self.workflow, self.options, self.cards = workflow, options, cards
-        self.key, self.board = key, board
+        self.request, self.options, self.key = request, options, key
+        self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
-        self.recipe = workflow_recipe(workflow, cards)
         self.name, self.folder = name, self.out / RUNS / name
-        self.cases, self.log = self._cases(), RunLog(self.folder)
-        self.course = RunTimeline(time.monotonic())
+        self.log, self.timeline = RunLog(self.folder), RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        self.selected = self.refused = self.unstated = 0
-
-    def _cases(self) -> RunCases:
-        explain = partial(describe_differences, workflow=self.workflow, cards=self.cards)
-        return RunCases(self.out, self.options.scope, explain)
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Run all stages; return whether the run was completed, and the counts of files."""
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        chosen, left_out = select(index.series, self.workflow, self.cards)
-        all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
-        cases = self.cases.of_this_shard(all_cases)
-        unique, ambiguous = unique_cases(cases, self.key)
-        self.selected = len(unique) + len(ambiguous)
-        # What may be readable later was not refused for what its headers say: the run is incomplete
-        self.refused = sum(
-            entry.reason.outcome == "failed"
-            and not entry.reason.retry
-            and scope.holds(entry.series.id)
-            for entry in left_out
-        )
-        self.unstated = sum(entry.detail == NO_MODALITY for entry in left_out)
-        left_out += id_conflicts(ambiguous, index.series)
-        earlier = self.cases.earlier_outcomes(unique)
-        pending = earlier.pending
-        book = self._save_inputs(cases, earlier)
-        self._announce(earlier, left_out)
-        complete = self._process(pending, book, stop) if pending and not stop.is_set() else True
-        self.board.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and pending:
-            self._compare_with_plan()
+        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
+        self.cases, complete = cases, True
+        case_file = self._save_inputs(cases)
+        self._announce(cases)
+        if cases.pending and not stop.is_set():
+            complete = self._process(cases.pending, case_file, stop)
+        self.status_writer.state("collecting")
+        if self.options.cluster in _THIS_MACHINE and cases.pending:
+            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+            if self.compared is not None:
+                write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.recipe)
-        marker.mark(index, held, left_out, {case.id for case in unique})
-        self.cases.note_other_shards()
+        marker = OutdatedMarker(self.out, self.key, self.request.recipe)
+        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
+        marker.mark(index, held, cases.left_out, ids)
+        cases.note_other_shards()
         shard = self.folder if scope.shard else None
-        endings = self.cases.endings
-        files = write_tables(self.out, index, left_out, endings, self.key, shard, self.damaged)
+        files = write_tables(
+            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+        )
         return complete and not stop.is_set(), files
 
-    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseFile:
+    def _save_inputs(self, cases: RunCases) -> CaseFile:
         """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
-        for record in earlier.finished:
+        for record in cases.records:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases, earlier.pending)
-        save_workflow(self._private(), self.workflow)
-        return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
+        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
+        save_workflow(self._private(), self.request.workflow)
+        return CaseFile.write(self._private() / "cases.jsonl", cases.pending)
 
-    def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
-        """Put the number of cases on the board; record series that failed by their headers."""
+    def _announce(self, cases: RunCases) -> None:
+        """Report the number of cases; record series that failed by their headers."""
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
-            for entry in left_out
+            for entry in cases.left_out
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
-        cases = len(earlier.pending) + len(earlier.records)
-        self.board.plan(cases + len(failed), len(earlier.finished))
-        for record in (*earlier.blocked, *failed):
-            self.board.finish(record)
+        ended, blocked = len(cases.records), cases.blocked
+        self.status_writer.plan(len(cases.pending) + ended + len(failed), ended - len(blocked))
+        for record in (*blocked, *failed):
+            self.status_writer.finish(record)
         for record in failed:
             if record.id:
-                write_failure(self.out, record, self.recipe)
+                write_failure(self.out, record, self.request.recipe)
 
-    def _process(self, cases: Sequence[Case], book: CaseFile, stop: threading.Event) -> bool:
+    def _process(self, cases: Sequence[Case], case_file: CaseFile, stop: threading.Event) -> bool:
         """Hand the cases to a pool; return whether all of them were worked on."""
-        self.course.began = time.monotonic()
-        with self._pool(book) as pool:
+        self.timeline.began = time.monotonic()
+        with self._pool(case_file) as pool:
             return dispatch_cases(
                 cases,
                 pool,
                 self._on_outcome,
-                on_start=lambda case: self.board.start(case.id),
+                on_start=lambda case: self.status_writer.start(case.id),
                 stop=stop,
             )
 
     @contextmanager
-    def _pool(self, book: CaseFile) -> Iterator[Pool]:
+    def _pool(self, case_file: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
-        execution, cluster = self.workflow.execution, self.options.cluster
-        digests = tuple(card_digest(card) for card in self.cards)
-        structures = self.workflow.computed_labels
+        workflow, cluster = self.request.workflow, self.options.cluster
+        execution = workflow.execution
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(
                 load_models,
-                *(self.workflow.models, digests, execution, structures, len(book), self.out),
+                workflow.models,
+                self.request.digests,
+                execution,
+                workflow.computed_labels,
+                len(case_file),
+                self.out,
             ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
@@ -353,7 +347,7 @@ class _Run:
         logs = self._private()
         if cluster == NO_CLUSTER:
             engine = WorkerSupervisor(setup, execution.time_limit, log=logs / "engine.log")
-            local_pool = LocalPool([engine], execution.in_flight)
+            local_pool = LocalPool(engine, execution.in_flight)
             try:
                 yield local_pool
             finally:
@@ -361,8 +355,10 @@ class _Run:
             return
         from scanloom.engine.clusters.connect import RunWork, open_pool
 
-        job = RunWork(self.out, logs, book, setup, digests, self.board.send_away)
-        with open_pool(cluster, self.workflow, job) as cluster_pool:
+        work = RunWork(
+            self.out, logs, case_file, setup, self.request.digests, self.status_writer.send_away
+        )
+        with open_pool(cluster, workflow, work) as cluster_pool:
             yield cluster_pool
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
@@ -370,7 +366,7 @@ class _Run:
         record = outcome.record
         if record is None:
             return
-        self.course.note(outcome)
+        self.timeline.note(outcome)
         self.log.write(case, outcome)
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
@@ -379,15 +375,7 @@ class _Run:
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
         self.cases.note(record)
-        self.board.finish(record)
-
-    def _compare_with_plan(self) -> None:
-        """Update the cost model of this machine; save the comparison of the run with its plan."""
-        self.compared = compare_with_plan(
-            self.out, self.course, self.workflow, self.cards, self.recipe
-        )
-        if self.compared is not None:
-            write_document(self.folder / PLAN_FILE, self.compared)
+        self.status_writer.finish(record)
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

@@ -1,4 +1,4 @@
-"""Segment one path after another, for the command line and `scanloom.segment`."""
+"""Segment the scans at paths, or plan to, for `scanloom segment` and `scanloom.segment`."""
 
 from __future__ import annotations
 
@@ -6,47 +6,59 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from scanloom.cards.card_file import card_digest
-from scanloom.cards.check import check_assumed_modality, check_modalities
-from scanloom.cards.requested import requested_card
-from scanloom.convert.store import find_model
+from scanloom.cards.requested import describe_changes
 from scanloom.core import (
     Case,
     CaseRecord,
     Reason,
     ScanError,
+    Series,
+    SeriesChoice,
     StepTimer,
     blame,
 )
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
-from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
-from scanloom.engine.case.differences import explained_result_state
-from scanloom.engine.case.memory_estimate import check_memory, estimate_case
-from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
-from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
+from scanloom.engine.case.models import import_heavy, load_models
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device
-from scanloom.engine.results.case_registry import CaseRegistry
-from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
+from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
+from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.io.identity import case_id, key_fingerprint, source_stamp
+from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
+from scanloom.io.index.inspection import SeriesInfo, describe_as_read
+from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
+from scanloom.io.index.ranking import (
+    RankingOptions,
+    describe_selection,
+    preference_of,
+    select_series,
+)
+from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import check_writable
-from scanloom.io.output.crosswalk import common_parent, source_from_series
+from scanloom.io.output.crosswalk import (
+    add_sources,
+    case_folders,
+    common_parent,
+    folder_name,
+    source_from_series,
+)
+from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
-from scanloom.io.output.private import load_key_of
-from scanloom.io.output.published import ResultState, store_source_stamp
+from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
+from scanloom.io.output.published import ResultState
 from scanloom.io.output.work_folder import open_output
+from scanloom.io.probe import is_single_volume, unused_options
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
-from scanloom.options import SegmentOptions
+from scanloom.options import FolderNaming, SegmentOptions
 
 logger = logging.getLogger(__name__)
 """Tracebacks are logged at DEBUG only: they may hold foreign text."""
@@ -103,86 +115,305 @@ def iter_segment(
     mark: MarkStep = nullcontext,
 ) -> Iterator[tuple[Path, CaseRecord]]:
     """Yield each path with the record of its scan: see `segment_paths`."""
-    session = _Session(options, len(paths) if isinstance(paths, Sequence) else 1)
-    with closing(session.read_session):
+    request = Request.of(segment_workflow(options))
+    check_device(options.device)
+    key = load_key_of(options.out, options.key)
+    open_output(options.out, key_fingerprint(key))
+    scans = _Scans(options, request, key)
+    segmenter = _Segmenter(scans, request, len(paths) if isinstance(paths, Sequence) else 1)
+    with closing(scans.session):
         for path in paths:
             clock = StepTimer(
                 partial(on_step, path) if on_step else None,
                 partial(on_windows, path) if on_windows else None,
                 mark,
             )
-            for record in session.run(path, clock):
-                _log(record)
+            for record in segmenter.segment(path, clock):
+                if record.reason is not None:
+                    logger.info("case %s: %s", record.id or "unknown", record.reason.code)
+                elif record.reused:
+                    logger.info("case %s: from before", record.id)
+                else:
+                    logger.info("case %s: done in %.1f s", record.id, record.seconds)
                 yield path, record
 
 
-def _log(record: CaseRecord) -> None:
-    """Log the outcome of a case, without its path."""
-    if record.reason is not None:
-        logger.info("case %s: %s", record.id or "unknown", record.reason.code)
-    elif record.reused:
-        logger.info("case %s: from before", record.id)
-    else:
-        logger.info("case %s: done in %.1f s", record.id, record.seconds)
+@dataclass(frozen=True)
+class PlannedScan:
+    """A scan that would be segmented, or the reason for which it would not be.
+
+    Parameters
+    ----------
+    path : Path
+        As it was given.
+    prepared : Prepared or None
+        The case; None if no series is selected. Its id is empty if there is no key yet.
+    error : ScanError or None
+        Why the scan would not be segmented.
+    choice : SeriesChoice or None
+        Its number among the series at the path, and how a person recognises it.
+    changes : str
+        How the models are run otherwise than their cards say; else "".
+    """
+
+    path: Path
+    prepared: Prepared | None = None
+    error: ScanError | None = None
+    choice: SeriesChoice | None = None
+    changes: str = ""
 
 
-class _Session:
-    """Models, key and output folder, held over several scans; networks are loaded once."""
+def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[PlannedScan]:
+    """Yield what `iter_segment` would do with each scan, from headers and cards alone.
 
-    def __init__(self, options: SegmentOptions, paths: int) -> None:
-        self.options, self.workflow, self._paths = options, segment_workflow(options), paths
-        self.read_session = ReadSession()  # not active while `run` is suspended at a yield
-        self.cards = unique_cards([find_model(name) for name in options.models])
-        check_structures(self.cards, options.outputs)
-        check_device(options.device)
-        self.key = load_key_of(options.out, options.key)
-        fingerprint = key_fingerprint(self.key)
-        open_output(options.out, fingerprint)
-        self.books = CaseRegistry(options.out, fingerprint, options.names)
-        self.target = OutputTarget(options.out, fingerprint, options.replace, self.key)
-        self.recipe = workflow_recipe(self.workflow, self.cards)
+    Raises
+    ------
+    ScanError
+        If the models or the key cannot be used.
+    """
+    request = Request.of(segment_workflow(options))
+    changes = ", ".join(filter(None, map(describe_changes, request.cards, request.requested)))
+    try:
+        key = read_key(options.key)
+    except ScanError as error:
+        if error.reason is not Reason.KEY_MISMATCH:
+            raise
+        key = None  # it would be created
+    scans = _Scans(options, request, key)
+    with closing(scans.session):
+        for path in paths:
+            try:
+                selected = scans.select(path)
+            except ScanError as error:
+                yield PlannedScan(path, error=error)
+                continue
+            for each in selected:
+                prepared = scans.prepare(each)
+                if prepared.state is ResultState.CURRENT:  # the grid is shown all the same
+                    with scans.session.active(), suppress(ScanError):
+                        outline = read_outline(each.series, options.read, phase=each.phase)
+                        prepared = replace(prepared, outline=outline)
+                refusal = prepared.refusal
+                choice = scans.describe(each, refusal.reason if refusal else None)
+                yield PlannedScan(path, prepared, refusal, choice, changes)
+
+
+@dataclass(frozen=True)
+class _SelectedSeries:
+    """A series to segment, its volume if it has several, and its number at the path."""
+
+    series: Series
+    phase: int | None
+    choice: SeriesChoice
+
+
+class _Scans:
+    """The scans at paths, selected and prepared one after another.
+
+    Parameters
+    ----------
+    options : SegmentOptions
+        Which scans to take, and the output folder.
+    request : Request
+        The models and their options.
+    key : bytes or None
+        The key of the ids; None if there is none yet.
+    """
+
+    def __init__(self, options: SegmentOptions, request: Request, key: bytes | None) -> None:
+        self._options, self._request, self._key = options, request, key
+        fingerprint = "" if key is None else key_fingerprint(key)
+        self.cases = _CaseRegistry(options.out, fingerprint, options.names)
+        self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"")
+        self.session = ReadSession()
+
+    def select(self, path: Path) -> list[_SelectedSeries]:
+        """Return the series at a path that are taken.
+
+        Raises
+        ------
+        ScanError
+            As `find_series` and `select_series` do.
+        """
+        options, read = self._options, self._options.read
+        ranking = RankingOptions(options.phase, read.gaps, read.orientation)
+        with self.session.active():
+            candidates = find_series(path, options.out, archives=options.archives)
+            preference = preference_of(self._request.cards)
+            selected = []
+            for series in select_series(candidates, options.series, preference, ranking):
+                number = next(n for n, each in enumerate(candidates, 1) if each is series)
+                notes = describe_selection(candidates, options.series, series)
+                phase = options.phase
+                if phase == 0 and is_single_volume(series, read):
+                    phase = None  # volume 0 of a single one has the case id of the scan
+                    single = "`--phase 0` was not needed: the scan has a single volume"
+                    notes = (*notes, single)
+                unused = unused_options(series, options.phase, read)
+                choice = SeriesChoice(number, len(candidates), "", tuple(notes), unused)
+                selected.append(_SelectedSeries(series, phase, choice))
+            return selected
+
+    def prepare(self, selected: _SelectedSeries) -> Prepared:
+        """Return the case of a series; a fault is its `refusal`."""
+        series, phase = selected.series, selected.phase
+        case = self._request.case("", series, phase=phase)
+        with self.session.active():
+            try:
+                if self._key is not None:
+                    number = case_id(series, self._key, phase)
+                    stamp = source_stamp([series.stamp], self._key)
+                    case = replace(case, id=number, stamp=stamp)
+                    case = replace(case, folder=self.cases.folder_name(case))
+            except Exception as error:  # noqa: BLE001  # a fault in one scan must not stop others
+                return Prepared(case, refusal=blame(error))
+            return prepare(
+                case,
+                self._request.cards,
+                None if self._key is None else self.target,
+                memory_limit=self._options.memory_limit,
+            )
+
+    def describe(self, selected: _SelectedSeries, reason: Reason | None) -> SeriesChoice:
+        """Return how a person recognises a series, with its modality and slices.
+
+        If there is no result for a reason, the headers are not read again, to refuse a scan soon:
+        then the slices are left out.
+        """
+        series, choice, read = selected.series, selected.choice, self._options.read
+        info = SeriesInfo(modality=series.modality or "")
+        with self.session.active():
+            if reason is None:
+                phase = self._options.phase
+                info = describe_as_read(series, phase, read.gaps, read.orientation)
+        text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
+        return replace(choice, text=text)
+
+
+class _CaseRegistry:
+    """Folder names of the cases in an output folder, and records of those that failed.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not exist.
+    fingerprint : str
+        Fingerprint of the key of the ids.
+    names : "id" or "source"
+        Whether folders of new cases are named by case id or by source.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+
+    def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
+        self.out, self.fingerprint, self.names = out, fingerprint, names
+        self._folders = case_folders(out)
+        self._unwritten: list[tuple[Case, CaseRecord]] = []
+
+    def folder_name(self, case: Case) -> str:
+        """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
+        if case.id not in self._folders:
+            self._folders[case.id] = self._new_name(case)
+        return self._folders[case.id]
+
+    def note(self, case: Case, record: CaseRecord) -> None:
+        """Record the outcome of a case; failures are written once OUT has any result.
+
+        If no case succeeds, nothing is written. Failure to write a record is not fatal: the caller
+        has already received it.
+        """
+        if record.reason is not None:
+            self._unwritten.append((case, record))
+        try:
+            if record.reason is None:
+                remove_failure(self.out, case.id)
+            if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
+                self._write()
+        except (OSError, ScanError):
+            logger.debug("a failure can't be written", exc_info=True)
+
+    def _new_name(self, case: Case) -> str:
+        cases = self.out / "cases"
+        if self.names == "id" or (cases / case.id).is_dir():
+            return case.id
+        existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+        return folder_name(
+            source_from_series(case.series, case.id), [*existing, *self._folders.values()]
+        )
+
+    def _write(self) -> None:
+        sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
+        with private_folder(self.out, self.fingerprint) as private:
+            add_sources(private, sources)
+        for case, record in self._unwritten:
+            if is_failure(record):
+                write_failure(self.out, record, case.recipe, case.stamp)
+        self._unwritten.clear()
+
+
+class _Segmenter:
+    """Segments prepared scans with networks that are loaded once.
+
+    Parameters
+    ----------
+    scans : _Scans
+        The scans of the command.
+    request : Request
+        The models and their options, as of the moment when the command began.
+    planned_cases : int
+        Number of scans that will be segmented.
+    """
+
+    def __init__(self, scans: _Scans, request: Request, planned_cases: int) -> None:
+        self._scans, self._request, self._planned_cases = scans, request, planned_cases
         self._hashes: dict[str, str] = {}  # of the sources of this command's results, by case id
         self._predictors: Sequence[Predictor] | None = None
-        self._fault: ScanError | None = None
+        self._fault: ScanError | None = None  # of the models or OUT: no scan is to blame
         self._writable = False
 
-    def run(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
+    def segment(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
+        """Yield the record of each series at a path that is taken."""
         try:
-            with clock.step("find"), self.read_session.active():
-                selected = select_at(path, self.options, self.cards)
+            with clock.step("find"):
+                selected = self._scans.select(path)
         except Exception as error:  # a fault in one scan must not stop the others
             logger.debug("no scan found", exc_info=True)
             yield failed_record("", error)
             return
-        for chosen in selected:
-            with self.read_session.active():
-                record = self._run(chosen, clock)
-                choice = choice_of(chosen, self.options, record.reason)
-            yield replace(record, choice=choice)
+        for each in selected:
+            with clock.step("find"):
+                prepared = self._scans.prepare(each)
+            with self._scans.session.active():  # not while this is suspended at the yield
+                record = self._segment(prepared, clock)
+                if self._fault is not None:
+                    raise self._fault
+                if record.reason is None:
+                    self._hashes[record.id] = prepared.case.source_hash
+                if record.id:
+                    self._scans.cases.note(prepared.case, record)
+            yield replace(record, choice=self._scans.describe(each, record.reason))
             clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
 
-    def _run(self, chosen: SelectedSeries, clock: StepTimer) -> CaseRecord:
-        case: Case | None = None
-        series, phase = chosen.series, chosen.phase
+    def _segment(self, prepared: Prepared, clock: StepTimer) -> CaseRecord:
+        """Return the record of a case: refused, from before, or segmented now."""
+        case, target = prepared.case, self._scans.target
         try:
-            with clock.step("find"):
-                number = case_id(series, self.key, phase)
-                case = make_case(number, series, self.workflow, self.recipe, phase=phase)
-                case = replace(case, stamp=source_stamp([series.stamp], self.key))
-                case = with_source_hash(case, self.key)
+            record = prepared.ended()
+            if record is not None and record.reason is None:
+                return _with_content(record)
+            if record is None:
                 self._check_unique(case)
-            record = self._segment(case, clock)
-            if record.reason is None:
-                self._hashes[case.id] = case.source_hash
+                self._check_writable()
+                source = source_from_series(case.series, case.id)
+                with self._networks() as predictors:
+                    return run_case(prepared, predictors, target, clock, source=source)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
-            record = failed_record(case.id if case else "", error)
-            record = replace(record, private=record.private or common_parent(series.files))
-        if self._fault is not None:
-            raise self._fault  # of the models or OUT: no scan is to blame
-        if case is not None:
-            self.books.note(case, record)
-        return record
+            record = failed_record(case.id, error)
+        return replace(record, private=record.private or common_parent(case.series.files))
 
     def _check_unique(self, case: Case) -> None:
         """Refuse a case that would replace another result of this command.
@@ -196,46 +427,18 @@ class _Session:
             detail = "another path of this command has the same UIDs, but other content"
             raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
 
-    def _segment(self, case: Case, clock: StepTimer) -> CaseRecord:
-        out, folder = self.options.out, self.books.folder_name(case)
-        state = explained_result_state(
-            *(out, folder, case),
-            replace=self.options.replace,
-            workflow=self.workflow,
-            cards=self.cards,
-        )
-        if state is ResultState.CURRENT:
-            store_source_stamp(out / "cases" / folder, case.stamp)
-            return _recall(case, out / "cases" / folder)
-        self._check_output()
-        self._check_headers(case)
-        source = source_from_series(case.series, case.id)
-        with self._networks() as predictors:
-            return run_case(case, predictors, self.target, clock, folder=folder, source=source)
-
-    def _check_output(self) -> None:
+    def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""
         if self._writable:
             return
+        out = self._scans.target.out
         try:
-            check_writable(self.options.out)
+            check_writable(out)
         except ScanError as error:
             detail = error.detail.replace("the results", "the output folder")
-            self._fault = ScanError(error.reason, detail, str(self.options.out))
+            self._fault = ScanError(error.reason, detail, str(out))
             raise self._fault from error
         self._writable = True
-
-    def _check_headers(self, case: Case) -> None:
-        """Refuse a scan by its headers, before torch is imported and voxels are read."""
-        modality = case.series.modality or case.read.modality
-        check_assumed_modality(modality, self.cards)
-        for card in self.cards:
-            check_modalities([modality], card)
-        outline = read_outline(case.series, case.read, phase=case.phase)
-        if self.options.memory_limit is not None:
-            cards = [requested_card(card, self.options.compute) for card in self.cards]
-            need = estimate_case(*outline, cards, self.options.outputs)
-            check_memory(need, self.options.memory_limit)
 
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
@@ -252,13 +455,15 @@ class _Session:
             yield coming.result
 
     def _load_networks(self) -> Sequence[Predictor]:
-        execution = self.workflow.execution
-        digests = [card_digest(card) for card in self.cards]
+        workflow = self._request.workflow
         try:
             self._predictors = load_models(
-                *(self.workflow.models, digests, execution, self.workflow.computed_labels),
-                planned_cases=self._paths,
-                out=self.options.out,
+                workflow.models,
+                self._request.digests,
+                workflow.execution,
+                workflow.computed_labels,
+                planned_cases=self._planned_cases,
+                out=self._scans.target.out,
             )
         except Exception as error:
             self._fault = blame(error)
@@ -266,13 +471,13 @@ class _Session:
         return self._predictors
 
 
-def _recall(case: Case, folder: Path) -> CaseRecord:
-    """Return the record of a case that was published before."""
+def _with_content(record: CaseRecord) -> CaseRecord:
+    """Return the record of a case that was published before with its flags and measurements."""
+    folder = record.folder or Path()
     try:
         document = read_json(folder / CASE)
         flags = known_flags(flag["code"] for flag in document["flags"])
-        rows = read_measurements(folder)
-        return CaseRecord(case.id, None, "", flags, folder, rows, reused=True)
+        return replace(record, flags=flags, measurements=read_measurements(folder))
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        detail = f"the result of case {case.id} can't be read"
+        detail = f"the result of case {record.id} can't be read"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

@@ -27,7 +27,7 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     PlacedModel,

@@ -98,6 +98,7 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
         return DeviceChoice(torch.device("cpu"), ASKED_FOR)
     too_old = old_torch(torch.__version__)
     if requested == "auto":
+        # Refused rather than slow or wrong: see `old_torch`
         if torch.cuda.is_available() and too_old:
             logger.warning("the CPU is used: %s", too_old)
             return DeviceChoice(torch.device("cpu"), too_old)
@@ -126,7 +127,7 @@ def old_torch(version: str) -> str:
     Versions before 2.10 bring, or work round, a cuDNN that computes half precision wrong: see
     `wrong_cudnn`. The work-around of 2.9 takes 17 times the memory.
     """
-    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    numbers = [int(digits) for digits in re.findall(r"\d+", version)[:2]]
     if numbers >= [*OLDEST_TORCH_FOR_CUDA]:
         return ""
     oldest = ".".join(map(str, OLDEST_TORCH_FOR_CUDA))
@@ -188,6 +189,7 @@ def choose_precision(
             return PrecisionChoice(torch.float32, wrong, wrong=True)
         why = ASKED_FOR if requested == "half" else "half the memory and time of float32 on CUDA"
         return PrecisionChoice(torch.float16, why)
+    # Without these units bfloat16 is not faster than float32
     units = bfloat16_units()
     if requested == "half":
         if units is None:
@@ -226,6 +228,7 @@ def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torc
     """
     if device.type != "cuda":
         return 1  # one window fills all cores of a CPU
+    # A quarter of the memory: scores, sums and the scan need the rest
     total = int(torch.cuda.get_device_properties(device).total_memory)
     window_bytes = math.prod(window) * VALUES_PER_VOXEL * dtype.itemsize
     most = MOST_PLANES if 1 in window else MOST_WINDOWS
@@ -237,6 +240,7 @@ def deterministic() -> Iterator[None]:
     """Make torch deterministic within the block, with float32 not rounded to TF32."""
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
+    # Benchmarking would choose kernels by a stopwatch: other bits at each start
     with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         torch.set_float32_matmul_precision("highest")
         try:
@@ -273,8 +277,8 @@ class PlacedModel:
     precision: PrecisionChoice
 
     def __repr__(self) -> str:
-        made = f"{self.name} {self.card.version}"
-        return f"{type(self).__name__}({made}, {self.device_name}, {self.precision_name})"
+        model = f"{self.name} {self.card.version}"
+        return f"{type(self).__name__}({model}, {self.device_name}, {self.precision_name})"
 
     @property
     def name(self) -> str:

@@ -67,6 +67,7 @@ def apply_steps(
 
 def scale_range(image: torch.Tensor, step: ScaleRange) -> torch.Tensor:
     """Map [a_min, a_max] to [b_min, b_max] (MONAI ScaleIntensityRange)."""
+    # In MONAI's order of operations, in float32: another order gives other last bits
     width = step.a_max - step.a_min
     if width == 0.0:
         return image - step.a_min + (step.b_min or 0.0)
@@ -93,6 +94,7 @@ def normalize(
 
     Only voxels of the foreground, if it is given, are measured and changed (nnU-Net).
     """
+    # Air would shift mean and deviation: models trained so exclude it
     selected = foreground
     if step.nonzero:
         selected = image != 0 if foreground is None else foreground & (image != 0)
@@ -127,10 +129,10 @@ def scale_histogram(image: torch.Tensor, step: ScaleHistogram) -> torch.Tensor:
     last = int(reached[0]) if len(reached) else _BINS - 1
     scale = BYTE / (last * width) if last else 1.0
     out = torch.empty_like(flat)
-    for values, part in zip(
+    for values, target in zip(
         torch.split(flat, _VALUES_AT_ONCE), torch.split(out, _VALUES_AT_ONCE), strict=True
     ):
-        part.copy_(((values.double() - low) * scale).clamp_(0.0, BYTE))
+        target.copy_(((values.double() - low) * scale).clamp_(0.0, BYTE))
     return out.view(image.shape)
 
 

@@ -17,7 +17,7 @@ import math
 import os
 import resource
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -38,6 +38,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Truncate,
 )
+from scanloom.cards.requested import networks
 from scanloom.core import Grid, Reason, ScanError, format_bytes
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
@@ -72,7 +73,9 @@ MAX_UNFOLDED_VALUES = 20_480
 columns on a CPU: torch passes larger inputs to oneDNN."""
 CHANNEL_BLOCK = 16
 """Size of oneDNN's blocks of channels: incomplete blocks are padded."""
-_FLOAT_BYTES = torch.float32.itemsize
+BASE_PROCESS_BYTES = 720 * 1024**2
+"""Interpreter, torch, a small network, compiled kernels, writers and readers: measured with torch
+2.13 for CPU in a process that has finished a case."""
 
 
 @dataclass(frozen=True)
@@ -196,43 +199,151 @@ def estimate_network(
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        one = sizes.image // card.n_inputs
-        steps["restore"] += one * 4  # labels as float64 during nearest neighbour
+        steps["restore"] += sizes.image // card.n_inputs * 4  # float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
-    return _on_own_memory(steps, sizes, (clean, stored), budget)
+    on_host, copied = sizes.open if budget.scores == "host" else 0, stored * sizes.scan
+    labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host}
+    own = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
+    own["resample"] += copied
+    for step in labels:
+        own[step] -= on_host
+    return MemoryEstimate({"resample": copied, **labels, "clean": sizes.maps + clean}, own)
 
 
-def estimate_placed(
-    card: ModelCard, grid: Grid, stored: int, where: tuple[str, str], windows: int
-) -> MemoryEstimate:
-    """Estimate as `estimate_network` does, for callers that do not import torch.
+@dataclass(frozen=True)
+class Placement:
+    """Device and precision of a model, as its predictor names them, and windows in a batch."""
+
+    device: str = "cpu"
+    precision: str = "float32"
+    windows: int = 1
+
+
+@dataclass(frozen=True)
+class CaseEstimate:
+    """Bytes that a process holds while it segments a case, and the work of the networks.
 
     Parameters
     ----------
-    card, grid, stored
-        The model, the scan's grid, and the bytes per stored voxel.
-    where : (device, precision)
-        Such as ("cuda:0", "float16").
-    windows : int
-        Windows in a batch.
+    host : mapping of str to int
+        Bytes of "load", "resample", "network", "restore", "clean", "measure", "write" and
+        "readback", scan and label maps included.
+    device : mapping of str to int
+        Bytes of each step on a device with its own memory.
+    base : int
+        Memory of the process itself: interpreter, libraries, weights.
+    values : int
+        Voxels of all windows that pass through the networks; see `window_values`.
+    placement : Placement or None
+        Device and precision of the networks; None for the smallest plan on a CPU.
     """
-    stage = []
+
+    host: Mapping[str, int]
+    device: Mapping[str, int]
+    base: int
+    values: int = 0
+    placement: Placement | None = None
+
+    @property
+    def peak(self) -> int:
+        """Peak memory of the process, in bytes."""
+        return self.base + max(self.host.values(), default=0)
+
+
+def base_bytes(cards: Sequence[ModelCard]) -> int:
+    """Return the bytes of a process with these models before its first case.
+
+    A file with weights is read while the networks of the model's other folds are in memory.
+    """
+    models = largest = 0
+    for card in cards:
+        for network in networks(card):
+            sizes = [each.file.stat().st_size for each in (network.weights, *network.folds)]
+            models += sum(sizes)
+            largest = max(largest, *sizes)
+    return BASE_PROCESS_BYTES + models + largest
+
+
+def estimate_prediction(
+    cards: Sequence[ModelCard],
+    grid: Grid,
+    stored: int,
+    placement: Placement | None,
+    kept: Sequence[ModelCard] = (),
+    *,
+    uncertainty: bool = False,
+) -> MemoryEstimate:
+    """Estimate the memory of a model, or of the models of an ensemble, which run together.
+
+    Parameters
+    ----------
+    cards : sequence of ModelCard
+        The model, or those of the ensemble.
+    grid : Grid
+        Grid of the scan.
+    stored : int
+        Bytes of its stored voxels, each.
+    placement : Placement or None
+        Device and precision; None for the smallest plan on a CPU.
+    kept : sequence of ModelCard
+        One of the models for each scan on a network grid that further models need: it stays on
+        the device. Not in the smallest plan.
+    uncertainty : bool
+        Whether maps of uncertainty are requested.
+    """
+    first, *further = cards
+    needs = [_estimate_placed(card, grid, stored, placement or Placement()) for card in cards]
+    host = {step: sum(need.host[step] for need in needs) for step in needs[0].host}
+    device = {step: sum(need.device[step] for need in needs) for step in needs[0].device}
+    images = [*kept, *([first] if further else [])] if placement else []
+    held = sum(network_image_bytes(card, plan_grid(grid, card.grid)) for card in images)
+    if uncertainty:
+        inner = grid_for_parts(grid, first) if first.parts else grid
+        members = len(cards) if further else 1 + len(first.folds)
+        held += sum(
+            uncertainty_bytes(part, plan_grid(inner, part.grid), 1 + len(part.folds))
+            for part in first.parts
+        ) or uncertainty_bytes(first, plan_grid(grid, first.grid), members)
+    if device:
+        device = {step: count + held for step, count in device.items()}
+    else:
+        host = {step: count + held for step, count in host.items()}
+    return MemoryEstimate(host, device)
+
+
+def _estimate_placed(
+    card: ModelCard, grid: Grid, stored: int, placement: Placement
+) -> MemoryEstimate:
+    """Estimate the memory of a model with its previous stage, or with its parts."""
+    estimates = []
     if card.stage is not None:
-        stage.append(estimate_placed(card.stage.card, grid, stored, where, windows))
+        estimates.append(_estimate_placed(card.stage.card, grid, stored, placement))
     if card.parts:
         own, held = _resampled_for_parts(card, grid)
         inner = grid_for_parts(grid, card)
-        parts = [estimate_placed(part, inner, FLOAT_BYTES, where, windows) for part in card.parts]
-        with_held = [  # the resampled scan stays on the host while parts run
-            replace(part, host={step: n + held for step, n in part.host.items()}) for part in parts
-        ]
-        return _largest([*stage, own, *with_held])
-    device, precision = where
-    plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
-    network = estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
-    return _largest([*stage, network])
+        parts = [_estimate_placed(part, inner, FLOAT_BYTES, placement) for part in card.parts]
+        estimates += [own]
+        for part in parts:  # the resampled scan stays on the host while parts run
+            host = {step: n + held for step, n in part.host.items()}
+            estimates.append(MemoryEstimate(host, part.device))
+    else:
+        plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
+        device, budget = torch.device(placement.device), Budget(placement.windows)
+        estimates.append(estimate_network(card, plan, device, dtype, budget, stored))
+    # Networks run one after another: the largest of each step
+    return MemoryEstimate(
+        _largest(estimate.host for estimate in estimates),
+        _largest(estimate.device for estimate in estimates),
+    )
+
+
+def _largest(estimates: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    largest = dict[str, int]()
+    for steps in estimates:
+        largest.update({step: max(n, largest.get(step, 0)) for step, n in steps.items()})
+    return largest
 
 
 def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, int]:
@@ -251,46 +362,9 @@ def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, i
     return MemoryEstimate(steps), scan + labels
 
 
-def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate:
-    """Return the largest memory by step of networks that run one after another."""
-    host, device = dict[str, int](), dict[str, int]()
-    for estimate in estimates:
-        for known, found in ((host, estimate.host), (device, estimate.device)):
-            known.update({step: max(n, known.get(step, 0)) for step, n in found.items()})
-    return MemoryEstimate(host, device)
-
-
-def _on_own_memory(
-    steps: Mapping[str, int], sizes: _Sizes, scan: tuple[int, int], budget: Budget
-) -> MemoryEstimate:
-    """Return the estimate for a device with its own memory.
-
-    `scan` are the bytes of the cleaning, and per stored voxel.
-    """
-    on_host = sizes.open if budget.scores == "host" else 0
-    clean, stored = scan
-    copied = stored * sizes.scan
-    host = {
-        "resample": copied,
-        "network": sizes.maps + on_host,
-        "restore": sizes.maps + on_host,
-        "clean": sizes.maps + clean,
-    }
-    device = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
-    device["resample"] += copied
-    for step in ("network", "restore"):
-        device[step] -= on_host
-    return MemoryEstimate(host, device)
-
-
 def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:
     """Return the bytes of a scan on the network grid, all channels."""
     return FLOAT_BYTES * len(card.channels) * math.prod(plan.network.shape)
-
-
-def shared_image_bytes(card: ModelCard, grid: Grid) -> int:
-    """Return the bytes of a scan on the network grid, for callers that do not import torch."""
-    return network_image_bytes(card, plan_grid(grid, card.grid))
 
 
 def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
@@ -303,15 +377,6 @@ def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
     block = min(HEAD_SLABS * max(SLAB_BYTES, plane), math.prod(planes))
     kept = members * block if members > 1 else 0
     return maps + work + kept
-
-
-def uncertainty_bytes_of(card: ModelCard, grid: Grid, members: int) -> int:
-    """Return the bytes as `uncertainty_bytes`, for callers that do not import torch."""
-    inner = grid_for_parts(grid, card) if card.parts else grid
-    return sum(
-        uncertainty_bytes(each, plan_grid(inner, each.grid), 1 + len(each.folds))
-        for each in card.parts
-    ) or uncertainty_bytes(card, plan_grid(grid, card.grid), members)
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
@@ -591,7 +656,7 @@ def network_bytes(
     if dtype is torch.bfloat16:
         return _window_bytes(spec.name, arguments, size, detached, ends=True) * windows
     window_bytes = _window_bytes(spec.name, arguments, size, detached, ends=False)
-    return window_bytes * windows * dtype.itemsize // _FLOAT_BYTES
+    return window_bytes * windows * dtype.itemsize // FLOAT_BYTES
 
 
 @lru_cache(maxsize=64)
@@ -602,7 +667,8 @@ def _window_bytes(
 
     `detached` is whether the final layer is detached where possible.
     """
-    spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
+    spec = NetworkSpec(name, json.loads(arguments))
+    channels = int(spec.args.get("in_channels", 1))
     try:
         with torch.device("meta"):
             with meta_dispatch():
@@ -617,13 +683,8 @@ def _window_bytes(
         with torch.inference_mode(), _LiveMemoryMode() as live:
             network(window)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return math.prod(size) * VALUES_PER_VOXEL * (_FLOAT_BYTES // 2 if ends else _FLOAT_BYTES)
+        return math.prod(size) * VALUES_PER_VOXEL * (FLOAT_BYTES // 2 if ends else FLOAT_BYTES)
     return int(live.peak)
-
-
-def _channels(arguments: str) -> int:
-    """Return the number of a network's input channels."""
-    return int(json.loads(arguments).get("in_channels", 1))
 
 
 class _LiveMemory(MetaShapeRules):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter1d
 from torch.nn import functional
 
 from scanloom.cards.card import Window
@@ -113,8 +114,12 @@ class WindowLayout:
         for n in range(0, len(along), self.together):
             row = along[n : n + self.together]
             following = along[n + self.together] if n + self.together < len(along) else length
-            corners = (_corner(self.axis, *c) for c in itertools.product(row, *inner))
-            yield WindowRow(list(corners), following)
+            corners = []
+            for start, first, second in itertools.product(row, *inner):
+                corner = [first, second]
+                corner.insert(self.axis, start)
+                corners.append((corner[0], corner[1], corner[2]))
+            yield WindowRow(corners, following)
 
 
 def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> WindowLayout:
@@ -136,9 +141,15 @@ def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> Wi
     ScanError
         TOO_LARGE if there are more than `MAX_WINDOWS` windows.
     """
-    size = window_size(window, shape)
+    size, overlap = window_size(window, shape), window.overlap
     x, y, z = (max(n, roi) for n, roi in zip(shape, size, strict=True))
-    starts = _starts(window, (x, y, z), size)
+    starts_along = window_starts if window.starts == "fixed" else even_starts
+    # A two-dimensional network runs on every plane
+    a, b, c = (
+        tuple(range(length)) if n == window.plane else tuple(starts_along(length, roi, overlap))
+        for n, (length, roi) in enumerate(zip((x, y, z), size, strict=True))
+    )
+    starts = (a, b, c)
     if (count := math.prod(map(len, starts))) > MAX_WINDOWS:
         windows = f"{count:,} windows of {' x '.join(map(str, size))} voxels"
         limit = f"{MAX_WINDOWS:,} are the limit; a smaller overlap needs fewer"
@@ -163,6 +174,7 @@ def window_starts(length: int, size: int, overlap: float) -> list[int]:
 
     The last window ends at the end of the axis. `length` is at least `size`.
     """
+    # MONAI: a window as long as the axis does not step
     step = size if size == length else max(int(size * (1 - overlap)), 1)
     starts = list(range(0, length - size, step))
     return [*starts, length - size]
@@ -179,18 +191,6 @@ def even_starts(length: int, size: int, overlap: float) -> list[int]:
         return [0]
     step = (length - size) / intervals
     return [round(step * n) for n in range(intervals + 1)]
-
-
-def _starts(
-    window: Window, padded: Shape, size: Shape
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the starts of windows along each axis: every plane for two-dimensional networks."""
-    function = window_starts if window.starts == "fixed" else even_starts
-    x, y, z = (
-        tuple(range(length)) if axis == window.plane else tuple(function(length, n, window.overlap))
-        for axis, (length, n) in enumerate(zip(padded, size, strict=True))
-    )
-    return x, y, z
 
 
 def pad_to_window(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor, Shape]:
@@ -228,36 +228,23 @@ def window_weights(size: Shape, window: Window, device: torch.device) -> torch.T
     if window.blending == "constant":
         return torch.ones(size, dtype=dtype, device=device)
     if window.blending == "gaussian_filter":
-        return _filtered_point(size, window).to(device, dtype)
+        # The filter is separable: the filtered point is the product of filtered points on a line
+        lines = []
+        for axis, n in enumerate(size):
+            line = np.zeros(n)
+            line[n // 2] = 1.0
+            if axis != window.plane:
+                line = gaussian_filter1d(line, n * window.sigma_scale, mode="constant")
+            lines.append(line)
+        product: NDArray[np.float64] = functools.reduce(np.multiply.outer, lines)
+        weights = torch.from_numpy(product / (product.max() / _LARGEST_WEIGHT)).to(torch.float16)
+        zero = weights == 0  # rounded away: such a voxel would divide by 0
+        return weights.masked_fill_(zero, float(weights[~zero].min())).to(device, dtype)
     weight = torch.ones((), device=device)
     for n in size:
         x = torch.arange(-(n - 1) / 2.0, (n - 1) / 2.0 + 1, dtype=torch.float32, device=device)
         weight = weight[..., None] * torch.exp(x**2 / (-2 * (n * window.sigma_scale) ** 2))
     return weight.clamp_(min=max(float(weight.min()), 1e-3)).to(dtype)
-
-
-def _filtered_point(size: Shape, window: Window) -> torch.Tensor:
-    """Return nnU-Net's weights, float16 on the CPU.
-
-    The filter is separable: the filtered point is the product of filtered points on a line.
-    """
-    lines = [
-        np.ones(1) if axis == window.plane else _filtered_line(n, n * window.sigma_scale)
-        for axis, n in enumerate(size)
-    ]
-    product: NDArray[np.float64] = functools.reduce(np.multiply.outer, lines)
-    weights = torch.from_numpy(product / (product.max() / _LARGEST_WEIGHT)).to(torch.float16)
-    zero = weights == 0
-    return weights.masked_fill_(zero, float(weights[~zero].min()))
-
-
-def _filtered_line(length: int, sigma: float) -> NDArray[np.float64]:
-    """Return SciPy's gaussian filter of a point in the middle of a line."""
-    from scipy.ndimage import gaussian_filter1d
-
-    line = np.zeros(length)
-    line[length // 2] = 1.0
-    return np.asarray(gaussian_filter1d(line, sigma, mode="constant"))
 
 
 def window_slices(corner: Shape, size: Shape) -> tuple[slice, ...]:
@@ -272,13 +259,6 @@ def slices_with_margin(corner: Shape, size: Shape, low: Shape) -> tuple[slice, .
     """
     ends = ((p - n - 1, p - n + roi + 1) for p, roi, n in zip(corner, size, low, strict=True))
     return tuple(slice(max(first, 0), max(last, 0)) for first, last in ends)
-
-
-def _corner(axis: int, start: int, *inner: int) -> Shape:
-    """Return a window's first voxel, given its index along `axis` and along the other axes."""
-    corner = [*inner]
-    corner.insert(axis, start)
-    return corner[0], corner[1], corner[2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -474,6 +454,7 @@ class SlidingWindow:
 
         The first window of a scan is always run: it gives the number of classes.
         """
+        # The margin of one voxel: interpolation to the source reads neighbours
         kept = corners
         if seen is not None:
             first = self.passed.windows == 0
@@ -554,6 +535,7 @@ class SlidingWindow:
         for start in range(first, last, step):
             stop = min(start + step, last)
             (scores, *members), empty = self._means(sums, (start, stop), crop, device)
+            # Comparisons with NaN are false: such a voxel would become background silently
             if not all_finite(scores):
                 raise FloatingPointError("scores are not finite")
             for each in (scores, *members):
@@ -604,6 +586,7 @@ class SlidingWindow:
         if self.activation == "sigmoid":
             scores.sigmoid_()
         elif self.activation == "softmax":
+            # Softmax reads memory in its order, in pieces that the cache holds
             order = sorted((0, 2, 3), key=scores.stride, reverse=True)
             planes = scores.permute(order[0], 1, *order[1:])  # in memory order
             plane_bytes = max(1, planes[0].nbytes)
@@ -656,6 +639,7 @@ class ScoreAccumulator:
     def add(self, scores: torch.Tensor, corner: Shape) -> None:
         """Add a window's scores (C, x, y, z), which may be overwritten."""
         alike = (scores.device, scores.dtype) == (self.device, self._weight.dtype)
+        # A window that covers the image saves the memory of the sums
         if self._single and alike:  # the only scores of a voxel are their mean
             self._sum = scores
             self._count.fill_(1)
@@ -684,6 +668,7 @@ class ScoreAccumulator:
             planes.movedim(self.axis + 1, 0)[selected][:, :, crop[0], crop[1]]
             for planes in (self._sum, self._count)
         )
+        # Windows that were skipped as air leave voxels without a score
         empty = counts == 0
         if not bool(empty.any()):
             return sums.div_(counts).to(device), None
@@ -695,6 +680,7 @@ class ScoreAccumulator:
         for slab in (self._sum, self._count):
             planes = slab.movedim(self.axis + 1, 0)
             size = len(planes)
+            # In place: a second array of sums would double the memory of this step
             for n in range(0, size - shift, max(shift, 1)):  # source and target do not overlap
                 count = min(shift, size - shift - n)
                 planes[n : n + count] = planes[n + shift : n + shift + count]
@@ -741,9 +727,9 @@ def _add_half(sums: torch.Tensor, scores: torch.Tensor, weight: torch.Tensor) ->
     wide = torch.promote_types(scores.dtype, sums.dtype)
     step = max(1, _CACHED_VALUES // max(1, weight[0].numel()))
     for total, own in zip(sums, scores, strict=True):
-        parts = (torch.split(values, step) for values in (total, own, weight))
-        for part, score, factor in zip(*parts, strict=True):
-            part.copy_(part.to(wide).add_(score.mul_(factor).to(wide)))
+        pieces = (torch.split(values, step) for values in (total, own, weight))
+        for piece, score, factor in zip(*pieces, strict=True):
+            piece.copy_(piece.to(wide).add_(score.mul_(factor).to(wide)))
 
 
 def uniform_windows(
@@ -769,6 +755,7 @@ def uniform_windows(
     for corner in corners:
         window = padded[:, *window_slices(corner, size)]
         values = window[:, :1, :1, :1]
+        # A sparse sample first: nearly all windows with several values differ in it
         sampled = window[:, ::_SAMPLED, ::_SAMPLED, ::_SAMPLED]
         if bool((sampled == values).all()) and bool((window == values).all()):
             uniform[corner] = tuple(values.flatten().tolist())
@@ -820,15 +807,6 @@ class SharedScores:
         return self._kept[values].clone() if self._following[values] else self._kept.pop(values)
 
 
-def flip_combinations(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return all combinations of at least one axis, in the order of nnU-Net."""
-    return [
-        combination
-        for count in range(1, len(axes) + 1)
-        for combination in itertools.combinations(axes, count)
-    ]
-
-
 def mean_over_flips(
     network: Callable[[torch.Tensor], torch.Tensor], windows: torch.Tensor, axes: Sequence[int]
 ) -> torch.Tensor:
@@ -848,9 +826,10 @@ def mean_over_flips(
     if not axes:
         return network(windows)
     scores = network(windows.clone())
-    combinations = flip_combinations(axes)
-    for combination in combinations:
-        dims = [axis + 2 for axis in combination]
-        scores += network(windows.flip(dims)).flip(dims)
-    scores /= len(combinations) + 1
+    # nnU-Net's order: a sum in half precision depends on it
+    for count in range(1, len(axes) + 1):
+        for combination in itertools.combinations(axes, count):
+            dims = [axis + 2 for axis in combination]
+            scores += network(windows.flip(dims)).flip(dims)
+    scores /= 1 << len(axes)
     return scores

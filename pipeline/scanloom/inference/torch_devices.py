@@ -85,6 +85,7 @@ def _fault(device: torch.device) -> str:
 
     It fails on a device for which this build has no code.
     """
+    # Before any computation: an old cuDNN computes without an error
     if too_old := old_torch(torch.__version__):
         return too_old
     source = torch.Generator().manual_seed(0)

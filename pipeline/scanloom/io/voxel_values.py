@@ -1,4 +1,4 @@
-"""Voxels that are NaN or infinite, and integers that float32 cannot represent exactly."""
+"""Voxels: limits of their size, NaN and infinity, integers that float32 cannot represent."""
 
 from __future__ import annotations
 
@@ -82,6 +82,9 @@ def rounding_flags(
             return ()
     return (Flag.VALUES_ROUNDED,)
 
+
+# --- limits ---------------------------------------------------------------------------------------
+# Limits on the size of a volume and of the files that hold it.
 
 VOXEL_LIMIT_BYTES = 4 << 30
 """Largest size of the decoded voxels of a volume, unless the caller passes another limit."""

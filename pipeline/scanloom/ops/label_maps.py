@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Layer, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.ops.run_length import Labels, iter_slabs
 from scanloom.ops.uncertainty import change_maps
 
@@ -30,8 +30,8 @@ def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
 
     Returns
     -------
-    ((i, j, k), (i, j, k)) or None
-        First and last voxel, both included; None if no voxel has one of the numbers.
+    Box or None
+        None if no voxel has one of the numbers.
     """
     table = label_table(labels.dtype, numbers)
     inside = [np.zeros(n, bool) for n in labels.shape]
@@ -43,7 +43,7 @@ def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
     if not inside[0].any():
         return None
     at = [np.flatnonzero(axis) for axis in inside]
-    return _triple(axis[0] for axis in at), _triple(axis[-1] for axis in at)
+    return Box(_triple(axis[0] for axis in at), _triple(axis[-1] for axis in at))
 
 
 def union_of_boxes(boxes: Iterable[Box | None]) -> Box | None:
@@ -51,8 +51,8 @@ def union_of_boxes(boxes: Iterable[Box | None]) -> Box | None:
     present = [box for box in boxes if box is not None]
     if not present:
         return None
-    firsts, lasts = np.array([box[0] for box in present]), np.array([box[1] for box in present])
-    return _triple(firsts.min(axis=0)), _triple(lasts.max(axis=0))
+    firsts, lasts = np.array([box.first for box in present]), np.array([b.last for b in present])
+    return Box(_triple(firsts.min(axis=0)), _triple(lasts.max(axis=0)))
 
 
 def margin_voxels(grid: Grid, margin_mm: float) -> Triple:
@@ -62,24 +62,22 @@ def margin_voxels(grid: Grid, margin_mm: float) -> Triple:
 
 def enlarge_box(box: Box, margin: Triple, shape: Triple) -> Box:
     """Return a box with `margin` voxels around it, as far as a grid of this shape extends."""
-    first, last = box
-    return (
-        _triple(max(0, a - m) for a, m in zip(first, margin, strict=True)),
-        _triple(min(n - 1, b + m) for b, m, n in zip(last, margin, shape, strict=True)),
+    return Box(
+        _triple(max(0, a - m) for a, m in zip(box.first, margin, strict=True)),
+        _triple(min(n - 1, b + m) for b, m, n in zip(box.last, margin, shape, strict=True)),
     )
 
 
 def crop_grid(grid: Grid, box: Box) -> Grid:
     """Return the grid of the voxels in a box, at their positions in the patient."""
-    first, last = box
     affine = np.array(grid.affine)
-    affine[:3, 3] = grid.world(first)
-    return Grid(_triple(b - a + 1 for a, b in zip(first, last, strict=True)), affine)
+    affine[:3, 3] = grid.world(box.first)
+    return Grid(box.shape, affine)
 
 
 def crop_volume(volume: Volume, box: Box) -> Volume:
     """Return the voxels of a scan in a box, as a scan of their own; the voxels are copied."""
-    return replace(volume, array=volume.array[slices_of(box)], grid=crop_grid(volume.grid, box))
+    return replace(volume, array=volume.array[box.slices], grid=crop_grid(volume.grid, box))
 
 
 def paste_labels(labels: Labels, box: Box, shape: Triple) -> Labels:
@@ -89,13 +87,12 @@ def paste_labels(labels: Labels, box: Box, shape: Triple) -> Labels:
     ----------
     labels : (I', J', K') uint8 or uint16 array
         Label map of the voxels in the box.
-    box : ((i, j, k), (i, j, k))
-        First and last voxel.
+    box : Box
     shape : (I, J, K)
         Shape of the scan.
     """
     whole = np.zeros(shape, labels.dtype, order="F")
-    whole[slices_of(box)] = labels
+    whole[box.slices] = labels
     return whole
 
 
@@ -116,12 +113,6 @@ def label_table(dtype: np.dtype[Any], numbers: Iterable[int] = ()) -> NDArray[np
     table = np.zeros(int(np.iinfo(dtype).max) + 1, bool)
     table[list(numbers) or slice(1, None)] = True
     return table
-
-
-def slices_of(box: Box) -> tuple[slice, slice, slice]:
-    """Return the index of a box in an array."""
-    i, j, k = (slice(a, b + 1) for a, b in zip(*box, strict=True))
-    return i, j, k
 
 
 def _triple(values: Iterable[Any]) -> Triple:

@@ -20,7 +20,7 @@ from scanloom.core import (
     Volume,
     did_you_mean,
 )
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.relations import Share
 from scanloom.ops.components import count_components
 from scanloom.ops.run_length import find_runs, iter_slabs
@@ -154,8 +154,7 @@ def _flags_of(box: Box | None, shape: tuple[int, int, int]) -> tuple[Flag, ...]:
     """Return EMPTY for a structure without voxels, TOUCHES_BORDER if it may leave the scan."""
     if box is None:
         return (Flag.EMPTY,)
-    first, last = box
-    inside = all(a > 0 and b < n - 1 for a, b, n in zip(first, last, shape, strict=True))
+    inside = all(a > 0 and b < n - 1 for a, b, n in zip(*box, shape, strict=True))
     return () if inside else (Flag.TOUCHES_BORDER,)
 
 
@@ -165,7 +164,7 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
-    """Return the voxel count of each structure, and its box: first and last voxel."""
+    """Return the voxel count of each structure, and its box."""
     row_of, count = _structure_rows(layer), len(layer.structures)
     rows, columns, slices = layer.labels.shape
     voxels = np.zeros(count + 1, np.int64)
@@ -189,7 +188,7 @@ def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
     first = np.stack([low.argmax(axis=0) for low, _ in pairs], axis=1)
     last = np.stack([len(high) - 1 - high[::-1].argmax(axis=0) for _, high in pairs], axis=1)
     boxes = [
-        ((int(a[0]), int(a[1]), int(a[2])), (int(b[0]), int(b[1]), int(b[2])))
+        Box((int(a[0]), int(a[1]), int(a[2])), (int(b[0]), int(b[1]), int(b[2])))
         for a, b in zip(first[1:], last[1:], strict=True)
     ]
     return voxels[1:], boxes

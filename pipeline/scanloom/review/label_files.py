@@ -19,6 +19,8 @@ from scanloom.core import Grid, Reason, ScanError, Volume
 
 TOLERANCE = 0.02
 """Largest distance between voxel centres, in voxels."""
+_TO_RAS = np.diag((-1.0, -1.0, 1.0, 1.0))
+"""From LPS, as DICOM and ITK have it."""
 _AS_LABELS = {
     Reason.FOUR_D: (Reason.GRID_DIFFERS, "the file has several volumes, the case has one"),
     Reason.ORIENTATION_UNKNOWN: (
@@ -115,8 +117,10 @@ def on_grid(
     ScanError
         GRID_DIFFERS.
     """
+    # index in the file to index in the case: a permutation with signs where voxels are the same
     to_grid = np.linalg.inv(grid.affine) @ affine
     steps = np.rint(to_grid[:3, :3])
+    # a small error of a direction grows with the distance from the first voxel
     drift = np.abs(to_grid[:3, :3] - steps) @ (np.array(array.shape) - 1)
     low = to_grid[:3, 3] + np.minimum(steps @ np.diag(np.array(array.shape) - 1), 0).sum(axis=1)
     is_turned = (np.abs(steps).sum(axis=0) == 1).all() and (np.abs(steps).sum(axis=1) == 1).all()
@@ -182,7 +186,10 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     if image.GetDimension() != 3:
         detail = f"the file has {image.GetDimension()} dimensions, the case 3"
         raise ScanError(Reason.GRID_DIFFERS, detail)
-    affine = _itk_affine(image)
+    lps = np.eye(4)
+    lps[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
+    lps[:3, 3] = image.GetOrigin()
+    affine = _TO_RAS @ lps
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
     layers = tuple(
@@ -191,10 +198,10 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
     )
     names = _by_name(_slicer_segments(image))
     for n, layer in enumerate(layers):
-        values = {value for place, value in names.values() if place == n}
+        values = {value for index, value in names.values() if index == n}
         if foreign := sorted(set(np.unique(layer).tolist()) - values - {0}):
             raise ScanError(Reason.LABELS_UNKNOWN, f"no segment has the value {foreign[0]}")
-    if any(not 0 <= place < len(layers) or value < 1 for place, value in names.values()):
+    if any(not 0 <= index < len(layers) or value < 1 for index, value in names.values()):
         raise ScanError(Reason.LABELS_UNKNOWN, "a segment has a layer or value that can't be")
     return LabelFile(layers, names)
 
@@ -228,13 +235,6 @@ def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple
     return names
 
 
-def _itk_affine(image: Any) -> NDArray[np.float64]:
-    affine = np.eye(4)
-    affine[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
-    affine[:3, 3] = image.GetOrigin()
-    return np.asarray(np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine)
-
-
 def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
     """Read a DICOM SEG; slices without a segment may be missing in it."""
     import highdicom as hd
@@ -246,7 +246,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
     except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
-    affine = np.diag((-1.0, -1.0, 1.0, 1.0)) @ volume.affine
+    affine = _TO_RAS @ volume.affine
     layers = tuple(
         _whole(on_grid(volume.array[..., n], affine, grid, part=True))
         for n in range(len(described))

@@ -51,12 +51,15 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
         stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
     except (OSError, ValueError, LookupError) as exc:
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
-    secret = _secret(out, key)
+    secret = read_key(key)
+    check_key(out, key_fingerprint(secret))
     series, phase = _find(out, document, secret)
     is_alone = len(stamp.split()) < 2  # a stamp for each channel
     if is_alone and source_stamp([series.stamp], secret) != stamp:
         check_content(series, document, secret)
-    return read_scan(series, _options(document), phase=phase)
+    options = document["options"]
+    read = ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
+    return read_scan(series, read, phase=phase)
 
 
 def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> None:
@@ -84,25 +87,13 @@ def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> No
     raise ScanError(Reason.SERIES_DIFFERS, detail)
 
 
-def _secret(out: Path, key: Path | None) -> bytes:
-    secret = read_key(key)
-    check_key(out, key_fingerprint(secret))
-    return secret
-
-
-def _options(document: Mapping[str, Any]) -> ReadOptions:
-    options = document["options"]
-    return ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
-
-
 def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series, int | None]:
     """Return the series of a case, and its volume if it has several."""
     number = document["case"]
     record = latest_by_id(find_sources(out, [number])).get(number)
     if record is None:
         raise ScanError(Reason.ID_UNKNOWN, "the crosswalk lacks the case")
-    listed = find_series(Path(record.path))
-    for series, phase in _candidates(listed):
+    for series, phase in _candidates(find_series(Path(record.path))):
         if case_id(series, secret, phase) == number:
             return series, phase
     raise ScanError(Reason.SERIES_DIFFERS, "another series is where that of the case was")

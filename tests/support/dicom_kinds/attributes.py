@@ -1,4 +1,4 @@
-"""Series whose slices differ in one attribute: what each difference means, apart from the code.
+"""Series whose slices differ in one attribute, with the meaning of each difference.
 
 The values are drawn anew by a seed. The voxels of a slice mark which of the two values it has, so
 that a volume of both is seen.
@@ -32,7 +32,7 @@ MULTI_ENERGY = (
 
 @dataclass(frozen=True)
 class Truth:
-    """What a difference in an attribute means.
+    """The meaning of a difference in an attribute.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class Truth:
     alike: tuple[Any, ...] = ()
 
 
-def _image(*words: str) -> list[str]:
-    return ["ORIGINAL", "PRIMARY", *words]
+def _image(*values: str) -> list[str]:
+    return ["ORIGINAL", "PRIMARY", *values]
 
 
 def _texts(keyword: str, *each: str, vr: str = "LO") -> Truth:
@@ -96,8 +96,8 @@ TRUTHS: dict[str, Truth] = {
         "ImageType",
         "CS",
         tuple(
-            _image(*words)
-            for words in (("M", "ND"), ("P", "ND"), ("ADC",), ("WATER",), ("FAT",), ("MPR",))
+            _image(*type_values)
+            for type_values in (("M", "ND"), ("P", "ND"), ("ADC",), ("WATER",), ("FAT",), ("MPR",))
         ),
         (_image("AXIAL", "M", "NORM"), _image("AXIAL", "NORM", "M"), _image("NORM", "M")),
     ),
@@ -302,8 +302,8 @@ IN_FRAMES: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         "MRImageFrameTypeSequence",
         "FrameType",
         (
-            *(_image("VOLUME", word) for word in ("ADC", "NONE", "T2_STAR")),
-            *(["DERIVED", "PRIMARY", "VOLUME", word] for word in MULTI_ENERGY),
+            *(_image("VOLUME", flavor) for flavor in ("ADC", "NONE", "T2_STAR")),
+            *(["DERIVED", "PRIMARY", "VOLUME", flavor] for flavor in MULTI_ENERGY),
         ),
         MEANING,
     ),
@@ -387,7 +387,7 @@ class Drawing:
         name = dice.choice(sorted(PLANES))
         return plane(name, spacing=(0.8, 0.7), step=round(dice.uniform(0.7, 6), 2))
 
-    def others(self) -> list[bool]:
+    def differing(self) -> list[bool]:
         """Whether each slice has the other value."""
         dice = self.random
         count = 2 * dice.randint(6, 12)
@@ -401,37 +401,37 @@ class Drawing:
 
     def stored(self) -> NDArray[np.int64]:
         """Samples (I, J, K) that mark the value of each slice."""
-        others = np.array(self.others())
-        return np.where(others, THEIRS, OURS) * np.ones((8, 6, 1), np.int64)
+        differing = np.array(self.differing())
+        return np.where(differing, THEIRS, OURS) * np.ones((8, 6, 1), np.int64)
 
     def pair(self, truth: Truth) -> tuple[Any, Any]:
         """Return the two values."""
         pool = truth.alike if self.pattern == "harmless" else truth.unlike
-        one, other = self.random.sample(range(len(pool)), 2)
-        return pool[one], pool[other]
+        first, second = self.random.sample(range(len(pool)), 2)
+        return pool[first], pool[second]
 
     def write(self, folder: Path, truth: Truth) -> None:
         """Write files of one frame each."""
-        others, pair = self.others(), self.pair(truth)
+        differing, pair = self.differing(), self.pair(truth)
 
         def edit(k: int, ds: Dataset) -> None:
             ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uid(self.seed, k)
             ds.pop(truth.tag, None)
-            value = pair[others[k]]
+            value = pair[differing[k]]
             if value is not None:
                 ds.add_new(truth.tag, truth.vr, value)
 
-        words = Words("MR", more={"SOPClassUID": MR, "ImageType": _image("M")})
-        write_series(folder, self.stored(), self.geometry, Coding(intercept="0"), words, edit)
+        attributes = Words("MR", more={"SOPClassUID": MR, "ImageType": _image("M")})
+        write_series(folder, self.stored(), self.geometry, Coding(intercept="0"), attributes, edit)
 
-    def write_frames(self, folder: Path, place: tuple[str, str, tuple[Any, ...], str]) -> None:
+    def write_frames(self, folder: Path, location: tuple[str, str, tuple[Any, ...], str]) -> None:
         """Write one enhanced object."""
-        group, keyword, values, _ = place
+        group, keyword, values, _ = location
         pair = self.random.sample(values, 2)
         samples = self.stored()
         frames = []
-        for k, other in enumerate(self.others()):
-            own = {keyword: pair[other]}
+        for k, differs in enumerate(self.differing()):
+            own = {keyword: pair[differs]}
             content, groups = (own, {}) if not group else ({}, {group: own})
             frames.append(Frame(samples[:, :, k], self.geometry, k, content, groups, intercept="0"))
         self.random.shuffle(frames)

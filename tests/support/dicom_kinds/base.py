@@ -98,7 +98,7 @@ def changed(change: Callable[[int, Dataset], None], *args: Any, **kwargs: Any) -
     return plain(*args, edit=change, **kwargs)
 
 
-def one(k: int = MIDDLE, **attributes: Any) -> Maker:
+def one_slice(k: int = MIDDLE, **attributes: Any) -> Maker:
     """Return a writer of a series in which one slice has other attributes; None removes one."""
     return changed(lambda n, ds: assign(ds, **attributes) if n == k else None)
 

@@ -25,11 +25,11 @@ def many(folder: Path) -> None:
     phases(*each, balls=(BALL, LATE, LATER, BALL, LATE, LATER))(folder)
 
 
-def unlike(*parts: tuple[str, dict[str, Any]]) -> Maker:
+def unlike(*stacks: tuple[str, dict[str, Any]]) -> Maker:
     """Return a writer of stacks in several planes in one series."""
 
     def make(folder: Path) -> None:
-        for n, ((name, attributes), ball) in enumerate(zip(parts, (BALL, LATE), strict=True)):
+        for n, ((name, attributes), ball) in enumerate(zip(stacks, (BALL, LATE), strict=True)):
             geometry = around(name)
 
             def edit(
@@ -63,10 +63,12 @@ def enhanced_phases(
             geometry = replace(geometry, origin=tuple(geometry.position(n * shift)))
             samples = stored(geometry, ball)
             drop = n if names[0] != names[1] else 0  # stacks are ordered by size
-            some = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
+            phase_frames = frames_of(samples, geometry, content=contents[n], groups=groups[n])[
+                drop:
+            ]
             if files:
-                write_enhanced(folder / f"{n}.dcm", shuffled(some), number=n, shared=False)
-            frames += some
+                write_enhanced(folder / f"{n}.dcm", shuffled(phase_frames), number=n, shared=False)
+            frames += phase_frames
         if not files:
             write_enhanced(folder / "object.dcm", shuffled(frames), shared=False)
 
@@ -208,8 +210,8 @@ CHOSEN: dict[str, Kind] = {
         )
     },
     **{
-        f"by the b-value of {name}": Kind(private(*words), PHASES, _TWO)
-        for name, words in {
+        f"by the b-value of {name}": Kind(private(*private_element), PHASES, _TWO)
+        for name, private_element in {
             "Siemens": (0x19, "SIEMENS MR HEADER", 0x0C, "IS", "50", "1000"),
             "GE": (0x43, "GEMS_PARM_01", 0x39, "IS", ["50", "8"], ["1000", "8"]),
             "Philips": (0x2001, "Philips Imaging DD 001", 0x03, "FL", 0.0, 800.0),

@@ -126,8 +126,10 @@ def file_a_slice(folder: Path) -> None:
 
 def with_localiser(folder: Path) -> None:
     geometry = around("coronal")
-    word = {"FrameType": ["ORIGINAL", "PRIMARY", "LOCALIZER", "NONE"]}
-    scout = Frame(np.full(SHAPE[:2], 900), geometry, 3, groups={"CTImageFrameTypeSequence": word})
+    frame_type = {"FrameType": ["ORIGINAL", "PRIMARY", "LOCALIZER", "NONE"]}
+    scout = Frame(
+        np.full(SHAPE[:2], 900), geometry, 3, groups={"CTImageFrameTypeSequence": frame_type}
+    )
     write_enhanced(folder / "object.dcm", [scout, *frames_of(stored(AXIAL), AXIAL)], shared=False)
 
 

@@ -188,17 +188,17 @@ class Mixture:
         """Write the series."""
         where, vr, ours, theirs = ATTRIBUTES[self.attribute]
         tag = Tag(where)
-        others = WHICH[self.which]
+        has_second_value = WHICH[self.which]
 
         def edit(k: int, ds: Dataset) -> None:
             ds.pop(tag, None)
             ds.pop(INSTEAD_OF.get(self.attribute, tag), None)
-            if not others(k):
+            if not has_second_value(k):
                 ds.add_new(tag, vr, ours)
             elif not self.lacking:
                 ds.add_new(tag, vr, theirs)
 
-        return two_kinds(folder, others, edit)
+        return two_kinds(folder, has_second_value, edit)
 
 
 def write_private(folder: Path, attribute: str, creators: dict[int, str], block: int) -> None:
@@ -216,13 +216,13 @@ def write_private(folder: Path, attribute: str, creators: dict[int, str], block:
 
 def two_kinds(
     folder: Path,
-    others: Callable[[int], bool],
+    of_second_kind: Callable[[int], bool],
     edit: Callable[[int, Dataset], None],
     name: str = "mixed",
 ) -> list[Path]:
     """Write a series in which the voxels of each slice mark its kind."""
     stored = np.full((8, 6, COUNT), OURS)
-    stored[:, :, [k for k in range(COUNT) if others(k)]] = THEIRS
+    stored[:, :, [k for k in range(COUNT) if of_second_kind(k)]] = THEIRS
 
     def named(k: int, ds: Dataset) -> None:
         ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uid(name, k)

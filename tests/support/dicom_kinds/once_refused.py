@@ -270,8 +270,10 @@ PATIENTS: dict[str, Kind] = {
     "a name that some slices lack": Kind(changed(names("Doe^John", ""))),
     "a name of only delimiters, and none": Kind(changed(names("", "^^^^"))),
     **{
-        f"two patients, {one} and {other}": Kind(changed(names(one, other)), "SEVERAL_PATIENTS")
-        for one, other in (
+        f"two patients, {first} and {second}": Kind(
+            changed(names(first, second)), "SEVERAL_PATIENTS"
+        )
+        for first, second in (
             ("Doe^John", "Doe^^John"),
             ("^Doe", "Doe"),
             ("Doe^John", "Doe^Joh"),
@@ -355,9 +357,9 @@ def shared_groups_twice(folder: Path) -> None:
     """Write an enhanced scan with two sequences of shared groups."""
 
     def edit(ds: Dataset) -> None:
-        other = deepcopy(ds.SharedFunctionalGroupsSequence[0])
-        other.PixelMeasuresSequence[0].PixelSpacing = ["3", "3"]
-        ds.add_new(stand_in(0x52009229), "SQ", [other])
+        second_groups = deepcopy(ds.SharedFunctionalGroupsSequence[0])
+        second_groups.PixelMeasuresSequence[0].PixelSpacing = ["3", "3"]
+        ds.add_new(stand_in(0x52009229), "SQ", [second_groups])
 
     enhanced(edit=edit)(folder)
     for path in folder.rglob("*.dcm"):
@@ -386,10 +388,10 @@ def class_twice(folder: Path) -> None:
         data = path.read_bytes()
         at = data.index(b"\x02\0\x02\0UI")
         size = 8 + int.from_bytes(data[at + 6 : at + 8], "little")
-        other = data[at : at + size].replace(b".1.1.2\0", b".1.1.4\0")
+        second_class = data[at : at + size].replace(b".1.1.2\0", b".1.1.4\0")
         length = int.from_bytes(data[140:144], "little") + size
         head = data[:140] + length.to_bytes(4, "little") + data[144 : at + size]
-        path.write_bytes(head + other + data[at + size :])
+        path.write_bytes(head + second_class + data[at + size :])
 
 
 TWICE = "HEADER_CONTRADICTS"
@@ -509,8 +511,8 @@ def grid(
         plane = np.zeros((SHAPE[1] * -(-count // across), SHAPE[0] * across), np.int16)
         ks = range(count)[::-1] if turned else range(count)
         for n, k in enumerate(ks):
-            top, left = n // across * SHAPE[1], n % across * SHAPE[0]
-            plane[top : top + SHAPE[1], left : left + SHAPE[0]] = samples[:, :, k].T
+            top, column = n // across * SHAPE[1], n % across * SHAPE[0]
+            plane[top : top + SHAPE[1], column : column + SHAPE[0]] = samples[:, :, k].T
         ds = dataset_of(plane, np.zeros(3), geometry, Coding(), Words("MR"))
         del ds.ImagePositionPatient
         ds.Manufacturer = "UIH"

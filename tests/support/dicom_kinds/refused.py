@@ -20,7 +20,7 @@ from support.dicom_kinds.base import (
     assign,
     changed,
     every,
-    one,
+    one_slice,
     phases,
     stack,
     values,
@@ -75,11 +75,11 @@ def other_spacing_above(k: int, ds: Dataset) -> None:
 def contradicting(folder: Path) -> None:
     paths = stack(folder)
     for n, k in enumerate((8, 9, 10)):
-        other = dcmread(paths[k])
-        other.SOPInstanceUID = other.file_meta.MediaStorageSOPInstanceUID = uid("other", n)
-        other.InstanceNumber = 90 + n
-        other.PixelData = bytes(len(other.PixelData))
-        dcmwrite(folder / f"other {n}.dcm", other)
+        duplicate = dcmread(paths[k])
+        duplicate.SOPInstanceUID = duplicate.file_meta.MediaStorageSOPInstanceUID = uid("other", n)
+        duplicate.InstanceNumber = 90 + n
+        duplicate.PixelData = bytes(len(duplicate.PixelData))
+        dcmwrite(folder / f"other {n}.dcm", duplicate)
 
 
 def cut(share: float) -> Maker:
@@ -210,7 +210,7 @@ REFUSED: dict[str, Kind] = {
     "directions that nearly agree": Kind(changed(slightly_turned), "SLICE_ORIENTATION"),
     "cut before its rows": Kind(cut_in_the_header, "TRUNCATED"),
     **{
-        f"enhanced, {inner} {words}": Kind(
+        f"enhanced, {inner} {extent}": Kind(
             frames_unlike(group, inner, *each, begin=begin), code, ()
         )
         for group, inner, *each in (
@@ -221,7 +221,7 @@ REFUSED: dict[str, Kind] = {
             ("MRImageFrameTypeSequence", "ComplexImageComponent", "MAGNITUDE", "PHASE"),
             ("MRReceiveCoilSequence", "ReceiveCoilName", "H1", "H2"),
         )
-        for words, begin, code in (
+        for extent, begin, code in (
             ("of half of the frames", COUNT // 2, "MIXED_SLICES"),
             ("of two frames", COUNT - 2, "MIXED_SLICES"),
         )
@@ -281,35 +281,35 @@ REFUSED: dict[str, Kind] = {
         "DUPLICATE_SLICES",
     ),
     "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
-    "a modality that one file gets wrong": Kind(one(0, Modality="MR"), "MIXED_SLICES"),
+    "a modality that one file gets wrong": Kind(one_slice(0, Modality="MR"), "MIXED_SLICES"),
     "slices contradict each other": Kind(contradicting, "DUPLICATE_SLICES"),
     "a slice is cut": Kind(cut(0.7), "TRUNCATED"),
-    "a slice has no pixels": Kind(one(PixelData=None), "TRUNCATED"),
-    "other rows": Kind(one(Rows=SHAPE[1] - 6), "SLICE_SIZE"),
-    "other pixel spacing": Kind(one(PixelSpacing=["3", "3"]), "SLICE_SPACING"),
+    "a slice has no pixels": Kind(one_slice(PixelData=None), "TRUNCATED"),
+    "other rows": Kind(one_slice(Rows=SHAPE[1] - 6), "SLICE_SIZE"),
+    "other pixel spacing": Kind(one_slice(PixelSpacing=["3", "3"]), "SLICE_SPACING"),
     "other orientation": Kind(
-        one(ImageOrientationPatient=["1", "0", "0", "0", "0.9396926", "0.3420201"]),
+        one_slice(ImageOrientationPatient=["1", "0", "0", "0", "0.9396926", "0.3420201"]),
         "SLICE_ORIENTATION",
     ),
-    "other frame of reference": Kind(one(FrameOfReferenceUID=uid("x")), "FRAME_OF_REFERENCE"),
+    "other frame of reference": Kind(one_slice(FrameOfReferenceUID=uid("x")), "FRAME_OF_REFERENCE"),
     "no position": Kind(every(ImagePositionPatient=None), "NO_POSITION"),
-    "no position, one": Kind(one(ImagePositionPatient=None), "NO_POSITION"),
+    "no position, one": Kind(one_slice(ImagePositionPatient=None), "NO_POSITION"),
     "no orientation": Kind(every(ImageOrientationPatient=None), "NO_POSITION"),
-    "NaN": Kind(one(ImagePositionPatient=_spoiled("NaN")), "NO_POSITION"),
-    "infinite": Kind(one(ImagePositionPatient=_spoiled("1e999")), "NO_POSITION"),
+    "NaN": Kind(one_slice(ImagePositionPatient=_spoiled("NaN")), "NO_POSITION"),
+    "infinite": Kind(one_slice(ImagePositionPatient=_spoiled("1e999")), "NO_POSITION"),
     "decimal comma": Kind(comma, "NO_POSITION"),
-    "two numbers for three": Kind(one(ImagePositionPatient=_spoiled("1")[:2]), "NO_POSITION"),
+    "two numbers for three": Kind(one_slice(ImagePositionPatient=_spoiled("1")[:2]), "NO_POSITION"),
     "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
     "video": Kind(changed(video), "DECODER"),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
     "two names in two character sets": Kind(changed(two_names), "SEVERAL_PATIENTS"),
-    "a name that changes": Kind(one(PatientName="Other^One"), "SEVERAL_PATIENTS"),
+    "a name that changes": Kind(one_slice(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
     "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),
-    "no slope in one": Kind(one(RescaleSlope=None), "RESCALE"),
-    "no rescale in one": Kind(one(RescaleSlope=None, RescaleIntercept=None), "RESCALE"),
+    "no slope in one": Kind(one_slice(RescaleSlope=None), "RESCALE"),
+    "no rescale in one": Kind(one_slice(RescaleSlope=None, RescaleIntercept=None), "RESCALE"),
     "a column less than there are": Kind(every(Columns=SHAPE[0] - 1), "DAMAGED"),
     "rows less than there are": Kind(every(Rows=SHAPE[1] - 6), "DAMAGED"),
     "numbers and times disagree": Kind(

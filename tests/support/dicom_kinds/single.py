@@ -18,7 +18,7 @@ from support.dicom_kinds.base import (
     assign,
     changed,
     every,
-    one,
+    one_slice,
     phases,
     picture,
     plain,
@@ -48,21 +48,23 @@ def all_sent_again(folder: Path) -> None:
     phases({"ContentTime": "101500"}, {"ContentTime": "111500"}, balls=(BALL, BALL))(folder)
 
 
-def scouts(word: str | None, count: int = 1) -> Maker:
+def scouts(image_flavor: str | None, count: int = 1) -> Maker:
     """Return a writer of a stack with localisers of the same series UID."""
 
     def make(folder: Path) -> None:
         stack(folder)
         for n, name in enumerate(("coronal", "sagittal")[:count]):
             geometry = around(name, (50, 60, 1), step=100.0)
-            kind = ["ORIGINAL", "PRIMARY", word] if word else ["ORIGINAL", "PRIMARY"]
-            words = Words(more={"ImageType": kind})
+            kind = (
+                ["ORIGINAL", "PRIMARY", image_flavor] if image_flavor else ["ORIGINAL", "PRIMARY"]
+            )
+            attributes = Words(more={"ImageType": kind})
 
             def edit(k: int, ds: Dataset, n: int = n) -> None:
                 assign(ds, SOPInstanceUID=uid("scout", n))
 
             flat = np.full((50, 60, 1), 900)
-            write_series(folder / f"scout {n}", flat, geometry, words=words, edit=edit)
+            write_series(folder / f"scout {n}", flat, geometry, words=attributes, edit=edit)
 
     return make
 
@@ -117,8 +119,10 @@ def called_implicit(folder: Path) -> None:
     """Write a series in which each meta header names another transfer syntax than the data's."""
     for path in stack(folder):
         data = path.read_bytes()
-        named, other = (f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2"))
-        path.write_bytes(data.replace(named, other.ljust(len(named), b"\0"), 1))
+        named, implicit = (
+            f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2")
+        )
+        path.write_bytes(data.replace(named, implicit.ljust(len(named), b"\0"), 1))
 
 
 def odd_and_even_times(k: int, ds: Dataset) -> None:
@@ -139,7 +143,7 @@ READ: dict[str, Kind] = {
     "no frame of reference in some": Kind(
         changed(lambda k, ds: assign(ds, FrameOfReferenceUID=None) if k in (0, 7) else None)
     ),
-    "no date of birth in some": Kind(one(0, PatientBirthDate=None), flags=()),
+    "no date of birth in some": Kind(one_slice(0, PatientBirthDate=None), flags=()),
     "regular": Kind(plain()),
     "a name in two character sets": Kind(changed(in_two_character_sets)),
     "PET images": Kind(every(Modality="PT", SeriesType=["STATIC", "IMAGE"])),
@@ -153,7 +157,7 @@ READ: dict[str, Kind] = {
     "two untagged localisers inside": Kind(scouts(None, 2), flags=("SLICES_SET_ASIDE",)),
     "axial, untold localiser": Kind(scouts("AXIAL"), flags=("SLICES_SET_ASIDE",)),
     **{
-        f"tilt {degrees:+g}, {words}": Kind(
+        f"tilt {degrees:+g}, {name}": Kind(
             plain(
                 around(tilt=tilt(degrees)),
                 **({} if tag is None else {"GantryDetectorTilt": f"{tag * degrees:g}"}),
@@ -161,7 +165,7 @@ READ: dict[str, Kind] = {
             flags=() if tag is None or abs(degrees) < 1 or tag else ("ATTRIBUTES_CONTRADICT",),
         )
         for degrees in (15, -15, 22, 0.1, -0.1)
-        for words, tag in (("tagged", 1), ("untagged", None), ("lying", 0), ("other sign", -1))
+        for name, tag in (("tagged", 1), ("untagged", None), ("lying", 0), ("other sign", -1))
     },
     "tilt across": Kind(plain(around(tilt_across=tilt(12)))),
     "tilt across, negative": Kind(plain(around(tilt_across=tilt(-12)))),

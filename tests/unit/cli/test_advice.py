@@ -29,21 +29,20 @@ SHOWN_BY = {
     **{reason: ON_RESULTS for reason in Reason if reason.subject == "result"},
 }
 """Commands that show a reason; `ON_SCANS` for all others."""
+ROOMS = ("core", "cards", "ops", "io", "inference", "convert", "review", "engine", "cli/checks")
 WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")
 SHOWN_BY_FILE = {
     "convert/download/add.py": ("models",),
-    "cli/checks/decoders.py": ("doctor",),
-    "cli/checks/machine.py": ("doctor",),
+    "cli/checks.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
     "engine/default_model.py": ("segment",),
     "engine/monitor.py": ("run",),
-    "engine/planning/plan.py": ("plan", "run"),
-    "engine/revisions/export.py": ("review",),
-    "engine/revisions/take.py": ("review",),
+    "engine/planning.py": ("plan", "run"),
+    "engine/revisions.py": ("review",),
     "engine/run.py": ("run",),
-    "engine/run_lock.py": ("run",),
+    "engine/run_files.py": ("run",),
     "io/identity.py": WITH_KEY,
-    "engine/selected_series.py": ("segment",),
+    "engine/segment.py": ("segment",),
     "io/index/ranking.py": ("segment",),
     "io/output/layout.py": ON_RESULTS,
     "io/probe.py": ("segment",),
@@ -120,18 +119,8 @@ def messages(file: Path) -> Iterator[str]:
 def test_options_in_messages_exist() -> None:
     files = {
         path.relative_to(PACKAGE).as_posix(): path
-        for room in (
-            "core",
-            "cards",
-            "ops",
-            "io",
-            "inference",
-            "convert",
-            "review",
-            "engine",
-            "cli/checks",
-        )
-        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for room in ROOMS
+        for path in sorted([*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).rglob("*.py")])
     }
     assert set(SHOWN_BY_FILE) <= set(files)
     wrong = {

@@ -1,4 +1,4 @@
-"""What an unforeseen error blames: memory and machine are told from scanloom and from scans."""
+"""The cause of an unforeseen error: memory and machine are told from scanloom and from scans."""
 
 from __future__ import annotations
 

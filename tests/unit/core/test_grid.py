@@ -106,8 +106,8 @@ def test_sizes_in_millimetres(grid):
 def test_the_axis_that_leans_is_found(angles, spacing, axis, lean, flips):
     """Of a stack that leans both ways, the stacking direction is the sheared axis."""
     affine = affine_of(angles, spacing, flips=flips)
-    others = [n for n in range(3) if n != axis]
-    for n in others:
+    in_plane = [n for n in range(3) if n != axis]
+    for n in in_plane:
         affine[:3, axis] += lean * affine[:3, n] / spacing[n] * spacing[axis]
 
     grid = Grid((4, 4, 4), affine)

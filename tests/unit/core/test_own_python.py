@@ -1,4 +1,4 @@
-"""What this program's processes import comes from where no other user can write."""
+"""This program's processes import modules only from folders that no other user can write to."""
 
 from __future__ import annotations
 

@@ -64,12 +64,12 @@ def test_a_layer_is_read_only_and_in_fortran_order(order, dtype):
     """Its first index runs fastest; nobody writes to it."""
     labels = np.arange(24).astype(dtype).reshape(4, 3, 2).copy(order=order)
 
-    made = Layer(labels, (structure(),))
+    built = Layer(labels, (structure(),))
 
-    assert made.labels.flags.f_contiguous
-    np.testing.assert_array_equal(made.labels, labels)
+    assert built.labels.flags.f_contiguous
+    np.testing.assert_array_equal(built.labels, labels)
     with pytest.raises(ValueError, match="read-only"):
-        made.labels[0, 0, 0] = 1
+        built.labels[0, 0, 0] = 1
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_is_no_layer_can_not_be_made(labels, numbers, says):
 
 def test_structures_come_layer_by_layer():
     """All structures of all layers, in order; large numbers in a layer of uint16."""
-    made = Segmentation("model", (layer(3, 1), layer(300, dtype=np.uint16)), GRID)
+    built = Segmentation("model", (layer(3, 1), layer(300, dtype=np.uint16)), GRID)
 
-    assert [s.number for s in made.structures] == [3, 1, 300]
+    assert [s.number for s in built.structures] == [3, 1, 300]
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,15 @@ from support.commands import scanloom, write_tiny_bundle
 
 
 def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
-    board = StatusWriter("run", tmp_path, period=0.01)
-    board.plan(10, before=3)
+    status_writer = StatusWriter("run", tmp_path, period=0.01)
+    status_writer.plan(10, before=3)
     for name, reason in (("a", None), ("b", Reason.MODALITY), ("c", Reason.CRASHED)):
-        board.start(name)
-        board.finish(CaseRecord(name, reason, "", (), None))
-    board.start("d")
+        status_writer.start(name)
+        status_writer.finish(CaseRecord(name, reason, "", (), None))
+    status_writer.start("d")
 
-    now = board.now()
-    board.close("done")
+    now = status_writer.now()
+    status_writer.close("done")
 
     assert (now.done, now.skipped, now.failed, now.before, now.cases) == (1, 1, 1, 3, 10)
     assert now.reasons == {"CRASHED": 1, "MODALITY": 1}
@@ -39,34 +39,34 @@ def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
 
 
 def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path) -> None:
-    board = StatusWriter("run", tmp_path, period=10.0)
-    board.plan(110, before=0)
+    status_writer = StatusWriter("run", tmp_path, period=10.0)
+    status_writer.plan(110, before=0)
     for n in range(100):
-        board.finish(CaseRecord(f"series {n}", Reason.SLICE_GAP, "", (), None))
-    before = board.now()
+        status_writer.finish(CaseRecord(f"series {n}", Reason.SLICE_GAP, "", (), None))
+    before = status_writer.now()
     for name in ("a", "b"):
-        board.start(name)
-        board.finish(CaseRecord(name, None, "", (), None))
-    after = board.now()
-    board.close("done")
+        status_writer.start(name)
+        status_writer.finish(CaseRecord(name, None, "", (), None))
+    after = status_writer.now()
+    status_writer.close("done")
 
     assert (before.per_hour, before.left_s, before.failed) == (None, None, 100)
     assert after.left_s == pytest.approx(8 * after.elapsed_s / 2, abs=0.2)
 
 
 def test_status_is_never_half_written(tmp_path: Path) -> None:
-    board = StatusWriter("run", tmp_path, period=0.0005)
-    board.plan(1000, before=0)
+    status_writer = StatusWriter("run", tmp_path, period=0.0005)
+    status_writer.plan(1000, before=0)
     until = time.monotonic() + 0.5
     seen = 0
     while time.monotonic() < until:
-        board.start(f"case{seen}")
+        status_writer.start(f"case{seen}")
         try:
             Status.read(tmp_path)
         except FileNotFoundError:
             continue
         seen += 1
-    board.close("stopped")
+    status_writer.close("stopped")
 
     assert seen > 10
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]

@@ -25,6 +25,27 @@ with without_optional_imports():
 print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
+META = """
+import sys
+from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
+leave_out_unused_modules()
+with without_optional_imports():
+    import torch
+    from scanloom.cards.card import NetworkSpec
+    from scanloom.inference.network.architectures import build_network, meta_dispatch
+    spatial = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3}
+    kernels = {"kernel_size": [3, 3, 3], "upsample_kernel_size": [2, 2]}
+    arguments = {
+        "UNet": {**spatial, "channels": [8, 16, 16], "strides": [2, 2]},
+        "DynUNet": {**spatial, **kernels, "strides": [1, 2, 2]},
+    }
+    spec = NetworkSpec(sys.argv[1], arguments[sys.argv[1]])
+    with torch.device("meta"), torch.inference_mode(), meta_dispatch():
+        scores = build_network(spec)(torch.zeros(1, 1, 16, 16, 16))
+assert scores.shape == (1, 3, 16, 16, 16)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+
 SEGMENT = """
 import sys
 from scanloom.cli.main import main
@@ -53,6 +74,15 @@ assert monai.losses.DiceLoss and monai.metrics.DiceMetric and monai.inferers.Sim
 assert pyarrow.table({"a": [1]}).to_pandas()["a"].sum() == 1
 assert len(scanloom.measurements(sys.argv[2])) > 0
 """
+
+
+@pytest.mark.parametrize("network", ["UNet", "DynUNet"])
+def test_shapes_of_common_networks_need_no_compiler(network: str) -> None:
+    """MONAI's UNet has PReLU, and its DynUNet draws normally distributed weights."""
+    command = [sys.executable, "-c", META, network]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -39,11 +39,11 @@ def make_volume(kind: str, dtype: type = np.int16) -> Volume:
     return Volume.from_array(values, affine(kind), modality="CT")
 
 
-def assert_equal(volume: Volume, other: Volume, dtype: type) -> None:
-    assert other.array.dtype == dtype
-    np.testing.assert_array_equal(other.array, volume.array)
-    np.testing.assert_allclose(other.grid.affine, volume.grid.affine, rtol=0, atol=1e-12)
-    assert (other.modality, other.unit) == ("CT", "HU")
+def assert_equal(volume: Volume, expected: Volume, dtype: type) -> None:
+    assert expected.array.dtype == dtype
+    np.testing.assert_array_equal(expected.array, volume.array)
+    np.testing.assert_allclose(expected.grid.affine, volume.grid.affine, rtol=0, atol=1e-12)
+    assert (expected.modality, expected.unit) == ("CT", "HU")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,17 +84,17 @@ def test_shear_is_refused_for_simpleitk() -> None:
 
 
 def test_saved_images_are_read_as_the_volume(tmp_path: Path) -> None:
-    """MONAI reads from nibabel's file what it is given directly."""
+    """MONAI reads from nibabel's file the values that it is given directly."""
     volume = make_volume("oblique", np.float32)
     nib.save(volume.to_nibabel(), tmp_path / "scan.nii.gz")
 
     reader = NibabelReader()
     values, meta = reader.get_data(reader.read(tmp_path / "scan.nii.gz"))
 
-    given = volume.to_metatensor()
-    np.testing.assert_array_equal(values, given[0])
-    assert (meta["space"], tuple(meta["spatial_shape"])) == (given.meta["space"], SHAPE)
-    np.testing.assert_allclose(meta["affine"], given.affine, atol=1e-4)
+    tensor = volume.to_metatensor()
+    np.testing.assert_array_equal(values, tensor[0])
+    assert (meta["space"], tuple(meta["spatial_shape"])) == (tensor.meta["space"], SHAPE)
+    np.testing.assert_allclose(meta["affine"], tensor.affine, atol=1e-4)
 
 
 def test_tensors_own_their_memory() -> None:
@@ -171,19 +171,19 @@ def segmentation(*numbers: tuple[int, ...]) -> Segmentation:
 
 
 def test_label_maps_and_masks_are_converted() -> None:
-    found = segmentation((1, 2))
-    labels = found.layers[0].labels
+    segmented = segmentation((1, 2))
+    labels = segmented.layers[0].labels
 
-    np.testing.assert_array_equal(np.asarray(found.to_nibabel().dataobj), labels)
-    np.testing.assert_array_equal(sitk.GetArrayFromImage(found.to_sitk()).T, labels)
-    np.testing.assert_array_equal(found.to_torch().numpy(), labels)
-    np.testing.assert_array_equal(found.to_torch("part_2").numpy(), labels == 2)
-    np.testing.assert_array_equal(found.to_nibabel().affine, found.grid.affine)
+    np.testing.assert_array_equal(np.asarray(segmented.to_nibabel().dataobj), labels)
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(segmented.to_sitk()).T, labels)
+    np.testing.assert_array_equal(segmented.to_torch().numpy(), labels)
+    np.testing.assert_array_equal(segmented.to_torch("part_2").numpy(), labels == 2)
+    np.testing.assert_array_equal(segmented.to_nibabel().affine, segmented.grid.affine)
 
 
 def test_overlapping_structures_need_a_label() -> None:
-    found = segmentation((1,), (2,))
+    segmented = segmentation((1,), (2,))
 
     with pytest.raises(ValueError, match="give the label of a structure"):
-        found.to_sitk()
-    assert sitk.GetArrayFromImage(found.to_sitk("part_2")).sum() == 12
+        segmented.to_sitk()
+    assert sitk.GetArrayFromImage(segmented.to_sitk("part_2")).sum() == 12

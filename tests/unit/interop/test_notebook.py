@@ -1,4 +1,4 @@
-"""What a notebook and a prompt show: short lines and pictures, never arrays."""
+"""Notebooks and prompts show short lines and pictures, never arrays."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def found_in(volume: Volume) -> Segmentation:
 
 def test_representations_are_one_line_without_arrays() -> None:
     volume = phantom()
-    found = found_in(volume)
+    texts = found_in(volume)
     shape = "60 x 50 x 40 voxels of 1.00 x 1.00 x 1.00 mm, RAS"
 
     assert repr(volume) == f"Volume(CT, {shape}, int16, HU)"
     assert repr(volume.grid) == f"Grid({shape})"
-    assert repr(found) == f"Segmentation(tiny 1.2; 2 structures: liver, spleen; {shape})"
-    assert repr(found.layers[0]) == "Layer(60 x 50 x 40 uint8: 2 structures: liver, spleen)"
+    assert repr(texts) == f"Segmentation(tiny 1.2; 2 structures: liver, spleen; {shape})"
+    assert repr(texts.layers[0]) == "Layer(60 x 50 x 40 uint8: 2 structures: liver, spleen)"
 
 
 def test_a_representation_names_what_is_unusual() -> None:
@@ -64,8 +64,8 @@ def test_a_representation_names_what_is_unusual() -> None:
     sheared[1, 2] = 0.5
     volume = Volume(np.zeros((4, 4, 4)), Grid((4, 4, 4), sheared), "unknown", None, flags=(FLAG,))
 
-    for word in ("modality unknown", "sheared", "GAPS_INTERPOLATED"):
-        assert word in repr(volume)
+    for text in ("modality unknown", "sheared", "GAPS_INTERPOLATED"):
+        assert text in repr(volume)
 
 
 def test_long_lists_of_structures_are_cut() -> None:

@@ -23,7 +23,7 @@ def volume() -> Volume:
 
 
 @pytest.fixture
-def found(volume: Volume) -> Segmentation:
+def segmented(volume: Volume) -> Segmentation:
     labels = np.where(volume.array > 0, 3, 0).astype(np.uint8)
     liver = Structure("liver", 3, "Liver", CODE, CODE, (200, 10, 10))
     spleen = Structure("spleen", 4, "Spleen", CODE, CODE, (10, 10, 200))
@@ -31,48 +31,50 @@ def found(volume: Volume) -> Segmentation:
     return Segmentation("tiny", layers, volume.grid, flags=(Flag.MODALITY_UNKNOWN,))
 
 
-def test_a_structure_is_a_mask_on_the_grid_of_the_scan(volume: Volume, found: Segmentation) -> None:
-    assert found["liver"].dtype == bool
-    np.testing.assert_array_equal(found["liver"], volume.array > 0)
-    assert not found["spleen"].any()
-    assert found.labels == ("liver", "spleen")
-    assert list(found) == ["liver", "spleen"]
-    assert "liver" in found
-    assert "kidney" not in found
+def test_a_structure_is_a_mask_on_the_grid_of_the_scan(
+    volume: Volume, segmented: Segmentation
+) -> None:
+    assert segmented["liver"].dtype == bool
+    np.testing.assert_array_equal(segmented["liver"], volume.array > 0)
+    assert not segmented["spleen"].any()
+    assert segmented.labels == ("liver", "spleen")
+    assert list(segmented) == ["liver", "spleen"]
+    assert "liver" in segmented
+    assert "kidney" not in segmented
 
 
-def test_an_unknown_structure_is_answered_with_the_nearest(found: Segmentation) -> None:
+def test_an_unknown_structure_is_answered_with_the_nearest(segmented: Segmentation) -> None:
     with pytest.raises(KeyError, match="no structure 'liverr': did you mean liver"):
-        found["liverr"]
+        segmented["liverr"]
 
 
-def test_saved_files_are_read_by_nibabel(found: Segmentation, tmp_path: Path) -> None:
-    found.save(tmp_path / "labels.nii.gz")
-    found.save(str(tmp_path / "liver.nii.gz"), "liver")
+def test_saved_files_are_read_by_nibabel(segmented: Segmentation, tmp_path: Path) -> None:
+    segmented.save(tmp_path / "labels.nii.gz")
+    segmented.save(str(tmp_path / "liver.nii.gz"), "liver")
 
     labels = nib.load(tmp_path / "labels.nii.gz")
-    np.testing.assert_array_equal(np.asarray(labels.dataobj), found.layers[0].labels)
-    np.testing.assert_allclose(labels.affine, found.grid.affine)
+    np.testing.assert_array_equal(np.asarray(labels.dataobj), segmented.layers[0].labels)
+    np.testing.assert_allclose(labels.affine, segmented.grid.affine)
     mask = np.asarray(nib.load(tmp_path / "liver.nii.gz").dataobj)
-    np.testing.assert_array_equal(mask, found["liver"])
+    np.testing.assert_array_equal(mask, segmented["liver"])
 
 
-def test_other_formats_are_refused(found: Segmentation, tmp_path: Path) -> None:
+def test_other_formats_are_refused(segmented: Segmentation, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.nii\.gz"):
-        found.save(tmp_path / "labels.nrrd")
+        segmented.save(tmp_path / "labels.nrrd")
     assert not list(tmp_path.iterdir())
 
 
-def test_measurements_are_those_of_the_scan(volume: Volume, found: Segmentation) -> None:
-    liver, spleen = found.measure(volume)
+def test_measurements_are_those_of_the_scan(volume: Volume, segmented: Segmentation) -> None:
+    liver, spleen = segmented.measure(volume)
 
     assert liver.volume_ml == pytest.approx(1.8)
     assert (liver.mean, spleen.voxels) == (60.0, 0)
     assert Flag.MODALITY_UNKNOWN in liver.flags
 
 
-def test_a_preview_is_a_picture(volume: Volume, found: Segmentation, tmp_path: Path) -> None:
-    found.preview(volume, tmp_path / "preview.png")
+def test_a_preview_is_a_picture(volume: Volume, segmented: Segmentation, tmp_path: Path) -> None:
+    segmented.preview(volume, tmp_path / "preview.png")
 
     with Image.open(tmp_path / "preview.png") as picture:
         assert min(picture.size) > 300

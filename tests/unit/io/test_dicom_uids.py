@@ -34,7 +34,7 @@ def test_families_have_the_members_of_their_name(family):
     prefix = UIDS[family] + "."
     keywords = [entry[4] for uid, entry in UID_dictionary.items() if uid.startswith(prefix)]
     assert keywords
-    assert [word for word in keywords if not re.search(MEMBERS[family], word)] == []
+    assert [keyword for keyword in keywords if not re.search(MEMBERS[family], keyword)] == []
 
 
 def test_reading_headers_does_not_import_pydicom():

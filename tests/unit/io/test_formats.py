@@ -60,8 +60,8 @@ def test_probing_agrees_with_reading(tmp_path: Path, kind: str) -> None:
 def test_an_option_of_another_format_is_ignored(tmp_path: Path) -> None:
     path = write_mgh(tmp_path / "a.mgh")
     read = FORMATS["mgh"].read
-    plain, given = read((path,)), read((path,), gaps="interpolate", orientation="LPS")
-    np.testing.assert_array_equal(plain.volume.grid.affine, given.volume.grid.affine)
+    plain, with_options = read((path,)), read((path,), gaps="interpolate", orientation="LPS")
+    np.testing.assert_array_equal(plain.volume.grid.affine, with_options.volume.grid.affine)
     with pytest.raises(ScanError, match="not volume 2"):
         read((path,), phase=2)
 
@@ -70,9 +70,13 @@ def test_unreadable_slices_are_missed_by_dicom_alone(tmp_path: Path) -> None:
     files = write_series(tmp_path / "scan", noise())
     files[0].write_bytes(files[0].read_bytes()[:400])
     write_mgh(tmp_path / "scan" / "a.mgh")
-    found = {series.kind: series.unreadable for series in find_series(tmp_path)}
-    assert found == {DICOM: 1, "mgh": 0}
+    unreadable = {series.kind: series.unreadable for series in find_series(tmp_path)}
+    assert unreadable == {DICOM: 1, "mgh": 0}
     index = build_index([tmp_path], KEY, tmp_path / "out")
-    indexed = {one.kind: index.as_series(one).unreadable for one in index.series if one.series_uid}
+    indexed = {
+        known.kind: index.as_series(known).unreadable for known in index.series if known.series_uid
+    }
     assert indexed == {DICOM: 1}
-    assert [index.as_series(one).unreadable for one in index.series if one.kind == "mgh"] == [0]
+    assert [index.as_series(known).unreadable for known in index.series if known.kind == "mgh"] == [
+        0
+    ]

@@ -24,7 +24,7 @@ from scanloom.io.identity import (
     source_hash,
 )
 
-KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+KEY, SECOND_KEY = bytes(range(32)), bytes(range(1, 33))
 
 
 def written(folder: Path, *contents: bytes, prefix: str = "") -> tuple[Path, ...]:
@@ -37,44 +37,44 @@ def written(folder: Path, *contents: bytes, prefix: str = "") -> tuple[Path, ...
 
 
 def test_the_id_of_a_dicom_series_is_made_of_its_uids():
-    one = Series("dicom", (Path("a"), Path("b")), study_uid="1.2", series_uid="3.4")
+    series = Series("dicom", (Path("a"), Path("b")), study_uid="1.2", series_uid="3.4")
     elsewhere = Series("dicom", (Path("x/b"), Path("x/a")), "1.2", "3.4", "CT", "words")
-    assert case_id(one, KEY) == case_id(elsewhere, KEY)
-    assert re.fullmatch(r"[a-z2-7]{26}", case_id(one, KEY))
-    others = [
-        case_id(one, OTHER),
-        case_id(Series("dicom", one.files, "1.2", "3.5"), KEY),
-        case_id(Series("dicom", one.files, "1.23", ".4"), KEY),
-        case_id(Series("dicom", one.files, "", "1.23.4"), KEY),
+    assert case_id(series, KEY) == case_id(elsewhere, KEY)
+    assert re.fullmatch(r"[a-z2-7]{26}", case_id(series, KEY))
+    changed = [
+        case_id(series, SECOND_KEY),
+        case_id(Series("dicom", series.files, "1.2", "3.5"), KEY),
+        case_id(Series("dicom", series.files, "1.23", ".4"), KEY),
+        case_id(Series("dicom", series.files, "", "1.23.4"), KEY),
     ]
-    assert len({case_id(one, KEY), *others}) == 5
+    assert len({case_id(series, KEY), *changed}) == 5
 
 
 def test_without_uids_it_is_made_of_what_the_files_hold(tmp_path):
     contents = [bytes([n]) * 300_000 for n in range(3)]
-    one = Series("nifti", written(tmp_path / "a", *contents))
+    series = Series("nifti", written(tmp_path / "a", *contents))
     moved = Series("nifti", written(tmp_path / "b", *contents[::-1], prefix="other"))
-    assert case_id(one, KEY) == case_id(moved, KEY)
-    assert case_id(one, KEY) != case_id(one, OTHER)
+    assert case_id(series, KEY) == case_id(moved, KEY)
+    assert case_id(series, KEY) != case_id(series, SECOND_KEY)
 
 
-@pytest.mark.parametrize("place", [0, 65_536 + 10, 150_000 + 10, 299_999])
-def test_a_change_gives_another_hash(tmp_path, place):
+@pytest.mark.parametrize("offset", [0, 65_536 + 10, 150_000 + 10, 299_999])
+def test_a_change_gives_another_hash(tmp_path, offset):
     content = bytearray(300_000)
     before = written(tmp_path / "a", bytes(content))
-    content[place] = 1
+    content[offset] = 1
     after = written(tmp_path / "b", bytes(content))
-    one, other = (Series("nifti", files) for files in (before, after))
-    assert source_hash(one, KEY) != source_hash(other, KEY)
-    if place in (0, 65_536 + 10, 299_999):  # head, a sample and tail make the id
-        assert case_id(one, KEY) != case_id(other, KEY)
+    series, changed_series = (Series("nifti", files) for files in (before, after))
+    assert source_hash(series, KEY) != source_hash(changed_series, KEY)
+    if offset in (0, 65_536 + 10, 299_999):  # head, a sample and tail make the id
+        assert case_id(series, KEY) != case_id(changed_series, KEY)
 
 
 def test_the_source_hash_knows_neither_path_nor_order(tmp_path):
-    one = Series("dicom", written(tmp_path / "a", b"one", b"two"), "1", "2")
-    other = Series("dicom", written(tmp_path / "b", b"two", b"one", prefix="x"), "1", "2")
-    assert source_hash(one, KEY) == source_hash(other, KEY)
-    assert source_hash(one, KEY) != source_hash(one, OTHER)
+    series = Series("dicom", written(tmp_path / "a", b"one", b"two"), "1", "2")
+    changed_series = Series("dicom", written(tmp_path / "b", b"two", b"one", prefix="x"), "1", "2")
+    assert source_hash(series, KEY) == source_hash(changed_series, KEY)
+    assert source_hash(series, KEY) != source_hash(series, SECOND_KEY)
 
 
 def test_small_and_empty_files_have_ids(tmp_path):
@@ -141,7 +141,7 @@ def test_many_who_start_at_once_get_one_key(tmp_path):
 
 
 def test_the_fingerprint_tells_keys_apart():
-    assert key_fingerprint(KEY) == key_fingerprint(bytes(range(32))) != key_fingerprint(OTHER)
+    assert key_fingerprint(KEY) == key_fingerprint(bytes(range(32))) != key_fingerprint(SECOND_KEY)
     assert KEY.hex() not in key_fingerprint(KEY)
 
 
@@ -156,16 +156,20 @@ def test_the_id_of_a_file_is_made_of_its_instance_uid(tmp_path):
     here.write_bytes(b"content")
     assert file_id(gone, "1.2.3", KEY) == file_id(here, "1.2.3", KEY)
     assert re.fullmatch(r"[a-z2-7]{26}", file_id(here, "1.2.3", KEY))
-    others = [file_id(here, "1.2.4", KEY), file_id(here, "1.2.3", OTHER), file_id(here, "", KEY)]
-    others.append(case_id(Series("dicom", (here,), "", "1.2.3"), KEY))
-    assert len({file_id(here, "1.2.3", KEY), *others}) == 5
+    changed = [
+        file_id(here, "1.2.4", KEY),
+        file_id(here, "1.2.3", SECOND_KEY),
+        file_id(here, "", KEY),
+    ]
+    changed.append(case_id(Series("dicom", (here,), "", "1.2.3"), KEY))
+    assert len({file_id(here, "1.2.3", KEY), *changed}) == 5
 
 
 def test_a_file_without_uid_is_known_by_what_it_holds(tmp_path):
-    one, moved = written(tmp_path / "a", b"x" * 300_000), written(tmp_path / "b", b"x" * 300_000)
-    assert file_id(one[0], "", KEY) == file_id(moved[0], "", KEY)
+    series, moved = written(tmp_path / "a", b"x" * 300_000), written(tmp_path / "b", b"x" * 300_000)
+    assert file_id(series[0], "", KEY) == file_id(moved[0], "", KEY)
     moved[0].write_bytes(b"x" * 299_999)
-    assert file_id(one[0], "", KEY) != file_id(moved[0], "", KEY)
+    assert file_id(series[0], "", KEY) != file_id(moved[0], "", KEY)
     with pytest.raises(ScanError) as caught:
         file_id(tmp_path / "gone", "", KEY)
     assert caught.value.code == "UNREADABLE"
@@ -181,7 +185,7 @@ def test_asking_makes_no_key(tmp_path):
 
 @pytest.mark.parametrize("fault", ["folder", "file", "owner", "link"])
 def test_a_key_that_others_may_have_put_there_is_refused(fault, tmp_path, monkeypatch):
-    """Who knows the key can tell whose id it is. One that is named may be meant."""
+    """With the key, the source of an id can be told. A path may be an id's."""
     if fault == "owner" and os.getuid() != 0:
         pytest.skip("only root can give files away")
     monkeypatch.delenv("SCANLOOM_KEY", raising=False)

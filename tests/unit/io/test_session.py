@@ -27,14 +27,14 @@ def compressed(tmp_path: Path) -> Path:
     return folder
 
 
-def found(folder: Path) -> Series:
+def only_series(folder: Path) -> Series:
     [only] = find_series(folder)
     return only
 
 
 def test_unpacked_files_go_with_their_session(compressed: Path) -> None:
     with read_session():
-        scan = found(compressed)
+        scan = only_series(compressed)
         assert all(file.exists() and compressed not in file.parents for file in scan.files)
         assert read_scan(scan).volume.grid.shape[2] == 3
     assert not any(file.exists() for file in scan.files)
@@ -43,7 +43,7 @@ def test_unpacked_files_go_with_their_session(compressed: Path) -> None:
 def test_headers_are_those_of_the_session_that_found_them(tmp_path: Path) -> None:
     series(tmp_path, "a", count=3)
     with read_session() as outer:
-        [*files] = found(tmp_path).files
+        [*files] = only_series(tmp_path).files
         with read_session() as inner:
             assert current_session() is inner
             assert inner.cache(HeaderCache).take(files[0]) is None
@@ -58,9 +58,9 @@ def test_without_a_session_there_is_one_for_the_process(compressed: Path) -> Non
         thread.start()
         thread.join()
     assert seen == [current_session()]
-    files = found(compressed).files
+    files = only_series(compressed).files
     assert scanloom.load_volume(compressed).grid.shape[2] == 3
-    assert found(compressed).files == files
+    assert only_series(compressed).files == files
 
 
 def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:
 
     def read() -> None:
         with session.active():
-            seen.append(session.cache(HeaderCache).take(found(tmp_path).files[0]))
+            seen.append(session.cache(HeaderCache).take(only_series(tmp_path).files[0]))
 
     seen: list[object] = []
     session = ReadSession()
@@ -84,7 +84,7 @@ def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:
 def test_a_fault_ends_the_session(compressed: Path) -> None:
     def failing() -> None:
         with read_session():
-            files.extend(found(compressed).files)
+            files.extend(only_series(compressed).files)
             raise KeyboardInterrupt
 
     files: list[Path] = []

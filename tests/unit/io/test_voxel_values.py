@@ -181,12 +181,12 @@ def test_zeros_behind_the_voxels_are_no_voxels(tmp_path, name, count):
     ids=["a byte", "zeros and a byte", "a plane", "64 KiB"],
 )
 def test_what_a_wrong_dimension_may_have_left_is_damage(tmp_path, name, rest):
-    """A plane of zeros and more may be voxels; what is not zero always may."""
+    """A plane of zeros and more may be voxels; other bytes always may."""
     assert code_of(with_rest(tmp_path / name, rest)) == "DAMAGED"
 
 
 def test_zeros_behind_voxels_that_begin_late_are_damage(tmp_path):
-    """Where there is an extension, the offset may be what is wrong, and the zeros voxels."""
+    """If there is an extension, the offset may be wrong, and the zeros voxels."""
     image = nibabel.Nifti1Image(noise(), np.diag([2.0, 2.0, 2.0, 1.0]))
     image.header.extensions.append(nibabel.nifti1.Nifti1Extension(6, b"a comment"))
     nibabel.save(image, tmp_path / "a.nii")

@@ -7,13 +7,13 @@ import pytest
 from scipy import ndimage
 
 from scanloom.core import Layer, Segmentation, Volume
+from scanloom.core.grid import Box
 from scanloom.ops.label_maps import (
     box_of_labels,
     crop_volume,
     enlarge_box,
     margin_voxels,
     paste_segmentation,
-    slices_of,
     union_of_boxes,
 )
 from support import model_cards
@@ -33,7 +33,7 @@ def test_box_is_that_of_scipy(dtype: type) -> None:
         mask = np.isin(labels, numbers) if numbers else labels > 0
         box = box_of_labels(labels, numbers)
         assert box is not None
-        assert slices_of(box) == ndimage.find_objects(mask.astype(int))[0]
+        assert box.slices == ndimage.find_objects(mask.astype(int))[0]
     assert box_of_labels(labels, (3,)) is None
 
 
@@ -45,7 +45,9 @@ def test_union_is_the_box_of_both() -> None:
 
 
 def test_margin_ends_at_the_border() -> None:
-    box = ((2, 3, 1), (4, 8, 3))
+    box = Box((2, 3, 1), (4, 8, 3))
+    assert Box.of_slices(box.slices) == box
+    assert box.shape == (3, 6, 3)
     grid = model_cards.grid((9, 10, 11), (1.0, 1.5, 4.0))
     assert margin_voxels(grid, 3.0) == (3, 2, 1)
     assert enlarge_box(box, (3, 2, 1), grid.shape) == ((0, 1, 0), (7, 9, 4))
@@ -58,15 +60,15 @@ def test_crop_keeps_positions_and_comes_back(codes: str) -> None:
     box = box_of_labels(labels)
     assert box is not None
 
-    part = crop_volume(Volume(scan, grid, "HU", "CT", padding=-2000.0), box)
+    cropped = crop_volume(Volume(scan, grid, "HU", "CT", padding=-2000.0), box)
 
     first = np.array(box[0])
     offset = np.array((1, 2, 3))
-    np.testing.assert_allclose(part.grid.world(offset), grid.world(first + offset))
-    np.testing.assert_array_equal(part.array, scan[slices_of(box)])
-    assert (part.unit, part.padding) == ("HU", -2000.0)
-    assert part.array.flags.f_contiguous
+    np.testing.assert_allclose(cropped.grid.world(offset), grid.world(first + offset))
+    np.testing.assert_array_equal(cropped.array, scan[box.slices])
+    assert (cropped.unit, cropped.padding) == ("HU", -2000.0)
+    assert cropped.array.flags.f_contiguous
     structures = model_cards.structures(2)
-    small = Segmentation("m", (Layer(labels[slices_of(box)], structures),), part.grid)
+    small = Segmentation("m", (Layer(labels[box.slices], structures),), cropped.grid)
     whole = paste_segmentation(small, box, grid)
     np.testing.assert_array_equal(whole.layers[0].labels, labels)

@@ -47,36 +47,38 @@ def test_counts_agree_with_scipy(connectivity, dtype, seed):
 
 
 @pytest.mark.usefixtures("_slabs")
-@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("kept_count", [1, 2, 5])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("numbers", [(), (1, 3), (2,), (7,)])
-def test_keeps_the_largest_components(parts, together, numbers):
+def test_keeps_the_largest_components(kept_count, together, numbers):
     """The requested number of components is kept, and no dropped one is larger than a kept one."""
     labels = blobs(5)
 
-    result = keep_largest(labels, KeepLargest(numbers, together, parts, 6))
+    result = keep_largest(labels, KeepLargest(numbers, together, kept_count, 6))
 
     assert result.dtype == labels.dtype
     concerned = np.isin(labels, numbers) if numbers else labels > 0
     np.testing.assert_array_equal(result[~concerned], labels[~concerned])
     for mask in [concerned] if together else [labels == n for n in numbers or (1, 2, 3)]:
-        found, n = ndimage.label(mask, scipy_structure(6))
-        sizes = np.bincount(found.ravel(), minlength=n + 1)[1:]
-        left = np.bincount(found[result > 0].ravel(), minlength=n + 1)[1:]
-        assert set(np.unique(left / sizes)) <= {
+        numbered, n = ndimage.label(mask, scipy_structure(6))
+        sizes = np.bincount(numbered.ravel(), minlength=n + 1)[1:]
+        remaining_sizes = np.bincount(numbered[result > 0].ravel(), minlength=n + 1)[1:]
+        assert set(np.unique(remaining_sizes / sizes)) <= {
             0.0,
             1.0,
         }  # a component is kept or dropped as a whole
-        assert np.count_nonzero(left) == min(parts, n)
-        assert sorted(left[left > 0]) == sorted(sizes)[-parts:]
+        assert np.count_nonzero(remaining_sizes) == min(kept_count, n)
+        assert sorted(remaining_sizes[remaining_sizes > 0]) == sorted(sizes)[-kept_count:]
 
 
 def tied(labels, rule: KeepLargest) -> bool:
     """Whether the choice depends on a tie: NumPy's sort, and so MONAI's choice, vary by CPU."""
-    wanted = rule.numbers or (1, 2, 3)
-    for mask in [np.isin(labels, wanted)] if rule.together else [labels == n for n in wanted]:
-        found, n = ndimage.label(mask, scipy_structure(rule.connectivity))
-        sizes = np.sort(np.bincount(found.ravel())[1:])
+    kept_numbers = rule.numbers or (1, 2, 3)
+    for mask in (
+        [np.isin(labels, kept_numbers)] if rule.together else [labels == n for n in kept_numbers]
+    ):
+        numbered, n = ndimage.label(mask, scipy_structure(rule.connectivity))
+        sizes = np.sort(np.bincount(numbered.ravel())[1:])
         if n > rule.parts and sizes[-rule.parts] == sizes[-rule.parts - 1]:
             return True
     return False
@@ -84,14 +86,14 @@ def tied(labels, rule: KeepLargest) -> bool:
 
 @pytest.mark.parametrize("connectivity", [6, 18, 26])
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("kept_count", [1, 3])
 @pytest.mark.parametrize("numbers", [(), (1, 3), (2,)])
-def test_same_voxels_as_monai(connectivity, together, parts, numbers):
+def test_same_voxels_as_monai(connectivity, together, kept_count, numbers):
     """MONAI's own transform keeps the same voxels."""
     pytest.importorskip("skimage", reason="MONAI's components need scikit-image")
     from monai.transforms import KeepLargestConnectedComponent
 
-    rule = KeepLargest(numbers, together, parts, connectivity)
+    rule = KeepLargest(numbers, together, kept_count, connectivity)
     maps = [blobs(seed, (29, 23, 19), fill=3) for seed in range(15)]
     maps = [labels for labels in maps if not tied(labels, rule)]
     theirs = KeepLargestConnectedComponent(
@@ -99,7 +101,7 @@ def test_same_voxels_as_monai(connectivity, together, parts, numbers):
         is_onehot=False,
         independent=not together,
         connectivity={6: 1, 18: 2, 26: 3}[connectivity],
-        num_components=parts,
+        num_components=kept_count,
     )
 
     assert maps
@@ -109,17 +111,17 @@ def test_same_voxels_as_monai(connectivity, together, parts, numbers):
 
 
 @pytest.mark.usefixtures("_slabs")
-@pytest.mark.parametrize("parts", [1, 2])
-def test_of_equal_components_the_last_in_c_order_is_kept(parts):
+@pytest.mark.parametrize("kept_count", [1, 2])
+def test_of_equal_components_the_last_in_c_order_is_kept(kept_count):
     """A tie is broken by position, independent of memory order and of the sort algorithm."""
     labels = np.zeros((6, 7, 8), np.uint8, order="F")
-    for place in [(0, 5, 0), (2, 0, 7), (4, 3, 4)]:
-        labels[place] = 1
+    for corner in [(0, 5, 0), (2, 0, 7), (4, 3, 4)]:
+        labels[corner] = 1
 
-    result = keep_largest(labels, KeepLargest(parts=parts))
+    result = keep_largest(labels, KeepLargest(parts=kept_count))
 
-    kept = [tuple(int(n) for n in place) for place in np.argwhere(result)]
-    assert kept == [(2, 0, 7), (4, 3, 4)][-parts:]
+    kept = [tuple(int(n) for n in corner) for corner in np.argwhere(result)]
+    assert kept == [(2, 0, 7), (4, 3, 4)][-kept_count:]
 
 
 def test_nnunet_keeps_all_components_of_the_largest_size():
@@ -129,9 +131,9 @@ def test_nnunet_keeps_all_components_of_the_largest_size():
     labels[6:8, 1:3, 1] = 2
     labels[6:8, 5:7, 4] = 1
     labels[10, 1, 1] = 1
-    found, _ = ndimage.label(labels > 0, np.ones((3, 3, 3)))
-    sizes = np.bincount(found.ravel())[1:]
-    kept = np.isin(found, np.flatnonzero(sizes == sizes.max()) + 1)
+    numbered, _ = ndimage.label(labels > 0, np.ones((3, 3, 3)))
+    sizes = np.bincount(numbered.ravel())[1:]
+    kept = np.isin(numbered, np.flatnonzero(sizes == sizes.max()) + 1)
     result = keep_largest(labels, KeepLargest((1, 2), together=True, ties="all"))
     np.testing.assert_array_equal(result, np.where(kept, labels, 0))
     assert kept.sum() == 12
@@ -169,20 +171,22 @@ def test_memory_order_makes_no_difference():
 
     expected = keep_largest(labels, rule)
 
-    for other in (np.ascontiguousarray(labels), padded[::2]):
-        np.testing.assert_array_equal(keep_largest(other, rule), expected)
-        assert count_components(other, (1, 2, 3)) == count_components(labels, (1, 2, 3))
+    for same in (np.ascontiguousarray(labels), padded[::2]):
+        np.testing.assert_array_equal(keep_largest(same, rule), expected)
+        assert count_components(same, (1, 2, 3)) == count_components(labels, (1, 2, 3))
 
 
 def test_values_and_sizes_of_components():
     """Values and sizes of all components add up to the label map, whatever the slabs."""
     labels = blobs(8)
 
-    parts = components.find_components(labels, 26)
+    sizes_of_components = components.find_components(labels, 26)
 
     for n in (1, 2, 3):
-        assert parts.voxels[parts.value == n].sum() == np.count_nonzero(labels == n)
-    assert parts.voxels[0] == 0
+        assert sizes_of_components.voxels[sizes_of_components.value == n].sum() == np.count_nonzero(
+            labels == n
+        )
+    assert sizes_of_components.voxels[0] == 0
 
 
 @pytest.mark.usefixtures("_slabs")
@@ -196,9 +200,9 @@ def test_removes_small_components(numbers, seed):
 
     expected = labels.copy()
     for number in numbers or (1, 2, 3):
-        found, count = ndimage.label(labels == number)
-        sizes = np.bincount(found.ravel(), minlength=count + 1)
-        expected[(labels == number) & (sizes <= 36.0 / np.prod(spacing))[found]] = 0
+        numbered, count = ndimage.label(labels == number)
+        sizes = np.bincount(numbered.ravel(), minlength=count + 1)
+        expected[(labels == number) & (sizes <= 36.0 / np.prod(spacing))[numbered]] = 0
     np.testing.assert_array_equal(result, expected)
     assert (result != labels).any()
     assert result.dtype == labels.dtype

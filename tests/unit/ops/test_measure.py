@@ -20,8 +20,8 @@ def structures(*numbers: int) -> tuple[Structure, ...]:
 
 
 def segmentation(*layers: tuple[np.ndarray, tuple[int, ...]]) -> Segmentation:
-    made = tuple(Layer(labels, structures(*numbers)) for labels, numbers in layers)
-    return Segmentation("model", made, Grid(layers[0][0].shape, np.diag([*SPACING, 1])))
+    layer_tuple = tuple(Layer(labels, structures(*numbers)) for labels, numbers in layers)
+    return Segmentation("model", layer_tuple, Grid(layers[0][0].shape, np.diag([*SPACING, 1])))
 
 
 def volume(array: np.ndarray, padding: float | None = None) -> Volume:
@@ -58,13 +58,13 @@ def test_equals_numpy_on_each_mask(dtype, padding, far):
     array[labels == 0] += array.dtype.type(far)
     array[::3, 4] = 0
 
-    found = measure(segmentation((labels, (1, 2, 5))), volume(array, padding))
+    measured = measure(segmentation((labels, (1, 2, 5))), volume(array, padding))
 
-    for m, n in zip(found, (1, 2, 5), strict=True):
+    for m, n in zip(measured, (1, 2, 5), strict=True):
         mask = labels == n
         values = array[mask & (array != padding) if padding is not None else mask]
         exact = values.astype(np.float64)
-        place = np.argwhere(mask)
+        voxels = np.argwhere(mask)
         assert (m.model, m.label, m.number, m.unit) == ("model", f"s{n}", n, "HU")
         assert m.voxels == np.count_nonzero(mask) > values.size - (padding is None)
         assert m.volume_ml == pytest.approx(m.voxels * np.prod(SPACING) / 1000, rel=1e-12)
@@ -73,7 +73,7 @@ def test_equals_numpy_on_each_mask(dtype, padding, far):
         np.testing.assert_allclose(
             [m.p05, m.p25, m.median, m.p75, m.p95], np.quantile(exact, QUANTILES), rtol=1e-12
         )
-        assert m.box == (tuple(place.min(0)), tuple(place.max(0)))
+        assert m.box == (tuple(voxels.min(0)), tuple(voxels.max(0)))
         assert m.components == ndimage.label(mask, np.ones((3, 3, 3)))[1]
 
 
@@ -85,14 +85,14 @@ def test_labels_that_are_noise_equal_scipy(dtype, padding):
     labels = np.random.default_rng(4).integers(0, 26, (23, 17, 9)).astype(np.uint16) * 11
     numbers, array = tuple(range(22, 11 * 26, 11)), intensities(dtype).round()
 
-    found = measure(segmentation((labels, numbers)), volume(array, padding))
+    measured = measure(segmentation((labels, numbers)), volume(array, padding))
 
     valid = np.where(array == padding, 0, labels)
-    np.testing.assert_allclose([m.mean for m in found], ndimage.mean(array, valid, numbers))
+    np.testing.assert_allclose([m.mean for m in measured], ndimage.mean(array, valid, numbers))
     medians = ndimage.median(array, valid, numbers)
-    np.testing.assert_allclose([m.median for m in found], medians)
+    np.testing.assert_allclose([m.median for m in measured], medians)
     boxes = ndimage.find_objects(labels.astype(int))
-    for m in found:
+    for m in measured:
         box = tuple((at.start, at.stop - 1) for at in boxes[m.number - 1])
         assert tuple(zip(*m.box, strict=True)) == box
         assert m.voxels == np.count_nonzero(labels == m.number)
@@ -103,14 +103,14 @@ def test_agrees_with_simpleitk():
     """ITK computes the same size, box, mean and standard deviation."""
     labels, array = labels_of(), intensities(np.int16)
 
-    found = measure(segmentation((labels, (1, 2, 5))), volume(array))
+    measured = measure(segmentation((labels, (1, 2, 5))), volume(array))
 
     image, mask = (sitk.GetImageFromArray(np.ascontiguousarray(a.T)) for a in (array, labels))
     image.SetSpacing(SPACING)
     mask.SetSpacing(SPACING)
     theirs = sitk.LabelIntensityStatisticsImageFilter()
     theirs.Execute(mask, image)
-    for m in found:
+    for m in measured:
         first, size = np.split(np.array(theirs.GetBoundingBox(m.number)), 2)
         sample = m.voxels / (m.voxels - 1)  # ITK returns the sample variance
         assert m.voxels == theirs.GetNumberOfPixels(m.number)
@@ -139,7 +139,7 @@ def test_quantiles_are_exact_for_any_values(values):
 
 
 @pytest.mark.parametrize(
-    ("place", "touches"),
+    ("voxel", "touches"),
     [
         (np.s_[0, 3, 3], True),
         (np.s_[8, 3, 3], True),
@@ -150,10 +150,10 @@ def test_quantiles_are_exact_for_any_values(values):
         (np.s_[1:8, 1:6, 1:4], False),
     ],
 )
-def test_border_voxels_are_flagged(place, touches):
+def test_border_voxels_are_flagged(voxel, touches):
     """A structure at the first or last index of any axis is flagged, one next to it is not."""
     labels = np.zeros((9, 7, 5), np.uint8)
-    labels[place] = 1
+    labels[voxel] = 1
 
     (m,) = measure(segmentation((labels, (1,))), volume(labels.astype(np.int16)))
 
@@ -190,22 +190,22 @@ def test_a_structure_of_padding_alone_has_a_size_but_no_intensities(dtype, odd):
     array = np.full(labels.shape, 7, dtype)
     array[1] = odd
 
-    one, two = measure(segmentation((labels, (1, 2))), volume(array, -2000))
+    inside, two = measure(segmentation((labels, (1, 2))), volume(array, -2000))
 
-    assert (one.voxels, one.mean, one.sd, one.median) == (25, None, None, None)
+    assert (inside.voxels, inside.mean, inside.sd, inside.median) == (25, None, None, None)
     assert (two.voxels, two.mean, two.sd, two.median) == (25, 7.0, 0.0, 7.0)
 
 
 def test_layers_are_measured_separately():
     """Overlapping structures in two layers both count shared voxels; the layers' order is kept."""
-    one, two = np.zeros((2, 6, 6, 6), np.uint16)
-    one[1:5, 1:5, 1:5], two[2:4, 2:4, 2:4] = 300, 7
+    first, second = np.zeros((2, 6, 6, 6), np.uint16)
+    first[1:5, 1:5, 1:5], second[2:4, 2:4, 2:4] = 300, 7
     array = np.arange(216, dtype=np.int16).reshape(6, 6, 6)
 
-    found = measure(segmentation((one, (300, 301)), (two, (7,))), volume(array))
+    measured = measure(segmentation((first, (300, 301)), (second, (7,))), volume(array))
 
-    assert [(m.number, m.voxels) for m in found] == [(300, 64), (301, 0), (7, 8)]
-    assert found[2].mean == array[2:4, 2:4, 2:4].mean()
+    assert [(m.number, m.voxels) for m in measured] == [(300, 64), (301, 0), (7, 8)]
+    assert measured[2].mean == array[2:4, 2:4, 2:4].mean()
 
 
 def test_other_shapes_are_refused():
@@ -224,10 +224,10 @@ def test_memory_does_not_grow_with_the_scan():
     labels[50:350, 50:350] = 1
     array = np.zeros(labels.shape, np.int16, order="F")
     array[::2] = 100
-    wanted = segmentation((labels, (1, 2)))
+    segmented = segmentation((labels, (1, 2)))
     tracemalloc.start()
 
-    measure(wanted, volume(array))
+    measure(segmented, volume(array))
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

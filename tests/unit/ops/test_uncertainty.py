@@ -33,9 +33,9 @@ def test_means_are_those_of_scipy() -> None:
     segmentation = replace(plain, uncertainty=maps)
     measured = measure(segmentation, scan.volume)
     assert tuple(add_uncertainty(measured, plain)) == measured
-    found = list(add_uncertainty(measured, segmentation))
-    assert any(m.voxels for m in found)
-    for m in found:
+    results = list(add_uncertainty(measured, segmentation))
+    assert any(m.voxels for m in results)
+    for m in results:
         layer = next(each for each in plain.layers if m.label in {s.label for s in each.structures})
         if not m.voxels:
             assert m.entropy is m.disagreement is None
@@ -61,9 +61,9 @@ def test_files_are_read_by_other_programs_and_checked(tmp_path: Path) -> None:
         np.testing.assert_allclose(image.affine, scan.volume.grid.affine, atol=1e-3)
         voxels = sitk.GetArrayFromImage(sitk.ReadImage(str(file)))
         np.testing.assert_allclose(voxels.T, values / 255, atol=1e-6)
-    other = replace(segmentation, uncertainty=uncertainty(maps.entropy.shape, 1))
+    changed = replace(segmentation, uncertainty=uncertainty(maps.entropy.shape, 1))
     with pytest.raises(ScanError, match="other voxels"):
-        read_back(tmp_path, CaseContent(case, scan, [other]), [UNCERTAINTY])
+        read_back(tmp_path, CaseContent(case, scan, [changed]), [UNCERTAINTY])
 
 
 def test_of_several_models_the_largest_counts() -> None:

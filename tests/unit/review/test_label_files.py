@@ -122,9 +122,9 @@ SEGMENTS: dict[str, tuple[tuple[tuple[str, int, int], ...], str]] = {
 
 @pytest.mark.parametrize("name", SEGMENTS)
 def test_segments_that_are_not_clear_are_refused(tmp_path: Path, name: str) -> None:
-    segments, words = SEGMENTS[name]
+    segments, message = SEGMENTS[name]
     path = save_slicer(tmp_path / "a.seg.nrrd", labels(), *segments)
-    with pytest.raises(ScanError, match=words) as caught:
+    with pytest.raises(ScanError, match=message) as caught:
         read_label_file(path, grid_of(affine_of()))
     assert caught.value.reason is Reason.LABELS_UNKNOWN
 
@@ -190,9 +190,9 @@ GRIDS: dict[str, tuple[Callable[[], np.ndarray], np.ndarray, str]] = {
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_other_grids_are_refused(tmp_path: Path, name: str) -> None:
-    make, affine, words = GRIDS[name]
+    make, affine, message = GRIDS[name]
     path = save_nibabel(tmp_path / "a.nii.gz", make(), affine)
-    with pytest.raises(ScanError, match=words) as caught:
+    with pytest.raises(ScanError, match=message) as caught:
         read_label_file(path, grid_of(affine_of()))
     assert caught.value.reason is Reason.GRID_DIFFERS
 

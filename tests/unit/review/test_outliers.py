@@ -1,4 +1,4 @@
-"""What stands out in a cohort is named, and what is usual is not."""
+"""Outliers of a cohort are named, and usual values are not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cohort(count: int = 30) -> dict[str, list[Measurement]]:
     }
 
 
-def found(
+def findings_of(
     cases: dict[str, list[Measurement]],
     axes: dict[str, str] | None = None,
     references: dict[str, list[ReferenceRange]] | None = None,
@@ -56,11 +56,11 @@ def found(
 
 
 def kinds(cases: dict[str, list[Measurement]], case: str) -> list[str]:
-    return [doubt.kind for doubt in found(cases)[case]]
+    return [doubt.kind for doubt in findings_of(cases)[case]]
 
 
 def test_usual_cases_raise_no_doubt() -> None:
-    assert not any(found(cohort()).values())
+    assert not any(findings_of(cohort()).values())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_stands_out_is_named(changes: dict[str, Any], kind: str) -> None:
     cases["odd"] = [measurement("liver", **changes)]
 
     assert kinds(cases, "odd") == [kind]
-    assert max(cases, key=lambda case: risk_score(found(cases)[case])) == "odd"
+    assert max(cases, key=lambda case: risk_score(findings_of(cases)[case])) == "odd"
 
 
 def test_what_is_seldom_there_is_not_missed() -> None:
@@ -88,7 +88,7 @@ def test_what_is_seldom_there_is_not_missed() -> None:
         measurements.append(measurement("lung", 100.0 if n % 3 else 0.0))
         measurements.append(measurement("rib", 0.0 if n % 3 else 100.0))
 
-    doubts = {(d.structure, d.text) for doubts in found(cases).values() for d in doubts}
+    doubts = {(d.structure, d.text) for doubts in findings_of(cases).values() for d in doubts}
     assert doubts == {("lung", "not found, though it usually is")}
 
 
@@ -103,10 +103,10 @@ def test_an_unusual_value_is_told_with_its_place() -> None:
     cases = cohort()
     cases["odd"] = [measurement("liver", 15000.0)]
 
-    [doubt] = found(cases)["odd"]
+    [doubt] = findings_of(cases)["odd"]
 
-    assert doubt.place is not None
-    assert (doubt.place.quantity, doubt.place.value) == ("volume", 15000.0)
+    assert doubt.value is not None
+    assert (doubt.value.quantity, doubt.value.value) == ("volume", 15000.0)
     assert doubt.text.startswith("15000 ml is large (usually ")
     assert doubt.subjects == tuple(cases["odd"])
 
@@ -115,14 +115,14 @@ def test_without_a_cohort_values_are_compared_with_the_card() -> None:
     usual = [ReferenceRange("liver", "mean_hu", Range(20.0, 90.0), "A page.")]
     cases = {"a": [measurement("liver", mean=50.0)], "b": [measurement("liver", mean=-104.0)]}
 
-    doubts = found(cases, references={"m": usual})
+    doubts = findings_of(cases, references={"m": usual})
 
     assert doubts["a"] == []
     assert [d.text for d in doubts["b"]] == ["mean -104 HU is low (reference range 20 to 90 HU)"]
     assert risk_score(doubts["b"]) >= REVIEW_THRESHOLD
     arbitrary = {"b": [measurement("liver", mean=-104.0, unit="a.u.")]}
-    assert found(arbitrary, references={"m": usual})["b"] == []
-    assert found(cases, references={"other": usual})["b"] == []
+    assert findings_of(arbitrary, references={"m": usual})["b"] == []
+    assert findings_of(cases, references={"other": usual})["b"] == []
 
 
 def test_arbitrary_units_are_not_compared() -> None:
@@ -135,7 +135,7 @@ def test_arbitrary_units_are_not_compared() -> None:
 def test_a_cohort_replaces_the_reference_range() -> None:
     usual = [ReferenceRange("liver", "mean_hu", Range(0.0, 1.0), "A page.")]
 
-    assert not any(found(cohort(), references={"m": usual}).values())
+    assert not any(findings_of(cohort(), references={"m": usual}).values())
 
 
 def pair(name: str, left: int, right: int, ml: tuple[float, float] = (100.0, 100.0)) -> Any:
@@ -164,14 +164,14 @@ def test_unequal_sides() -> None:
     ],
 )
 def test_swapped_sides(axes: str, left: int, right: int, expected: list[str]) -> None:
-    doubts = found({"c": pair("kidney", left, right)}, {"c": axes})["c"]
+    doubts = findings_of({"c": pair("kidney", left, right)}, {"c": axes})["c"]
     assert [doubt.kind for doubt in doubts] == expected
 
 
 def test_what_was_odd_of_the_scan_is_told_once() -> None:
     flags = (Flag.HU_IMPLAUSIBLE, Flag.SHEARED)
     cases = {"c": [measurement("liver", flags=flags), measurement("lung", flags=flags)]}
-    [doubt] = found(cases)["c"]
+    [doubt] = findings_of(cases)["c"]
     assert (doubt.kind, doubt.text) == ("scan", Flag.HU_IMPLAUSIBLE.text)
     assert risk_score([doubt]) >= REVIEW_THRESHOLD
 
@@ -180,6 +180,6 @@ def test_more_doubts_weigh_more() -> None:
     cases = cohort()
     cases["one"] = [measurement("liver", 150.0)]
     cases["two"] = [measurement("liver", 150.0, mean=400.0, components=50)]
-    doubts = found(cases)
+    doubts = findings_of(cases)
 
     assert risk_score(doubts["two"]) > risk_score(doubts["one"]) > risk_score(doubts["c00"]) == 0

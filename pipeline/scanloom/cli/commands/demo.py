@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options.common import Reporting
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import Reporting, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_json
-from scanloom.cli.options.common import Reporting
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import Reporting, takes_panels
 from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
-    from scanloom.cli.checks.machine import CheckResult
+    from scanloom.cli.checks import CheckResult
 
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
@@ -44,8 +43,8 @@ def doctor(
 
 def examine(out: Path) -> Iterator[CheckResult]:
     """Yield the findings of all checks; a check that raises is a finding too."""
-    from scanloom.cli.checks.decoders import check_decoders
-    from scanloom.cli.checks.machine import (
+    from scanloom.cli.checks import (
+        check_decoders,
         check_devices,
         check_key,
         check_models,
@@ -53,6 +52,7 @@ def examine(out: Path) -> Iterator[CheckResult]:
         check_software,
     )
 
+    # In the order of their imports: a library that is missing explains the findings after it
     for check in (check_software, check_decoders, check_devices):
         yield from _guarded(check)
     yield from _guarded(lambda: check_out(out))
@@ -61,7 +61,7 @@ def examine(out: Path) -> Iterator[CheckResult]:
 
 
 def _guarded(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    from scanloom.cli.checks.machine import CheckResult
+    from scanloom.cli.checks import CheckResult
 
     try:
         yield from check()

@@ -20,8 +20,7 @@ from scanloom.cli.console import (
     report_new_key,
     unexamined,
 )
-from scanloom.cli.options.common import ArchiveOptions, KeyOption, Reporting, StrictOption
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOption, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
@@ -67,7 +66,7 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
         from scanloom.io.output.private import load_key_of
         from scanloom.io.session import read_session
 
-        paths = [str(path) for path in scans.given]
+        paths = [str(path) for path in scans.all_paths]
         out = output.out
         with report_new_key(output.key), read_session():
             key = load_key(output.key) if out is None else load_key_of(out, output.key)

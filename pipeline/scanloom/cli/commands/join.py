@@ -12,8 +12,7 @@ import typer
 
 from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_all
 from scanloom.cli.console import Exit, error_boundary, say
-from scanloom.cli.options.common import General
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import General, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.io.output.crosswalk import SourceRecord

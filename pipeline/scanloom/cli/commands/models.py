@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli import values
 from scanloom.cli.command import Command, Group
 from scanloom.cli.console import (
     Exit,
+    console,
     error_boundary,
     error_document,
     format_error,
@@ -17,16 +21,17 @@ from scanloom.cli.console import (
     print_result,
     say,
 )
-from scanloom.cli.options import values
-from scanloom.cli.options.common import Reporting
-from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.tables import plain_card, plain_entry, print_entry, print_list
+from scanloom.cli.options import Reporting, takes_panels
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from scanloom.cards.card import ModelCard
     from scanloom.convert.download.add import Licence
     from scanloom.convert.download.sources import Progress
+    from scanloom.convert.store import ModelEntry
+    from scanloom.core import Structure
+    from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
     cls=Group,
@@ -234,3 +239,246 @@ def _plain_lines() -> Progress:
             say(f"downloading {file}{size}", err=True)
 
     return report
+
+
+def print_list(entries: tuple[ModelEntry, ...]) -> None:
+    """Print a line for each model; a broken one with the code of its error."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
+
+    columns = ("version", "scans", "structures", "source", "format", "licence", "title")
+    name = Column("model", no_wrap=True)  # whole, since other commands need it
+    table = Table(name, *columns, box=SIMPLE_HEAD, pad_edge=False)
+    for entry in entries:
+        card, section = entry.card, entry.section or ""
+        if card is None:
+            code = entry.error.code if entry.error else "?"
+            title = f"can't be used ({code})"
+            table.add_row(entry.name, "", "", "", section, entry.format, _licence(entry), title)
+        else:
+            scans = " + ".join(c.modality for c in card.channels)
+            count, licence = str(len(card.structures)), _licence(entry)
+            about = (card.name, card.version, scans, count)
+            table.add_row(*about, section, entry.format, licence, card.title)
+    console().print(table)
+
+
+def print_entry(entry: ModelEntry) -> None:
+    """Print the card of a model, its source, and a table of its structures."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    card = entry.card
+    if card is None:
+        raise ValueError("the model has no card")
+    facts = Table.grid(padding=(0, 2))
+    for name, text in (*_facts(card), *_origin(entry), *_engines(card)):
+        facts.add_row(name, text)
+    table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
+    for s in card.structures:
+        code = f"{s.type.value} {s.type.scheme} {s.type.meaning}"
+        side = s.laterality.meaning if s.laterality else ""
+        table.add_row(str(s.number), s.label, s.name, code, side)
+    screen = console()
+    screen.print(facts)
+    screen.print(table)
+    for sentence in card.limitations:
+        screen.print(f"! {sentence}", soft_wrap=True)
+    if any(s.experimental for s in card.structures):
+        labels = ", ".join(s.label for s in card.structures if s.experimental)
+        screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
+
+
+def plain_entry(entry: ModelEntry) -> dict[str, Any]:
+    """Return the JSON object of a model in a list."""
+    card, error = entry.card, entry.error
+    return {
+        "name": card.name if card else entry.name,
+        "version": card.version if card else None,
+        "title": card.title if card else None,
+        "modalities": [c.modality for c in card.channels] if card else None,
+        "structures": [s.label for s in card.structures] if card else None,
+        **_plain_origin(entry),
+        "error": error_document(error.reason, error.detail) if error else None,
+    }
+
+
+def plain_card(entry: ModelEntry) -> dict[str, Any]:
+    """Return the JSON object of a model with its card."""
+    from scanloom.cards.requested import networks
+
+    card = entry.card
+    if card is None:
+        raise ValueError("the model has no card")
+    return {
+        "name": card.name,
+        "version": card.version,
+        "title": card.title,
+        "description": card.description,
+        "intended_use": card.intended_use,
+        "license": card.license,
+        "attribution": card.attribution,
+        "limitations": card.limitations,
+        "reference_ranges": [asdict(each) for each in card.reference_ranges],
+        "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
+        "network": card.network.name,
+        "orientation": card.grid.orientation,
+        "spacing_mm": card.grid.spacing,
+        "precisions": card.precisions,
+        "fast": less_work(card) or None,
+        "networks": [_plain_network(network) for network in networks(card)],
+        "weights_sha256": card.weights.published,
+        **_plain_origin(entry),
+        "checks": asdict(card.checks),
+        "engines": [
+            {**asdict(trial), "used": trial.used, "why": trial.why} for trial in trials_of(card)
+        ],
+        "structures": [_plain_structure(s) for s in card.structures],
+    }
+
+
+def _engines(card: ModelCard) -> list[tuple[str, str]]:
+    """Return the measurements of engines with a model on this machine, as lines of a table."""
+    return [("engine", str(trial)) for trial in trials_of(card)]
+
+
+def trials_of(card: ModelCard) -> list[EngineTrial]:
+    """Return the trials of engines for a model and its parts, by this user on this machine."""
+    from scanloom.cards.requested import networks
+    from scanloom.inference.engines.cache import all_trials
+
+    names = {network.name for network in networks(card)}
+    return [trial for trial in all_trials() if trial.model in names]
+
+
+def _licence(entry: ModelEntry) -> str:
+    if entry.provenance is not None:
+        return entry.provenance.licence
+    return entry.card.license if entry.card else ""
+
+
+def _facts(card: ModelCard) -> list[tuple[str, str]]:
+    spacing = card.grid.spacing
+    return [
+        ("model", f"{card.name} {card.version}".strip()),
+        ("title", card.title),
+        ("description", card.description),
+        ("intended use", card.intended_use or "not stated"),
+        ("licence", card.license or "not stated"),
+        ("attribution", card.attribution or "not stated"),
+        ("input", ", ".join(f"{c.name} ({c.modality})" for c in card.channels)),
+        ("network", card.network.name),
+        ("axes", card.grid.orientation or "the scan's own"),
+        ("spacing", _format_spacing(spacing)),
+        ("precisions", ", ".join(card.precisions)),
+        ("--fast", less_work(card) or "changes nothing"),
+        *_checks(card),
+        *_weights(card),
+    ]
+
+
+def less_work(card: ModelCard) -> str:
+    """Return the changes by `--fast` in words; else ""."""
+    from scanloom.cards.requested import describe_changes, requested_card
+    from scanloom.core import ComputeOptions
+
+    return describe_changes(card, requested_card(card, ComputeOptions(fast=True)))
+
+
+def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield a line for each range that scans are compared with."""
+    checks = card.checks
+    ranges = (
+        ("intensity", "1st percentile", checks.low, ""),
+        ("intensity", "99th percentile", checks.high, ""),
+        ("spacing", "spacing", checks.spacing, " mm"),
+        ("extent", "field of view", checks.extent, " mm"),
+    )
+    for check, quantity, limits, unit in ranges:
+        if limits is not None:
+            outcome = "refused" if check in checks.refuse else "flagged"
+            yield "check", f"{quantity} {limits.low:g} to {limits.high:g}{unit}, or {outcome}"
+    if any(checks.needs_hounsfield(channel.modality) for channel in card.channels):
+        yield "check", "CT must be in Hounsfield units, or refused"
+
+
+def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield a line for the weights of each network, in the order in which they run."""
+    from scanloom.cards.requested import networks
+
+    if card.stage is not None:
+        structures = ", ".join(card.stage.labels) or "all structures"
+        if card.stage.use == "crop":
+            yield "crop", f"{card.stage.card.name}: {structures}, {card.stage.margin:g} mm around"
+        else:
+            yield "first stage", card.stage.card.name
+    for network in networks(card):
+        name = "weights" if network is card else f"weights of {network.name}"
+        for weights in (network.weights, *network.folds):
+            yield name, f"sha256 {weights.published}"
+
+
+def _plain_network(card: ModelCard) -> dict[str, Any]:
+    """Return the JSON object of one of a model's networks."""
+    return {
+        "name": card.name,
+        "weights.published": [weights.sha256 for weights in (card.weights, *card.folds)],
+        "structures": [s.label for s in card.structures],
+    }
+
+
+def _format_spacing(spacing: Sequence[float | None] | None) -> str:
+    if spacing is None:
+        return "the scan's own"
+    return " x ".join("own" if s is None else f"{s:g}" for s in spacing) + " mm"
+
+
+def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
+    """Return section, format and provenance of a model as lines of a table."""
+    from scanloom.core import counted
+
+    lines = [
+        ("section", entry.section or "a folder outside of the store"),
+        ("format", entry.format),
+    ]
+    record = entry.provenance
+    if record is None:
+        return [*lines, ("hashes", "no record: the model was not added by `scanloom models add`")]
+    published = "equal to the published ones" if record.published else "recorded when it was added"
+    accepted = " (accepted)" if record.accepted else ""
+    return [
+        *lines,
+        ("source", record.source),
+        ("address", record.address),
+        ("added", record.added),
+        ("licence shown", f"{record.licence or 'not stated'}{accepted}"),
+        ("hashes", f"of {counted(len(record.files), 'file')}, {published}; unchanged"),
+    ]
+
+
+def _plain_origin(entry: ModelEntry) -> dict[str, Any]:
+    """Return the fields of section, format and provenance."""
+    record = entry.provenance
+    added = record and {
+        "source": record.source,
+        "address": record.address,
+        "added": record.added,
+        "licence": record.licence,
+        "licence_accepted": record.accepted,
+        "hashes_published": record.published,
+        "files": len(record.files),
+    }
+    return {"section": entry.section, "format": entry.format, "provenance": added}
+
+
+def _plain_structure(structure: Structure) -> dict[str, Any]:
+    side = structure.laterality
+    return {
+        "number": structure.number,
+        "label": structure.label,
+        "name": structure.name,
+        "category": vars(structure.category),
+        "type": vars(structure.type),
+        "laterality": vars(side) if side else None,
+        "experimental": structure.experimental,
+    }

@@ -1,4 +1,4 @@
-"""`scanloom plan`: predict a run."""
+"""`scanloom plan`: predict a run from headers; a few cases are segmented to measure their cost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, report_new_key
-from scanloom.cli.options.common import Reporting, RunOutputOptions, WorkflowOptions
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import Reporting, RunOutputOptions, WorkflowOptions, takes_panels
 from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scanloom.engine.planning.plan import Plan
+    from scanloom.engine.planning import RunPlan
 
 
 @takes_panels
@@ -31,10 +30,10 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     Example: scanloom plan ct_tissue archive/ -o results
     """
     with error_boundary(general.mode):
-        from scanloom.engine.planning.plan import make_plan, save_plan
+        from scanloom.engine.planning import make_plan, save_plan
         from scanloom.engine.workflow.selection import NO_MODALITY, Scope
 
-        paths, out, key = scans.given, output.out, output.key
+        paths, out, key = scans.all_paths, output.out, output.key
         scope = Scope(output.replace, output.retry_failed, scans.shard)
         with report_new_key(key):
             workflow = find_workflow(scans.workflow, paths)
@@ -52,19 +51,19 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
-def _print_plan(planned: Plan) -> None:
+def _print_plan(planned: RunPlan) -> None:
     screen = console()
     screen.print(table(planned))
     for line in excluded_lines(planned):
         screen.print(line, soft_wrap=True)
 
 
-def document(planned: Plan) -> dict[str, Any]:
+def document(planned: RunPlan) -> dict[str, Any]:
     """Return the document of a plan for `--json`."""
     return {**asdict(planned), "todo": len(planned.todo)}
 
 
-def table(planned: Plan) -> RenderableType:
+def table(planned: RunPlan) -> RenderableType:
     """Return the cases, times, memory and notes of a plan as a table."""
     from rich.table import Table
 
@@ -93,10 +92,10 @@ def table(planned: Plan) -> RenderableType:
     return rows
 
 
-def _times(planned: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the expected time of the run, what it was estimated from, and that of all cases."""
+def _times(planned: RunPlan) -> Iterator[tuple[str, str]]:
+    """Yield the expected time of the run, the basis of the estimate, and the time of all cases."""
     from scanloom.core import counted
-    from scanloom.engine.planning.plan import format_range
+    from scanloom.engine.planning import format_range
 
     totals, todo = planned.totals, planned.todo
     if not todo:
@@ -116,8 +115,8 @@ def _times(planned: Plan) -> Iterator[tuple[str, str]]:
         yield "whole archive", f"{duration} on this machine, if none were done yet: {cases}"
 
 
-def excluded_lines(planned: Plan) -> list[str]:
-    """Return what will not be processed: a count of each reason, with its advice."""
+def excluded_lines(planned: RunPlan) -> list[str]:
+    """Return a count of each reason for which cases are not processed, with its advice."""
     from scanloom.core import Reason, counted
 
     refused = [(case.reason, case.detail) for case in planned.cases if case.reason]

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, warn_of_damaged
-from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
 
 BEHIND = "the manifest is missing or lacks the latest run: give the key, or repeat the run"

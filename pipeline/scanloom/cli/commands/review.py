@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, error_boundary, say
-from scanloom.cli.options.common import KeyOptions, Reporting, ResultsOptions
-from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.options.values import percentage
+from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
+from scanloom.cli.values import percentage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Who reads which case."""
+    """Reviewers, and the share of cases that several of them read."""
 
     panel: ClassVar[str] = "Readers"
 
@@ -61,7 +60,7 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class AddressOptions:
-    """Where the server listens."""
+    """Address at which the server listens."""
 
     panel: ClassVar[str] = "Server"
 
@@ -186,7 +185,7 @@ def _publish(
     reviewer: str,
 ) -> Path:
     """Publish label maps that were corrected in the browser."""
-    from scanloom.engine.revisions.publish import Correction, publish_revision
+    from scanloom.engine.revisions import Correction, publish_revision
 
     return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
 
@@ -199,17 +198,19 @@ def _remove(out: Path, reviewer: str) -> None:
     say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
 
 
-def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
+def _take(out: Path, corrections: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
-    from scanloom.engine.revisions.take import changed_structures, take_file
+    from scanloom.engine.revisions import changed_structures, take_file
     from scanloom.review.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
-    if given.take is None or given.case is None:
+    if corrections.take is None or corrections.case is None:
         raise typer.BadParameter("--take and --case belong together")
     [code] = reviewer_codes(out, [reviewer]).values()
-    before = latest_result(out, given.case)
-    folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
+    before = latest_result(out, corrections.case)
+    folder = take_file(
+        out, corrections.take, corrections.case, code, model=corrections.model, key=key
+    )
     if folder is None:
         say("The file has the labels of the case: there is nothing to take.")
     else:
@@ -220,7 +221,7 @@ def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) 
 
 def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:
     """Write images and labels for training."""
-    from scanloom.engine.revisions.export import export
+    from scanloom.engine.revisions import export
 
     left_out = export(out, folder, key, model=model)
     say(f"Exported to {folder}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.commands.plan import compared_rows
+from scanloom.cli.commands.status import status_table, totals_table
 from scanloom.cli.console import (
     Exit,
     console,
@@ -29,9 +30,13 @@ from scanloom.cli.console import (
     warn_of_damaged,
     warn_of_unexamined,
 )
-from scanloom.cli.options.common import Reporting, RunOutputOptions, StrictOption, WorkflowOptions
-from scanloom.cli.options.panels import takes_panels
-from scanloom.cli.tables import status_table, totals_table
+from scanloom.cli.options import (
+    Reporting,
+    RunOutputOptions,
+    StrictOption,
+    WorkflowOptions,
+    takes_panels,
+)
 from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 from scanloom.engine.clusters.kinds import cluster_names
 
@@ -99,12 +104,12 @@ def run(
     with error_boundary(general.mode, resumable=True):
         from scanloom.engine.run import run as run_workflow
 
-        paths = scans.given
+        paths = scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         options = _run_options(scans, output, execution)
         with report_new_key(output.key), _interruptible() as stop:
             shown = _silent if general.json or general.quiet else _shown
-            result = run_workflow(selected, paths, options, stop=stop, on_board=shown)
+            result = run_workflow(selected, paths, options, stop=stop, display=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
         warn_of_damaged(output.out, result.damaged)
         if (error := result.metrics_error) is not None:
@@ -217,22 +222,26 @@ def _end_within(seconds: float) -> threading.Timer:
 
 
 @contextmanager
-def _silent(board: StatusWriter) -> Iterator[None]:
+def _silent(status_writer: StatusWriter) -> Iterator[None]:
     yield
 
 
-def _shown(board: StatusWriter) -> AbstractContextManager[None]:
+def _shown(status_writer: StatusWriter) -> AbstractContextManager[None]:
     """Show the status: a live table on a terminal, a line every few seconds otherwise."""
     screen = console(stderr=True)
-    return _living(board, screen) if screen.is_terminal else _plain_lines(board, screen.print)
+    return (
+        _living(status_writer, screen)
+        if screen.is_terminal
+        else _plain_lines(status_writer, screen.print)
+    )
 
 
 @contextmanager
-def _living(board: StatusWriter, screen: Any) -> Iterator[None]:
+def _living(status_writer: StatusWriter, screen: Any) -> Iterator[None]:
     from rich.live import Live
 
     with Live(
-        get_renderable=lambda: status_table(board.now()),
+        get_renderable=lambda: status_table(status_writer.now()),
         console=screen,
         refresh_per_second=2,
         transient=True,
@@ -242,7 +251,7 @@ def _living(board: StatusWriter, screen: Any) -> Iterator[None]:
 
 @contextmanager
 def _plain_lines(
-    board: StatusWriter, print_line: Callable[[str], None], period: float = 10.0
+    status_writer: StatusWriter, print_line: Callable[[str], None], period: float = 10.0
 ) -> Iterator[None]:
     from scanloom.core import counted
 
@@ -250,7 +259,7 @@ def _plain_lines(
 
     def keep_saying() -> None:
         while not over.wait(period):
-            now = board.now()
+            now = status_writer.now()
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
             cases = counted(now.cases, "case")
             print_line(f"{now.state}: {now.ended} of {cases}, {now.failed} failed{rate}")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result
-from scanloom.cli.options.common import Reporting, ResultsOptions
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.results.verify import Discrepancy

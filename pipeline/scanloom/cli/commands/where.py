@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options.common import KeyOption, Reporting
-from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options import KeyOption, Reporting, takes_panels
 from scanloom.options import DEFAULT_OUT
 
 if TYPE_CHECKING:

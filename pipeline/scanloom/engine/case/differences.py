@@ -11,7 +11,6 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import requested_card
 from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
-from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state
@@ -31,13 +30,7 @@ def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, An
 
 
 def explained_result_state(
-    out: Path,
-    folder: str,
-    case: Case,
-    *,
-    replace: bool,
-    workflow: Workflow,
-    cards: Sequence[ModelCard],
+    out: Path, case: Case, cards: Sequence[ModelCard], *, replace: bool
 ) -> ResultState:
     """Return the state of a published result, compared with a request; see `result_state`.
 
@@ -47,23 +40,23 @@ def explained_result_state(
         As `result_state`; STALE says what differs from the request.
     """
     try:
-        return result_state(out, folder, case, replace=replace)
+        return result_state(out, case.folder_name, case, replace=replace)
     except ScanError as error:
         if error.detail != OTHER_RECIPE:
             raise
-        differences = describe_differences(out / "cases" / folder, workflow, cards)
+        differences = describe_differences(out / "cases" / case.folder_name, case, cards)
         raise ScanError(error.reason, f"{OTHER_RECIPE}: {differences}") from error
 
 
-def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+def describe_differences(folder: Path, case: Case, cards: Sequence[ModelCard]) -> str:
     """Return the differences between a published case and a request, such as "seg was binary".
 
     Parameters
     ----------
     folder : Path
         The case folder.
-    workflow : Workflow
-        The request.
+    case : Case
+        The requested case.
     cards : sequence of ModelCard
         The models of the request.
     """
@@ -72,10 +65,10 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
         used = dict.fromkeys(model["engine"]["name"] for model in document["models"])
         differences = [
             *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
-            *_fields(document["outputs"], asdict(workflow.output_options)),
+            *_fields(document["outputs"], asdict(case.outputs)),
             *_fields(
                 document.get("options", {}),
-                options_document(workflow.read_options, workflow.compute_options),
+                options_document(case.read, case.compute),
                 {"engine": f"auto ({', '.join(used)})"},
             ),
         ]

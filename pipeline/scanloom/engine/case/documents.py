@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import asdict
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
@@ -13,9 +13,11 @@ from scanloom.cards.requested import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
-from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory import CaseEstimate
 
 VERSIONED_PACKAGES = (
     "torch",
@@ -60,8 +62,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "precision": precision,
                 "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
-                **_limitations(predictor.card),
-                **_reference_ranges(predictor.card),
+                **_judgements(predictor.card),
             }
             for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -73,15 +74,11 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     }
 
 
-def _limitations(card: ModelCard) -> dict[str, Any]:
-    """Return the limitations of a model, if its card states any."""
-    return {"limitations": list(card.limitations)} if card.limitations else {}
-
-
-def _reference_ranges(card: ModelCard) -> dict[str, Any]:
-    """Return the reference ranges of a model, if its card states any."""
+def _judgements(card: ModelCard) -> dict[str, Any]:
+    """Return the limitations and reference ranges of a model, if its card states any."""
     ranges = [asdict(each) for each in card.reference_ranges]
-    return {"reference_ranges": ranges} if ranges else {}
+    stated = {"limitations": list(card.limitations), "reference_ranges": ranges}
+    return {name: value for name, value in stated.items() if value}
 
 
 def weights_of_networks(card: ModelCard) -> dict[str, Any]:
@@ -110,7 +107,7 @@ def _related(segmented: SegmentedCase) -> dict[str, Any]:
     return {"relations": asdict(relations), "results": results}
 
 
-def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
+def timing_json(segmented: SegmentedCase, estimate: CaseEstimate) -> dict[str, Any]:
     """Return the cost of a case: seconds by step, memory, and joules if they can be measured."""
     clock = segmented.loaded.clock
     return {
@@ -123,35 +120,12 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
         "precision": [precision for _, precision, _ in segmented.placements],
         "engine": [engine.measured for _, _, engine in segmented.placements],
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "estimated_memory_bytes": _estimated(segmented),
-        "window_values": _window_values(segmented),
+        "estimated_memory_bytes": estimate.peak,
+        "window_values": estimate.values,
         "ladder": clock.notes.get("ladder", []),
         "body_box": clock.notes.get("skip air", []),
         "joules": segmented.loaded.meter.joules(),
     }
-
-
-def _estimated(segmented: SegmentedCase) -> int:
-    """Return the memory estimate, in bytes, from header and cards alone."""
-    volume = segmented.loaded.scan.volume
-    first = segmented.predictors[0]
-    placement = Placement(first.device_name, first.precision_name)
-    cards = [predictor.card for predictor in segmented.predictors]
-    outputs = segmented.loaded.case.outputs
-    relations = segmented.loaded.case.relations
-    grid, dtype = volume.grid, volume.array.dtype
-    return estimate_case(grid, dtype, cards, outputs, placement, relations).peak
-
-
-def _window_values(segmented: SegmentedCase) -> int:
-    """Return the number of window values that the networks processed, as plans count them."""
-    from scanloom.inference.memory import window_values
-
-    grid = segmented.loaded.scan.volume.grid
-    case = segmented.loaded.case
-    structures = case.relations.labels_to_compute(case.outputs.structures)
-    cards = [needed_parts(predictor.card, structures) for predictor in segmented.predictors]
-    return sum(window_values(card, grid) for card in cards)
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

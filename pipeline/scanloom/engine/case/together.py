@@ -11,7 +11,7 @@ import numpy as np
 from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Flag, Layer, Segmentation, Volume
 from scanloom.core.engines import EngineChoice
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.relations import StructuresOf, Unite
 from scanloom.engine.case.relations import (
     Prediction,

@@ -8,7 +8,8 @@ always runs is not in the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
@@ -49,7 +50,7 @@ def writers_of(outputs: Outputs) -> tuple[Writer, ...]:
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
     """Write all files of a case, each writer in a thread of its own."""
     active = [writer for writer in writers if writer.expected(content)]
-    run_parallel(*(_task(writer, folder, content) for writer in active))
+    run_parallel(*(partial(writer.write, folder, content) for writer in active))
 
 
 def read_back(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
@@ -71,10 +72,6 @@ def estimate_writers(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -
     """Return the bytes that the writers of a case hold together."""
     copy = grid.shape[0] * grid.shape[1] * grid.shape[2] if grid.sheared else 0
     return copy + sum(writer.memory(grid, cards, outputs) for writer in writers_of(outputs))
-
-
-def _task(writer: Writer, folder: Path, content: CaseContent) -> Callable[[], None]:
-    return lambda: writer.write(folder, content)
 
 
 def _stems(segmentation: Segmentation) -> tuple[file_names.Stem, ...]:
@@ -187,7 +184,7 @@ def _write_preview(folder: Path, content: CaseContent) -> None:
     draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
 
 
-def _preview_bytes(*_: object) -> int:
+def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
     return _PICTURE_BYTES
 
 

@@ -24,7 +24,6 @@ from scanloom.engine.clusters.contact import (
     close_http_server,
     contact_file,
     dask_settings,
-    make_contact,
     safe_search_path,
     scheduler_spec,
 )
@@ -55,7 +54,7 @@ class RunWork:
     ----------
     out, private : Path
         The output folder and the run's private folder. All workers must see both.
-    book : CaseFile
+    case_file : CaseFile
         The cases.
     child : WorkerSetup
         Settings of the engines.
@@ -67,14 +66,14 @@ class RunWork:
 
     out: Path
     private: Path
-    book: CaseFile
+    case_file: CaseFile
     child: WorkerSetup
     digests: tuple[str, ...]
     on_unfit: Callable[[str], None]
 
 
 @contextmanager
-def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
+def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
     """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
     Parameters
@@ -84,7 +83,7 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
         or the address or scheduler file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of the cluster.
-    job : RunWork
+    work : RunWork
         The work.
 
     Raises
@@ -95,24 +94,24 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     launched = find_kind(kind)
-    shake = Handshake(job.out, workflow.models, job.digests, job.book.path)
-    terms = PoolLimits(
+    handshake = Handshake(work.out, workflow.models, work.digests, work.case_file.path)
+    limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
-        check_models=partial(check_unchanged, workflow.models, job.digests),
-        on_unfit=job.on_unfit,
+        check_models=partial(check_unchanged, workflow.models, work.digests),
+        on_unfit=work.on_unfit,
     )
-    with open_cluster(kind, workflow, job.private, len(job.book)) as client, shake:
-        shake.check(client)
+    with open_cluster(kind, workflow, work.private, len(work.case_file)) as client, handshake:
+        handshake.check(client)
         setup = EngineSetup(
-            job.private.name,
-            job.child,
+            work.private.name,
+            work.child,
             workflow.execution.time_limit,
-            job.private,
-            shake.question,
-            shake.expected,
+            work.private,
+            handshake.question,
+            handshake.expected,
         )
-        pool = DaskPool(client, job.book, setup, terms)
+        pool = DaskPool(client, work.case_file, setup, limits)
         try:
             yield pool
         finally:
@@ -210,7 +209,7 @@ def hosted_cluster(
     Parameters
     ----------
     start : callable
-        Makes the starter of the workers, from the path of the contact file.
+        Makes the launcher of the workers, from the path of the contact file.
     execution : Execution
         Threads, device and cluster options.
     private : Path
@@ -242,47 +241,47 @@ def hosted_cluster(
         dask.config.set(dask_settings(scratch, pages=options.dashboard)),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
-        contact_file(make_contact(cluster.scheduler_address, execution), security, private) as path,
+        contact_file(cluster.scheduler_address, execution, security, private) as path,
     ):
         if not options.dashboard:
             close_http_server(cluster)
-        starter = start(path)
+        launcher = start(path)
         try:
-            _wait_for_first(client, starter, wait)
-            with _workers_replaced(starter):
+            _wait_for_first(client, launcher, wait)
+            with _repeated(lambda: launcher.ensure_running(joined=True)):
                 yield client
         finally:
-            starter.close()
+            launcher.close()
 
 
-def _wait_for_first(client: Any, starter: WorkerLauncher, wait: float) -> None:
+@contextmanager
+def _repeated(replace_workers: Callable[[], None]) -> Iterator[None]:
+    """Replace workers that ended, in a thread; failures are retried at the next check."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_POLL_INTERVAL_S):
+            with suppress(Exception):  # the next check tries again
+                replace_workers()
+
+    keeper = threading.Thread(target=keep, name="keeper", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join(LOCAL_JOIN_TIMEOUT_S)
+
+
+def _wait_for_first(client: Any, launcher: WorkerLauncher, wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
-        starter.ensure_running(came=False)
+        launcher.ensure_running(joined=False)
         with suppress(TimeoutError):  # none yet: replace workers that ended
             client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
             return
         if time.monotonic() > deadline:
             raise ScanError(Reason.CLUSTER, f"no worker joined within {wait:.0f} s")
-
-
-@contextmanager
-def _workers_replaced(starter: WorkerLauncher) -> Iterator[None]:
-    """Replace workers that ended, in a thread; failures are retried at the next check."""
-    stopping = threading.Event()
-
-    def replace_ended() -> None:
-        while not stopping.wait(_POLL_INTERVAL_S):
-            with suppress(ScanError, OSError):  # the next check tries again
-                starter.ensure_running(came=True)
-
-    keeper = threading.Thread(target=replace_ended, name="keeper", daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        keeper.join()
 
 
 LOCAL_JOIN_TIMEOUT_S = 120.0
@@ -293,9 +292,6 @@ START_TIMEOUT_S = 60.0
 
 CLOSE_TIMEOUT_S = 30.0
 """Time limit for workers to end in good order."""
-
-NANNY_POLL_INTERVAL_S = 3.0
-"""Time between two checks whether a nanny gave up."""
 
 
 @contextmanager
@@ -366,7 +362,7 @@ def local_cluster(
             check_room(scratch)
             detail = f"not all {len(devices)} workers joined within {LOCAL_JOIN_TIMEOUT_S:.0f} s"
             raise ScanError(Reason.CLUSTER, detail) from exc
-        with _local_workers_replaced(cluster):
+        with _repeated(lambda: _replace_local_workers(cluster)):
             yield client
 
 
@@ -405,32 +401,17 @@ def _children_killed() -> Iterator[None]:
             process.kill()
 
 
-@contextmanager
-def _local_workers_replaced(cluster: Any) -> Iterator[None]:
+def _replace_local_workers(cluster: Any) -> None:
     """Replace workers whose nanny gave up: Dask does not replace one that dies at its start."""
     from distributed.core import Status
 
-    over = threading.Event()
+    ended = (Status.closed, Status.failed)
+    names = [name for name, nanny in list(cluster.workers.items()) if nanny.status in ended]
 
-    def gave_up() -> list[Any]:
-        ended = (Status.closed, Status.failed)
-        return [name for name, nanny in list(cluster.workers.items()) if nanny.status in ended]
-
-    async def replace(names: list[Any]) -> None:
+    async def replace() -> None:
         for name in names:
             del cluster.workers[name]
         await cluster.scale_down([])  # restores the requested number
 
-    def keep() -> None:
-        while not over.wait(NANNY_POLL_INTERVAL_S):
-            if names := gave_up():
-                with suppress(Exception):  # the next check tries again
-                    cluster.sync(replace, names)
-
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        over.set()
-        keeper.join(LOCAL_JOIN_TIMEOUT_S)
+    if names:
+        cluster.sync(replace)

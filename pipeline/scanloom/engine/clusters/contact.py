@@ -70,12 +70,12 @@ class Contact:
 class WorkerLauncher(Protocol):
     """Starts workers elsewhere, and replaces those that end."""
 
-    def ensure_running(self, came: bool) -> None:
+    def ensure_running(self, joined: bool) -> None:
         """Start the workers that are missing; called repeatedly.
 
         Parameters
         ----------
-        came : bool
+        joined : bool
             Whether any worker has ever joined.
 
         Raises
@@ -88,29 +88,44 @@ class WorkerLauncher(Protocol):
         """End all workers."""
 
 
-def make_contact(address: str, execution: Execution) -> Contact:
-    """Return the contact of a run whose scheduler has an address."""
-    options = execution.cluster
-    return Contact(
+@contextmanager
+def contact_file(
+    address: str, execution: Execution, security: Any, private: Path
+) -> Iterator[Path]:
+    """Write the contact, certificate and key for the owner alone, and remove them at the end.
+
+    Parameters
+    ----------
+    address : str
+        Address of the scheduler.
+    execution : Execution
+        Threads, device and cluster options.
+    security : distributed.Security
+        Holds the key of the run.
+    private : Path
+        The run's private folder.
+
+    Yields
+    ------
+    Path
+        The file of the contact.
+    """
+    folder, options = private.absolute(), execution.cluster
+    paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
+    walltime = options.walltime
+    contact = Contact(
         address=address,
-        certificate="",
-        key="",
+        certificate=str(paths[1]),
+        key=str(paths[2]),
         folder=str(Path.cwd()),
         threads=execution.in_flight,
         device=execution.device,
         workers=options.gpus,
         interface=options.interface,
-        lifetime=_lifetime(options.walltime),
+        # workers leave a job in time before it is killed
+        lifetime=max(walltime - _LEAVING_S, 0.9 * walltime) if walltime else None,
     )
-
-
-@contextmanager
-def contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Path]:
-    """Write the contact, certificate and key for the owner alone, and remove them at the end."""
-    folder = private.absolute()
-    paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
-    document = asdict(contact) | {"certificate": str(paths[1]), "key": str(paths[2])}
-    texts = (json.dumps(document), security.tls_ca_file, security.tls_worker_key)
+    texts = (json.dumps(asdict(contact)), security.tls_ca_file, security.tls_worker_key)
     try:
         for path, text in zip(paths, texts, strict=True):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -119,11 +134,6 @@ def contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Pat
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
-
-
-def _lifetime(walltime: float | None) -> float | None:
-    """Return the seconds after which a worker leaves a job, in time before it is killed."""
-    return None if not walltime else max(walltime - _LEAVING_S, 0.9 * walltime)
 
 
 @dataclass(frozen=True)
@@ -136,20 +146,20 @@ class Question:
         Path of a file in the output folder, whose random content the worker returns.
     models : tuple of str
         Names from the store, or bundle folders.
-    book : str or None
+    case_file : str or None
         Path of the run's `CaseFile`, of whose first case the worker reads the files.
     """
 
     token: str
     models: tuple[str, ...] = ()
-    book: str | None = None
+    case_file: str | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
     """Answer of a worker, of built-in types only, so that different versions can read it."""
 
-    word: str | None
+    token: str | None
     version: str
     python: tuple[int, int]
     models: tuple[str | None, ...]
@@ -177,7 +187,7 @@ class Handshake:
         Models, whose files must be the same everywhere.
     digests : sequence of str
         The `card_digest` of each when the recipe was made.
-    book : Path or None
+    case_file : Path or None
         Path of the run's `CaseFile`; workers must see and read the files of its first case.
     """
 
@@ -186,10 +196,10 @@ class Handshake:
         out: Path,
         models: Sequence[str] = (),
         digests: Sequence[str] = (),
-        book: Path | None = None,
+        case_file: Path | None = None,
     ) -> None:
         token = out.absolute() / ".work" / process_file_name(HANDSHAKE_PREFIX)
-        seen = str(book.absolute()) if book else None
+        seen = str(case_file.absolute()) if case_file else None
         self._token, self._digests = token, tuple(digests)
         self.question = Question(str(token), tuple(models), seen)
 
@@ -228,7 +238,7 @@ def answer(question: Question) -> Answer:
         token = Path(question.token).read_text()
     except OSError:
         token = None
-    files = _first_case(question.book)
+    files = _first_case(question.case_file)
     return Answer(
         token,
         __version__,
@@ -250,6 +260,8 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
     expected : Answer
         Answer of this process: workers are only required to match it.
     """
+    # From the cause to its effects: with another version or Python the further answers mean
+    # nothing, and without the output folder no file of it can be read or written
     count = len(answers)
     valid = [a for a in answers.values() if isinstance(a, Answer)]
     if len(valid) < count:
@@ -261,7 +273,7 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
     if pythons:
         theirs = ", ".join("{}.{}".format(*p) for p in pythons)
         return f"workers run Python {theirs}, this is {'{}.{}'.format(*expected.python)}"
-    blind = sum(a.word != expected.word for a in valid)
+    blind = sum(a.token != expected.token for a in valid)
     if blind:
         return f"{blind} of {count} workers don't see the output folder"
     different = sum(a.models != expected.models for a in valid)
@@ -284,12 +296,12 @@ def _model_hash(name: str) -> str | None:
         return None
 
 
-def _first_case(book: str | None) -> tuple[Path, ...] | None:
+def _first_case(case_file: str | None) -> tuple[Path, ...] | None:
     """Return the files of the first case, of all its inputs; None if it cannot be read."""
-    if book is None:
+    if case_file is None:
         return ()
     try:
-        case = CaseFile.read(Path(book), 0)
+        case = CaseFile.read(Path(case_file), 0)
     except (OSError, ValueError):
         return None
     return tuple(file for series in (case.series, *case.further_channels) for file in series.files)

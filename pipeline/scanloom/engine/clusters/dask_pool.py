@@ -109,7 +109,7 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
             engine.stop()
 
 
-def run_case(run: str, book: str, offset: int) -> bytes:
+def run_case(run: str, case_file: str, offset: int) -> bytes:
     """Process the case at an offset of the run's `CaseFile`; the task of a worker.
 
     Returns
@@ -127,7 +127,7 @@ def run_case(run: str, book: str, offset: int) -> bytes:
         dismiss_worker(worker, run, engine.reason, engine.fault)
         return pickle.dumps(engine)
     try:
-        outcome = engine.run(CaseFile.read(Path(book), offset))
+        outcome = engine.run(CaseFile.read(Path(case_file), offset))
     except Exception as exc:  # noqa: BLE001  # the file is out of reach
         fault = f"a worker can no longer read the run's cases ({type(exc).__name__})"
         return pickle.dumps(dismiss_worker(worker, run, Reason.CLUSTER, fault))
@@ -218,11 +218,11 @@ class DaskPool:
     ----------
     client : distributed.Client
         Connected client.
-    book : CaseFile
+    case_file : CaseFile
         The cases.
     setup : EngineSetup
         For current and future workers.
-    terms : PoolLimits
+    limits : PoolLimits
         When the workers are given up.
 
     Raises
@@ -232,10 +232,14 @@ class DaskPool:
     """
 
     def __init__(
-        self, client: Client, book: CaseFile, setup: EngineSetup, terms: PoolLimits | None = None
+        self,
+        client: Client,
+        case_file: CaseFile,
+        setup: EngineSetup,
+        limits: PoolLimits | None = None,
     ) -> None:
-        self._client, self._book, self._setup = client, book, setup
-        self._terms = terms or PoolLimits()
+        self._client, self._case_file, self._setup = client, case_file, setup
+        self._limits = limits or PoolLimits()
         self._stopped = threading.Event()
         self._pending: dict[Future[CaseOutcome], tuple[DaskFuture, frozenset[str]]] = {}
         self._fit: set[str] = set()
@@ -298,8 +302,8 @@ class DaskPool:
         dask_future = self._client.submit(
             run_case,
             self._setup.run,
-            str(self._book.path),
-            self._book.offset(case.id),
+            str(self._case_file.path),
+            self._case_file.offset(case.id),
             pure=False,
             key=key,
             workers=list(candidates),
@@ -359,7 +363,7 @@ class DaskPool:
         """Record a worker that cannot do the work; it leaves by itself."""
         self._fit.discard(unfit.address)
         if unfit.address not in self._unfit:
-            self._terms.on_unfit(unfit.fault)
+            self._limits.on_unfit(unfit.fault)
             self._doubts.append(unfit)
         self._unfit[unfit.address] = unfit
         if self._refused_since is None:
@@ -370,18 +374,18 @@ class DaskPool:
         while self._doubts:
             unfit = self._doubts.pop()
             if unfit.reason is Reason.MODEL_CHANGED:
-                self._terms.check_models()
-            if self._terms.same_machine:
+                self._limits.check_models()
+            if self._limits.same_machine:
                 raise ScanError(unfit.reason, unfit.fault)
 
     def _check_patience(self, now: float) -> None:
-        terms = self._terms
-        if self._refused_since is not None and now - self._refused_since > terms.unfit_patience:
+        limits = self._limits
+        if self._refused_since is not None and now - self._refused_since > limits.unfit_patience:
             fault = list(self._unfit.values())[-1].fault
-            detail = f"for {terms.unfit_patience:.0f} s no worker could do the work: {fault}"
+            detail = f"for {limits.unfit_patience:.0f} s no worker could do the work: {fault}"
             raise ScanError(Reason.CLUSTER, detail)
-        if now - self._seen_at > terms.patience:
-            detail = f"there was no worker that can do the work for {terms.patience:.0f} s"
+        if now - self._seen_at > limits.patience:
+            detail = f"there was no worker that can do the work for {limits.patience:.0f} s"
             raise ScanError(Reason.CLUSTER, detail)
 
     def _take_back(self) -> None:
@@ -434,7 +438,7 @@ class DaskPool:
     ) -> bool:
         """Retry a case once on another worker if the first one may be at fault."""
         policy = policy_of(outcome.record.reason if outcome.record else None)
-        if not policy.on_other_worker(same_machine=self._terms.same_machine):
+        if not policy.on_other_worker(same_machine=self._limits.same_machine):
             return False
         other_workers = (self._workers & self._fit) - {worker}
         if (
@@ -455,7 +459,7 @@ class DaskPool:
         failed_on, first = self._first_outcomes.pop(case.id)
         if outcome.record.reason is None and worker != failed_on:
             self._outdone[failed_on] += 1
-            known = not self._terms.same_machine and failed_on in self._fit
+            known = not self._limits.same_machine and failed_on in self._fit
             if self._outdone[failed_on] >= MAX_OUTDONE_CASES and known:
                 self._dismiss(failed_on, first)
         return replace(outcome, tries=first.tries + outcome.tries)

@@ -57,10 +57,9 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def _slurm(execution: Execution, _: str, private: Path) -> LauncherFactory:
-    from scanloom.engine.clusters.launchers import SlurmJobs, job_spec
+    from scanloom.engine.clusters.launchers import SlurmJobs
 
-    orders = job_spec(execution)
-    return lambda contact: SlurmJobs(orders, contact, private)
+    return lambda contact: SlurmJobs(execution, contact, private)
 
 
 def _ssh(execution: Execution, host_list: str, private: Path) -> LauncherFactory:

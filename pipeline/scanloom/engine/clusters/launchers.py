@@ -12,9 +12,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
@@ -35,74 +34,53 @@ _COMMAND_TIMEOUT_S = 60.0
 """Time limit for a command of SLURM, whose controller may be busy."""
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """Jobs to be submitted.
-
-    Parameters
-    ----------
-    jobs : int
-        Number of jobs.
-    arguments : tuple of str
-        Arguments of sbatch for each job.
-    prologue : tuple of str
-        Lines of the job's script before the worker.
-    python : str
-        The interpreter on the nodes.
-    """
-
-    jobs: int
-    arguments: tuple[str, ...]
-    prologue: tuple[str, ...]
-    python: str
-
-
-def job_spec(execution: Execution) -> JobSpec:
-    """Return the jobs that the workers of a workflow need."""
-    options = execution.cluster
-    workers = 1 if execution.workers == "auto" else execution.workers
-    requested = {
-        "partition": options.queue,
-        "account": options.account,
-        "time": math.ceil(options.walltime / 60) if options.walltime else None,
-        "mem": f"{math.ceil(options.memory / 2**20)}M" if options.memory else None,
-        "cpus-per-task": options.cores,
-        "gres": f"gpu:{options.gpus}" if options.gpus else None,
-    }
-    arguments = [f"--{name}={value}" for name, value in requested.items() if value is not None]
-    for line in options.job_extra_directives:
-        arguments += shlex.split(line.removeprefix("#SBATCH").strip())
-    return JobSpec(
-        jobs=math.ceil(workers / max(1, options.gpus)),
-        arguments=("--ntasks=1", *arguments),
-        prologue=options.job_script_prologue,
-        python=options.python or sys.executable,
-    )
-
-
 class SlurmJobs:
     """The jobs of a run, identified by their common name.
 
     Parameters
     ----------
-    orders : JobSpec
-        The jobs to be submitted.
+    execution : Execution
+        Workers and cluster options of the workflow.
     contact : Path
         The contact file.
     logs : Path
         Folder for the output of SLURM's commands and of each job.
+
+    Attributes
+    ----------
+    jobs : int
+        Number of jobs.
+    arguments : tuple of str
+        Arguments of sbatch for each job.
     """
 
-    def __init__(self, orders: JobSpec, contact: Path, logs: Path) -> None:
-        self._orders, self._contact, self._logs = orders, contact, logs
+    def __init__(self, execution: Execution, contact: Path, logs: Path) -> None:
+        self._options, self._contact, self._logs = execution.cluster, contact, logs
         self.name = f"scanloom-{logs.name}"
+        workers = 1 if execution.workers == "auto" else execution.workers
+        self.jobs = math.ceil(workers / max(1, self._options.gpus))
+        self.arguments = ("--ntasks=1", *self._requested())
         self._submitted = 0
         self._last, self._pause = -math.inf, 0.0
+
+    def _requested(self) -> Iterator[str]:
+        options = self._options
+        requested = {
+            "partition": options.queue,
+            "account": options.account,
+            "time": math.ceil(options.walltime / 60) if options.walltime else None,
+            "mem": f"{math.ceil(options.memory / 2**20)}M" if options.memory else None,
+            "cpus-per-task": options.cores,
+            "gres": f"gpu:{options.gpus}" if options.gpus else None,
+        }
+        yield from (f"--{name}={value}" for name, value in requested.items() if value is not None)
+        for line in options.job_extra_directives:
+            yield from shlex.split(line.removeprefix("#SBATCH").strip())
 
     def script(self) -> str:
         """Return the script of a job."""
         worker = [
-            self._orders.python,
+            self._options.python or sys.executable,
             "-P",
             "-m",
             "scanloom.engine.clusters.remote_worker",
@@ -113,20 +91,22 @@ class SlurmJobs:
         mask = os.umask(_PRIVATE_UMASK)
         os.umask(mask)
         begin = ("#!/bin/sh", f"umask {mask:04o}")
-        return "\n".join([*begin, *self._orders.prologue, f"exec {shlex.join(worker)}", ""])
+        return "\n".join(
+            [*begin, *self._options.job_script_prologue, f"exec {shlex.join(worker)}", ""]
+        )
 
-    def ensure_running(self, came: bool) -> None:
+    def ensure_running(self, joined: bool) -> None:
         """Submit the jobs that are missing; see `WorkerLauncher`.
 
         A job that SLURM itself requeues (after preemption or the loss of its node) keeps its
         number in the queue, and is not missing.
         """
         alive = self._alive() if self._submitted else 0
-        missing = self._orders.jobs - alive if alive is not None else 0
+        missing = self.jobs - alive if alive is not None else 0
         since = time.monotonic() - self._last
         if missing <= 0 or since < self._pause:
             return
-        if not came and self._submitted >= self._orders.jobs + MAX_FUTILE_JOBS:
+        if not joined and self._submitted >= self.jobs + MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker joins: see slurm-*.log")
         for _ in range(missing):
             self._submit()
@@ -149,7 +129,7 @@ class SlurmJobs:
     def _submit(self) -> None:
         log = str(self._logs.absolute()).replace("%", "%%") + "/slurm-%j.log"
         command = ["sbatch", "--parsable", f"--job-name={self.name}", f"--output={log}"]
-        done = self._call([*command, "--open-mode=append", *self._orders.arguments], self.script())
+        done = self._call([*command, "--open-mode=append", *self.arguments], self.script())
         if done.returncode:
             raise ScanError(Reason.CLUSTER, "sbatch refused the job: see slurm.log")
         self._submitted += 1
@@ -248,7 +228,7 @@ class SshHosts:
             shlex.join(["sh", "-c", script]),
         ]
 
-    def ensure_running(self, came: bool) -> None:
+    def ensure_running(self, joined: bool) -> None:
         """Open the sessions that are missing; see `WorkerLauncher`."""
         now = time.monotonic()
         for number, host in enumerate(self._hosts):
@@ -258,11 +238,11 @@ class SshHosts:
             if session is not None:
                 del self._sessions[number]
                 pause = PAUSES_S[min(self._tried[number], len(PAUSES_S) - 1)]
-                self._next[number] = now + (pause if came else FIRST_ROUND_PAUSE_S)
+                self._next[number] = now + (pause if joined else FIRST_ROUND_PAUSE_S)
             futile = min(self._tried.values()) >= MAX_FUTILE_ROUNDS
-            if not came and futile and not self._sessions:
+            if not joined and futile and not self._sessions:
                 raise ScanError(Reason.CLUSTER, "no worker started on any host: see ssh-*.log")
-            if now >= self._next[number] and (came or self._tried[number] < MAX_FUTILE_ROUNDS):
+            if now >= self._next[number] and (joined or self._tried[number] < MAX_FUTILE_ROUNDS):
                 self._sessions[number] = self._open(number, host)
                 self._tried[number] += 1
 

@@ -65,6 +65,7 @@ def leave_out_unused_modules() -> None:
 
 def _hide(names: Sequence[str]) -> list[str]:
     """Stop imports of these modules by None in their place; return those not yet imported."""
+    # Modules of other code in this process stay as they are
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None stops an import
     return hidden

@@ -6,10 +6,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from scanloom.convert.store import find_model
 from scanloom.core import Reason, Series
-from scanloom.engine.case.build import workflow_recipe
-from scanloom.engine.case.models import unique_cards
+from scanloom.engine.prepare import Request
 from scanloom.engine.results.tables import (
     MANIFEST,
     MEASUREMENTS,
@@ -19,7 +17,7 @@ from scanloom.engine.results.tables import (
 )
 from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
-from scanloom.engine.run_folder import RUNS
+from scanloom.engine.run_files import RUNS
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
@@ -79,16 +77,15 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     run = _run_folders(out)[-1]
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
     workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_WORKFLOW_BYTES))
-    cards = unique_cards([find_model(name) for name in workflow.models])
-    recipe = workflow_recipe(workflow, cards)
-    chosen, left_out = select(index.series, workflow, cards)
+    request = Request.of(workflow)
+    chosen, left_out = select(index.series, workflow, request.cards)
     endings: dict[str, list[CaseEnding]] = {}
     folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([index.stamp(series) for series in inputs], key)
         for case in _case_ids(out, inputs, key, folders):
             folder = folders.get(case, case)
-            if (ending := _ending(out, case, folder, recipe, stamp)) is not None:
+            if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:
                 for series in inputs:
                     endings.setdefault(series.id, []).append(ending)
     write_tables(out, index, left_out, endings, key, None, damaged)

@@ -8,13 +8,17 @@ the result as OUTDATED.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Reason, Series
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, CaseRecord, Reason, ScanError, Series
+from scanloom.engine.case.differences import explained_result_state
+from scanloom.engine.prepare import Request, id_conflicts, make_cases, unique_cases
 from scanloom.engine.results.tables import CaseEnding
-from scanloom.engine.workflow.selection import Inputs, LeftOut, Scope
+from scanloom.engine.retries import policy_of
+from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, LeftOut, Scope, select
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
@@ -25,57 +29,42 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     source_from_series,
 )
-from scanloom.io.output.failures import failed_cases, remove_failure, write_failure
+from scanloom.io.output.failures import (
+    failed_cases,
+    previous_failure,
+    remove_failure,
+    write_failure,
+)
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import private_folder
-from scanloom.io.output.published import OTHER_RECIPE, read_provenance
+from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 
 
-@dataclass(frozen=True)
-class EarlierOutcomes:
-    """Cases of a selection, divided by whether they ended in an earlier run.
+def earlier_outcome(
+    out: Path, case: Case, scope: Scope, cards: Sequence[ModelCard]
+) -> CaseRecord | None:
+    """Return how a case ended before, None if it is to be worked on.
 
-    Parameters
-    ----------
-    pending : sequence of Case
-        Cases to be worked on.
-    records : sequence of CaseRecord
-        The outcomes of all other cases, in order.
+    A reason of None stands for a result; a reason with the subject "result" for one that is of
+    another recipe or damaged, and may not be replaced. A case whose files may have changed is to be
+    worked on: its worker compares their content.
     """
-
-    pending: Sequence[Case]
-    records: Sequence[CaseRecord]
-
-    @classmethod
-    def read(cls, out: Path, cases: Iterable[Case], scope: Scope) -> EarlierOutcomes:
-        """Return the division of some cases by the contents of an output folder."""
-        pending, records = [], []
-        for case in cases:
-            record = scope.before(out, case)
-            if record is None:
-                pending.append(case)
-            else:
-                records.append(record)
-        return cls(pending, records)
-
-    @property
-    def blocked(self) -> list[CaseRecord]:
-        """Records of cases with a stale or damaged result that must not be replaced."""
-        return [record for record in self.records if _is_blocked(record)]
-
-    @property
-    def finished(self) -> list[CaseRecord]:
-        """Records of cases that need no work: published, or failed before."""
-        return [record for record in self.records if not _is_blocked(record)]
-
-
-def _is_blocked(record: CaseRecord) -> bool:
-    return record.reason is not None and record.reason.subject == "result"
+    folder = out / CASES / case.folder_name
+    try:
+        state = explained_result_state(out, case, cards, replace=scope.replace)
+    except ScanError as error:
+        return CaseRecord(case.id, error.reason, error.detail, (), folder)
+    if state is ResultState.CURRENT:
+        return CaseRecord(case.id, None, "", (), folder)
+    old = previous_failure(out, case.id, case.recipe, case.stamp)
+    if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
+        return None
+    return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
 class RunCases:
-    """Cases of one run, and their outcomes by series.
+    """Cases of a run or of its plan: pending ones, and the outcomes of all others by series.
 
     Parameters
     ----------
@@ -83,63 +72,110 @@ class RunCases:
         The output folder.
     scope : Scope
         The cases that the run takes.
-    explain : callable or None
-        Returns the differences between a published case, by its folder, and the request.
+    cards : sequence of ModelCard
+        The models, to say in what results of another recipe differ.
+
+    Attributes
+    ----------
+    own : list of Case
+        Cases of this run's shard, as they were added: equal volume files are added several times.
+    entries : dict of str to IndexedSeries
+        The series of their first input channel, by case id.
+    pending : list of Case
+        Cases to be worked on.
+    records : list of CaseRecord
+        The outcomes that all other cases of the shard had in earlier runs.
+    endings : dict of str to list of CaseEnding
+        Outcomes of the cases of each series so far, by series id.
+    left_out : list of LeftOut
+        Series without a case.
+    selected : int
+        Number of different cases of the shard; of those in `left_out`, the ones of equal ids count.
+    refused : int
+        Number of series that failed by their headers, so that they are no cases.
     """
 
-    def __init__(
-        self, out: Path, scope: Scope, explain: Callable[[Path], str] | None = None
-    ) -> None:
-        self._out, self._scope, self._explain = out, scope, explain
+    def __init__(self, out: Path, scope: Scope, cards: Sequence[ModelCard] = ()) -> None:
+        self._out, self._scope, self._cards = out, scope, cards
         self._series: dict[str, tuple[str, ...]] = {}
         self._other_shards: list[tuple[tuple[str, ...], Case]] = []
-        self._endings: dict[str, list[CaseEnding]] = {}
+        self.own: list[Case] = []
+        self.entries: dict[str, IndexedSeries] = {}
+        self.pending: list[Case] = []
+        self.records: list[CaseRecord] = []
+        self.endings: dict[str, list[CaseEnding]] = {}
+        self.left_out: list[LeftOut] = []
+        self.selected = self.refused = 0
+
+    @classmethod
+    def of_index(
+        cls, index: Index, request: Request, key: bytes, out: Path, scope: Scope
+    ) -> RunCases:
+        """Return the cases of an index that a request selects."""
+        run_cases = cls(out, scope, request.cards)
+        chosen, left_out = select(index.series, request.workflow, request.cards)
+        run_cases.add(make_cases(index, chosen, request, key, left_out))
+        unique, ambiguous = unique_cases(run_cases.own, key)
+        run_cases.selected = len(unique) + len(ambiguous)
+        # A series that may be readable later was not refused for its headers: the run is incomplete
+        run_cases.refused = sum(
+            entry.reason.outcome == "failed"
+            and not entry.reason.retry
+            and scope.holds(entry.series.id)
+            for entry in left_out
+        )
+        run_cases.left_out = left_out + id_conflicts(ambiguous, index.series)
+        run_cases.compare(unique)
+        return run_cases
 
     @property
-    def endings(self) -> Mapping[str, Sequence[CaseEnding]]:
-        """Outcomes of the cases of each series so far, by series id."""
-        return self._endings
+    def total(self) -> int:
+        """Number of different cases, also of other shards."""
+        return len({*self._series, *(case.id for _, case in self._other_shards)})
 
-    def of_this_shard(self, cases: Iterable[tuple[Inputs, Case]]) -> list[Case]:
-        """Return the cases of this run's shard, with their folders; remember those of others."""
+    @property
+    def unstated(self) -> int:
+        """Number of series that were not selected because their files state no modality."""
+        return sum(entry.detail == NO_MODALITY for entry in self.left_out)
+
+    @property
+    def blocked(self) -> list[CaseRecord]:
+        """Records of cases with a stale or damaged result that must not be replaced."""
+        return [r for r in self.records if r.reason is not None and r.reason.subject == "result"]
+
+    def add(self, cases: Iterable[tuple[Inputs, Case]]) -> None:
+        """Add cases with their index entries, and name their folders."""
         folders = case_folders(self._out)
-        own: list[Case] = []
         for inputs, case in cases:
             named = replace(case, folder=folders.get(case.id, ""))
             series = tuple(entry.id for entry in inputs)
             if self._scope.holds(case.id):
-                self._series[case.id] = series
-                own.append(named)
+                self._series[case.id], self.entries[case.id] = series, inputs[0]
+                self.own.append(named)
             else:  # without its file names, which are many
                 light = replace(named, series=replace(case.series, files=()), further_channels=())
                 self._other_shards.append((series, light))
-        return own
 
-    def earlier_outcomes(self, cases: Iterable[Case]) -> EarlierOutcomes:
-        """Return which cases are pending; note the outcomes of all others."""
-        earlier = EarlierOutcomes.read(self._out, cases, self._scope)
-        explained = [self._explained(record) for record in earlier.records]
-        earlier = EarlierOutcomes(earlier.pending, explained)
-        for record in earlier.records:
-            self.note(record)
-        return earlier
-
-    def _explained(self, record: CaseRecord) -> CaseRecord:
-        """Add the differences to the record of a case with a result of another recipe."""
-        if self._explain is None or record.detail != OTHER_RECIPE or record.folder is None:
-            return record
-        return replace(record, detail=f"{record.detail}: {self._explain(record.folder)}")
+    def compare(self, cases: Iterable[Case]) -> None:
+        """Divide cases by whether they ended in an earlier run; note the outcomes of those."""
+        for case in cases:
+            record = earlier_outcome(self._out, case, self._scope, self._cards)
+            if record is None:
+                self.pending.append(case)
+            else:
+                self.records.append(record)
+                self.note(record)
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
         ending = CaseEnding(record.reason.code if record.reason else "", record.detail)
         for series in self._series[record.id]:
-            self._endings.setdefault(series, []).append(ending)
+            self.endings.setdefault(series, []).append(ending)
 
     def note_other_shards(self) -> None:
         """Note the outcomes that cases of other shards have by now."""
         for series, case in self._other_shards:
-            record = self._scope.before(self._out, case)
+            record = earlier_outcome(self._out, case, self._scope, self._cards)
             if record is not None:
                 self._series[case.id] = series
                 self.note(record)

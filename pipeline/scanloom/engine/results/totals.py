@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.engine.monitor import Status
-from scanloom.engine.run_log import LOG
+from scanloom.engine.run_files import LOG
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
 from scanloom.io.output.json_file import read_json, write_document

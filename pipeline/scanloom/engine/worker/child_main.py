@@ -23,12 +23,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from scanloom.core import ScanError, StepTimer, blame, keep_memory_private, settle_in
+from scanloom.core import StepTimer, blame, keep_memory_private, settle_in
 from scanloom.engine.case.models import import_heavy
-from scanloom.engine.case.run_case import failed_record, run_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
-from scanloom.engine.worker.memory_admission import MemoryAdmission
+from scanloom.engine.prepare import failed_record, placement_of, prepare
+from scanloom.engine.steps import run_case
+from scanloom.engine.worker.memory_admission import AdmissionGate, memory_gate
 from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
 from scanloom.io.system.messages import Message, receive
 from scanloom.own_python import safe_path
@@ -40,7 +41,7 @@ class WorkerLoop:
     def __init__(self, setup: WorkerSetup, connection: socket.socket) -> None:
         self._setup, self._connection = setup, connection
         self._send_lock, self._device_lock = threading.Lock(), threading.Lock()
-        self._models: Future[tuple[Sequence[Predictor], MemoryAdmission]] = Future()
+        self._models: Future[tuple[Sequence[Predictor], AdmissionGate]] = Future()
 
     def serve(self) -> None:
         """Receive cases; they wait for the models, which does not count against their limit."""
@@ -48,17 +49,17 @@ class WorkerLoop:
             pool.submit(self._make_models)
             while True:
                 try:
-                    order: CaseRequest = receive(self._connection)
+                    request: CaseRequest = receive(self._connection)
                 except (EOFError, OSError):
                     return
-                self._begin(pool, order)
+                self._begin(pool, request)
 
-    def _begin(self, pool: ThreadPoolExecutor, order: CaseRequest) -> None:
+    def _begin(self, pool: ThreadPoolExecutor, request: CaseRequest) -> None:
         """Start a case; it fails if no thread can be started."""
         try:
-            pool.submit(self._work, order)
+            pool.submit(self._work, request)
         except RuntimeError as error:
-            self._send(CaseReply(order.number, failed_record(order.case.id, error), None))
+            self._send(CaseReply(request.number, failed_record(request.case.id, error), None))
 
     def _make_models(self) -> None:
         try:
@@ -66,20 +67,20 @@ class WorkerLoop:
                 models = self._setup.make_predictors()  # first: this may fail
                 import_heavy()
             setup = self._setup
-            room = MemoryAdmission(models, setup.memory_limit, setup.in_flight, setup.neighbours)
-            self._send(Ready())  # first: from now on a case may be what ends this process
-            self._models.set_result((models, room))
+            gate = memory_gate(models, setup.memory_limit, setup.in_flight, setup.neighbours)
+            self._send(Ready())  # first: from now on a case may end this process
+            self._models.set_result((models, gate))
         except BaseException as exc:  # noqa: BLE001  # no case is to blame
             traceback.print_exc()  # into the log, which is private
             self._models.set_exception(exc)
             self._send(Ready(blame(exc)))
 
-    def _work(self, order: CaseRequest) -> None:
+    def _work(self, request: CaseRequest) -> None:
         device_times: list[float] = []
 
         @contextmanager
         def device_lock() -> Iterator[None]:
-            self._send(Step(order.number, QUEUED))
+            self._send(Step(request.number, QUEUED))
             with self._device_lock:
                 device_times.append(time.monotonic())
                 try:
@@ -87,27 +88,27 @@ class WorkerLoop:
                 finally:
                     device_times.append(time.monotonic())
 
-        clock = StepTimer(lambda step: self._send(Step(order.number, step)))
+        clock = StepTimer(lambda step: self._send(Step(request.number, step)))
         if self._models.exception() is not None:
             return  # the worker received the fault in `Ready`
-        models, room = self._models.result()
-        try:
-            need = self._need(order, room)
-        except ScanError as error:
-            refusal = failed_record(order.case.id, error)
-            self._send(CaseReply(order.number, refusal, None, refused=True))
-            return
-        with room.hold(need):
-            record = run_case(order.case, lambda: models, self._setup.output, clock, device_lock)
+        models, gate = self._models.result()
+        setup, target = self._setup, self._setup.output
+        with clock.step("find"):
+            prepared = prepare(
+                request.case,
+                [model.card for model in models],
+                target,
+                memory_limit=setup.memory_limit,
+                placement=placement_of(models),
+            )
+        record, refused = prepared.ended(), prepared.is_too_large
+        if record is None:
+            self._send(Step(request.number, QUEUED))
+            estimate = prepared.estimate
+            with gate.shared(0.0 if estimate is None else estimate.peak - estimate.base):
+                record = run_case(prepared, lambda: models, target, clock, device_lock)
         device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
-        self._send(CaseReply(order.number, record, device))
-
-    def _need(self, order: CaseRequest, room: MemoryAdmission) -> float:
-        """Return the estimated memory of a case in bytes, for which it then waits."""
-        self._send(Step(order.number, "find"))
-        need = room.need(order.case)
-        self._send(Step(order.number, QUEUED))
-        return need
+        self._send(CaseReply(request.number, record, device, refused=refused))
 
     def _send(self, message: Ready | Step | CaseReply) -> None:
         packed = Message(message)

@@ -10,21 +10,19 @@ file, never the path of a scan: Dask's logs and pages therefore show nothing abo
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import Case, CaseRecord, ComputeOptions, Outputs, ReadOptions, ScanError, Series
-from scanloom.core.relations import relations_from_json
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.types import Predictor
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.workflow.schema import Execution
-from scanloom.io.system.messages import register
+from scanloom.io.system.messages import Message, from_json, register
 from scanloom.own_python import safe_path
 
 QUEUED = "waiting"
@@ -182,7 +180,7 @@ class CaseFile:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for case in cases:
                 offsets[case.id] = file.tell()
-                file.write(json.dumps(_plain_case(case)).encode() + b"\n")
+                file.write(Message(case).json + b"\n")
             file.flush()
             os.fsync(file.fileno())
         return cls(path, offsets)
@@ -211,27 +209,5 @@ class CaseFile:
         """
         with path.open("rb") as file:
             file.seek(offset)
-            return _case_from_plain(json.loads(file.readline()))
-
-
-def _plain_case(case: Case) -> dict[str, Any]:
-    document = asdict(case)
-    for series in (document["series"], *document["further_channels"]):
-        series["files"] = [os.fsdecode(file) for file in series["files"]]
-    return document
-
-
-def _case_from_plain(document: dict[str, Any]) -> Case:
-    document["series"] = _series_from_plain(document["series"])
-    document["further_channels"] = tuple(map(_series_from_plain, document["further_channels"]))
-    outputs = document["outputs"]
-    lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
-    document["outputs"] = Outputs(**{**outputs, **lists})
-    document["read"] = ReadOptions(**document["read"])
-    document["compute"] = ComputeOptions(**document["compute"])
-    document["relations"] = relations_from_json(document["relations"])
-    return Case(**document)
-
-
-def _series_from_plain(document: dict[str, Any]) -> Series:
-    return Series(**{**document, "files": tuple(map(Path, document["files"]))})
+            case: Case = from_json(file.readline())
+            return case

@@ -8,8 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from scanloom.core import Case, CaseRecord, Reason
@@ -44,56 +45,36 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Pool of engines of this process, without Dask.
+    """Pool of one engine of this process, without Dask.
 
     Parameters
     ----------
-    engines : sequence of WorkerSupervisor
-        One per device.
-    in_flight : int
-        Concurrent cases in each.
+    engine : WorkerSupervisor
+    window : int
+        Number of concurrent cases.
     """
 
-    def __init__(self, engines: Sequence[WorkerSupervisor], in_flight: int) -> None:
-        self._engines, self._in_flight = tuple(engines), in_flight
-        self._threads = ThreadPoolExecutor(self.window, "case")
-        self._busy: Counter[int] = Counter()
-        self._lock = threading.Lock()
-
-    @property
-    def window(self) -> int:
-        """Number of cases that the engines take."""
-        return len(self._engines) * self._in_flight
+    def __init__(self, engine: WorkerSupervisor, window: int) -> None:
+        self.window, self._engine = window, engine
+        self._threads = ThreadPoolExecutor(window, "case")
 
     def submit(self, case: Case) -> Future[CaseOutcome]:
-        """Submit a case to the least busy engine."""
+        """Submit a case."""
         return self._threads.submit(self._run, case)
 
     def stop(self, patience: float) -> None:
-        """End the engines."""
-        threads = [threading.Thread(target=e.stop, args=(patience,)) for e in self._engines]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        """End the engine."""
+        self._engine.stop(patience)
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, case: Case) -> CaseOutcome:
-        with self._lock:
-            chosen = min(range(len(self._engines)), key=lambda n: self._busy[n])
-            self._busy[chosen] += 1
-        try:
-            outcome = self._engines[chosen].run(case)
-        finally:
-            with self._lock:
-                self._busy[chosen] -= 1
+        outcome = self._engine.run(case)
         if outcome.fault is not None:
-            raise outcome.fault  # all engines share this machine and these models
+            raise outcome.fault  # no case can be processed on this machine
         return outcome
 
 
 OnOutcome = Callable[[Case, CaseOutcome], None]
-_Ended = queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]]
 
 _POLL_INTERVAL_S = 0.2
 """Time between two checks whether the run is to stop."""
@@ -144,7 +125,7 @@ def dispatch_cases(
             for case, outcome in queued.outcomes():
                 on_outcome(case, outcome)
         if queued.in_flight:
-            _drain(pool, queued.ended, queued.in_flight, drain, on_outcome)
+            queued.drain(drain, on_outcome)
             return False
     except BaseException:
         pool.stop(0.0)
@@ -168,7 +149,7 @@ class _Queue:
         self._pool, self._on_start = pool, on_start
         self._lost: list[Case] = []
         self._losses: Counter[str] = Counter()
-        self.ended: _Ended = queue.SimpleQueue()
+        self._ended = queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]]()
         self.in_flight = 0
 
     @property
@@ -183,69 +164,54 @@ class _Queue:
             if case is None:
                 self._exhausted = True
                 return
-            self._submit(case)
+            if self._on_start is not None:
+                self._on_start(case)
+            future = self._pool.submit(case)
+            future.add_done_callback(partial(self._note_end, case))
             self.in_flight += 1
 
-    def _submit(self, case: Case) -> None:
-        if self._on_start is not None:
-            self._on_start(case)
-        future = self._pool.submit(case)
-        future.add_done_callback(lambda done: self.ended.put((case, done)))
+    def _note_end(self, case: Case, future: Future[CaseOutcome]) -> None:
+        self._ended.put((case, future))
 
     def outcomes(self) -> Iterator[tuple[Case, CaseOutcome]]:
-        """Yield the next case with its outcome, unless none ends soon or it is submitted again."""
+        """Yield the next case with its outcome, unless none ends soon or it is submitted again.
+
+        Raises
+        ------
+        ScanError
+            If no case can be processed.
+        """
         try:
-            case, future = self.ended.get(timeout=_POLL_INTERVAL_S)
+            case, future = self._ended.get(timeout=_POLL_INTERVAL_S)
         except queue.Empty:
             return
         self.in_flight -= 1
-        outcome = _outcome(future)
-        if outcome is not None:
-            yield case, outcome
-            return
-        self._losses[case.id] += not isinstance(future.exception(), WorkerUnfitError)
+        is_loss = True
+        try:
+            outcome = future.result()
+            if outcome.record is not None:
+                yield case, outcome
+                return
+        except WorkerLostError as error:
+            is_loss = not isinstance(error, WorkerUnfitError)
+        self._losses[case.id] += is_loss
         if self._losses[case.id] < MAX_WORKER_LOSSES:
             self._lost.append(case)
         else:
-            yield case, _given_up(case)
+            detail = f"the worker of the case was lost {MAX_WORKER_LOSSES} times"
+            record = CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None)
+            yield case, CaseOutcome(record, ())
 
-
-def _drain(
-    pool: Pool,
-    ended: _Ended,
-    in_flight: int,
-    patience: float,
-    on_outcome: OnOutcome,
-) -> None:
-    """Collect the cases that end within `patience` seconds; the others are aborted."""
-    pool.stop(patience)
-    for _ in range(in_flight):
-        try:
-            case, future = ended.get(timeout=1.0)
-        except queue.Empty:
-            return
-        if future.cancelled() or future.exception() is not None:
-            continue
-        outcome = future.result()
-        if outcome.record is not None:
-            on_outcome(case, outcome)
-
-
-def _outcome(future: Future[CaseOutcome]) -> CaseOutcome | None:
-    """Return the outcome of a case; None if its worker was lost, or left during it.
-
-    Raises
-    ------
-    ScanError
-        If no case can be processed.
-    """
-    try:
-        outcome = future.result()
-    except WorkerLostError:
-        return None
-    return outcome if outcome.record is not None else None
-
-
-def _given_up(case: Case) -> CaseOutcome:
-    detail = f"the worker of the case was lost {MAX_WORKER_LOSSES} times"
-    return CaseOutcome(CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None), ())
+    def drain(self, patience: float, on_outcome: OnOutcome) -> None:
+        """Collect the cases that end within `patience` seconds; the others are aborted."""
+        self._pool.stop(patience)
+        for _ in range(self.in_flight):
+            try:
+                case, future = self._ended.get(timeout=1.0)
+            except queue.Empty:
+                return
+            if future.cancelled() or future.exception() is not None:
+                continue
+            outcome = future.result()
+            if outcome.record is not None:
+                on_outcome(case, outcome)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,6 @@ from scanloom.io.output.private import append_private
 from scanloom.io.system.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
 
-OnStep = Callable[[str], None]
 _START_TIMEOUT_S = 600.0
 """Time limit for imports and the loading of models."""
 _POLL_INTERVAL_S = 0.25
@@ -66,10 +64,9 @@ class CaseTimeoutError(Exception):
 class _RunningCase:
     """A case in the child: its processing time and its end."""
 
-    def __init__(self, on_step: OnStep | None) -> None:
+    def __init__(self) -> None:
         self.ended = threading.Event()
         self.done: CaseReply | None = None
-        self._on_step = on_step
         self._since: float | None = None
         self._worked = 0.0
 
@@ -82,8 +79,6 @@ class _RunningCase:
     def begin(self, step: str) -> None:
         self._worked = self.worked
         self._since = None if step == QUEUED else time.monotonic()
-        if self._on_step is not None:
-            self._on_step(step)
 
     def finish(self, done: CaseReply | None) -> None:
         self.done = done
@@ -100,8 +95,6 @@ class WorkerProcess:
     log : Path or None
         File for its output, readable by its owner alone: native code may print anything. None
         discards the output.
-    environment : mapping
-        Environment variables in addition to those of this process.
 
     Attributes
     ----------
@@ -109,12 +102,7 @@ class WorkerProcess:
         Whether the child took too long to load its models.
     """
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, log: Path | None = None) -> None:
         first = Message(replace(setup, make_predictors=FunctionCall.of(setup.make_predictors)))
         self._socket, theirs = socketpair()
         with theirs, _open_log(log) as output:
@@ -123,7 +111,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**own_environment(), **(environment or {})},
+                env=own_environment(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal goes to the worker only
             )
@@ -136,11 +124,6 @@ class WorkerProcess:
         with suppress(OSError):  # the child died, which the listener thread finds
             first.send(self._socket)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Process id of the child."""
-        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -159,7 +142,7 @@ class WorkerProcess:
             return None
         return self._fault or _never_ready(self._code or 0)
 
-    def ask(self, case: Case, limit: float, on_step: OnStep | None = None) -> CaseReply:
+    def ask(self, case: Case, limit: float) -> CaseReply:
         """Process a case in the child, and wait for its end.
 
         Parameters
@@ -168,8 +151,6 @@ class WorkerProcess:
             The case.
         limit : float
             Processing time in seconds; waiting for models and the device does not count.
-        on_step : callable or None
-            Called with the name of each step that begins.
 
         Raises
         ------
@@ -181,7 +162,7 @@ class WorkerProcess:
             If the case exceeded the limit. The child was killed, and its other cases get
             ChildDiedError.
         """
-        waiting = _RunningCase(on_step)
+        waiting = _RunningCase()
         with self._lock:
             self._check_alive()
             self._number += 1
@@ -343,20 +324,11 @@ class WorkerSupervisor:
         Longest time for a case in seconds, without waiting.
     log : Path or None
         File for the output of the child.
-    environment : mapping
-        Additional environment variables of the child.
     """
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        time_limit: float,
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, time_limit: float, log: Path | None = None) -> None:
         self._name = secrets.token_hex(4)
-        self._setup, self._limit = setup, time_limit
-        self._log, self._environment = log, environment
+        self._setup, self._limit, self._log = setup, time_limit, log
         self._gate = AdmissionGate(setup.in_flight)
         self._starting = threading.Lock()
         self._child: WorkerProcess | None = None
@@ -369,53 +341,40 @@ class WorkerSupervisor:
         with suppress(WorkerUnusableError):  # the first case reports it
             self._running()
 
-    def run(self, case: Case, on_step: OnStep | None = None) -> CaseOutcome:
-        """Process a case until its outcome is certain; several threads may call this.
+    def run(self, case: Case) -> CaseOutcome:
+        """Process a case until its outcome is certain, with retries by the policy of its reason.
 
-        Parameters
-        ----------
-        case : Case
-            The case.
-        on_step : callable or None
-            Called with the name of each step that begins.
-
-        Returns
-        -------
-        CaseOutcome
-            Never raises.
+        Several threads may call this; it never raises.
         """
         tries: list[Attempt] = []
         try:
-            return self._work_on(case, tries, on_step)
+            for retries in itertools.count():
+                record, device = self._try_until_sure(case, tries)
+                pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
+                if not pauses:
+                    break
+                if self._stopped.wait(pauses[0]):  # a later run retries it
+                    record = None
+                    break
+            return CaseOutcome(record, tuple(tries), device, self._name)
         except WorkerUnusableError as error:
             return CaseOutcome(None, tuple(tries), None, self._name, error.fault)
 
-    def _work_on(self, case: Case, tries: list[Attempt], on_step: OnStep | None) -> CaseOutcome:
-        """Process a case, and retry it in this worker by the policy of its reason."""
-        for retries in itertools.count():
-            record, device = self._try_until_sure(case, tries, on_step)
-            pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
-            if not pauses:
-                break
-            if self._stopped.wait(pauses[0]):  # a later run retries it
-                return CaseOutcome(None, tuple(tries), device, self._name)
-        return CaseOutcome(record, tuple(tries), device, self._name)
-
     def _try_until_sure(
-        self, case: Case, tries: list[Attempt], on_step: OnStep | None
+        self, case: Case, tries: list[Attempt]
     ) -> tuple[CaseRecord | None, Span | None]:
         """Try a case among others, then alone if others may have caused its failure."""
         with self._gate.shared():
-            record, device = self._try(case, tries, on_step, alone=False)
+            record, device = self._try(case, tries, alone=False)
         if record is None and self._stopped.is_set():
             return None, device
         policy = policy_of(record.reason) if record else PROCESS_LOST
         if policy.alone_in_new_process and tries[-1].end != REFUSED:
             with self._gate.exclusive():
                 self._replace_child()
-                record, device = self._try(case, tries, on_step, alone=True)
+                record, device = self._try(case, tries, alone=True)
                 if tries[-1].end == KILLED and not self._stopped.is_set():
-                    record, device = self._try(case, tries, on_step, alone=True)
+                    record, device = self._try(case, tries, alone=True)
         if record is None and not self._stopped.is_set():
             record = _record_of_death(case, tries[-1])
         return record, device
@@ -428,13 +387,13 @@ class WorkerSupervisor:
                 self._child.close(patience)
 
     def _try(
-        self, case: Case, tries: list[Attempt], on_step: OnStep | None, *, alone: bool
+        self, case: Case, tries: list[Attempt], *, alone: bool
     ) -> tuple[CaseRecord | None, Span | None]:
         """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
         done: CaseReply | None = None
         try:
-            done = self._ask(case, on_step)
+            done = self._ask(case)
             reason = done.record.reason
             end = "done" if reason is None else REFUSED if done.refused else reason.code
         except CaseTimeoutError:
@@ -444,12 +403,12 @@ class WorkerSupervisor:
         tries.append(Attempt(end, alone, time.monotonic() - began))
         return (done.record, done.device) if done else (None, None)
 
-    def _ask(self, case: Case, on_step: OnStep | None) -> CaseReply:
+    def _ask(self, case: Case) -> CaseReply:
         """Give the case to a child; start another one if it died before its models were loaded."""
         while True:
             child = self._running()
             try:
-                return child.ask(case, self._limit, on_step)
+                return child.ask(case, self._limit)
             except (ChildDiedError, WorkerUnusableError):
                 if child.ready or self._stopped.is_set():
                     raise
@@ -473,7 +432,7 @@ class WorkerSupervisor:
             if self._fault is not None:
                 raise WorkerUnusableError(self._fault)
             try:
-                self._child = WorkerProcess(self._setup, self._log, self._environment)
+                self._child = WorkerProcess(self._setup, self._log)
             except (OSError, RuntimeError) as error:
                 raise WorkerUnusableError(blame(error)) from error
             return self._child
@@ -503,6 +462,8 @@ def _record_of_death(case: Case, last: Attempt) -> CaseRecord:
             case.id, Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s", (), None
         )
     code = last.end.removeprefix("died ")
+    # Known causes first: a limit of the machine also ends a process by a signal, and only an end
+    # that nothing explains is a crash of the code
     limit = limit_met(int(code))
     if limit is not None:
         return CaseRecord(case.id, limit.reason, limit.detail, (), None)

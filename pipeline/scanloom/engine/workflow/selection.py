@@ -7,21 +7,18 @@ without those that earlier runs completed.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, CaseRecord, Reason, ScanError
-from scanloom.engine.retries import policy_of
+from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow.schema import Policy, Selection, Workflow
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.ranking import SPACING_TOLERANCE, Preference, best_first, preference_of
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.output.failures import previous_failure
-from scanloom.io.output.published import ResultState, result_state
 
 
 @dataclass(frozen=True)
@@ -47,27 +44,6 @@ class Scope:
         index, count = self.shard
         digest = hashlib.blake2b(case_id.encode(), digest_size=8).digest()  # ids are not even
         return int.from_bytes(digest, "big") % count == index - 1
-
-    def before(self, out: Path, case: Case) -> CaseRecord | None:
-        """Return how a case ended before, None if it is to be worked on.
-
-        A reason of None stands for a result; a reason with the subject "result" for one that is
-        of another recipe or damaged, and may not be replaced. A case whose files may have changed
-        is to be worked on: its worker compares their content.
-        """
-        folder = out / "cases" / case.folder_name
-        try:
-            if (
-                result_state(out, case.folder_name, case, replace=self.replace)
-                is ResultState.CURRENT
-            ):
-                return CaseRecord(case.id, None, "", (), folder)
-        except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), folder)
-        old = previous_failure(out, case.id, case.recipe, case.stamp)
-        if old is None or policy_of(old.reason).in_later_run or self.retry_failed:
-            return None
-        return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
 Inputs = tuple[IndexedSeries, ...]
@@ -109,23 +85,18 @@ def select(
     matching: list[IndexedSeries] = []
     left_out: list[LeftOut] = []
     for series in indexed:
-        reason = series.reason
         mismatched = mismatch(series.info, workflow.select, workflow.policy)
-        if reason is not None and not _allowed(reason, workflow.policy):
-            # A series that is not selected may be faulty; any other one has failed
-            unwanted = (
-                mismatched is not None and reason.expects_result and series.info.modality != ""
-            )
-            why = (
-                (Reason.NOT_SELECTED, mismatched or "")
-                if unwanted
-                else (reason, series.info.detail)
-            )
-            left_out.append(LeftOut(series, *why))
-        elif mismatched is None:
-            matching.append(series)
-        else:
+        fault = series.reason
+        if fault is not None and _allowed(fault, workflow.policy):
+            fault = None
+        # A series that is not selected may be faulty; any other one has failed
+        may_be = fault is None or (fault.expects_result and series.info.modality != "")
+        if mismatched is not None and may_be:
             left_out.append(LeftOut(series, Reason.NOT_SELECTED, mismatched))
+        elif fault is not None:
+            left_out.append(LeftOut(series, fault, series.info.detail))
+        else:
+            matching.append(series)
     if workflow.channels:
         chosen, unchosen = _channels(matching, workflow, cards)
         return chosen, left_out + unchosen
@@ -162,41 +133,27 @@ def mismatch(info: SeriesInfo, selection: Selection, policy: Policy) -> str | No
 
     A series without a grid yet (a gap, several volumes) has no shape: criteria on it are skipped.
     """
-    tests: Sequence[tuple[str, Callable[[], bool]]] = (
-        ("modality", lambda: _among(info.modality or policy.modality or "", selection.modality)),
-        ("body_part", lambda: _among(info.body_part, selection.body_part)),
-        ("description", lambda: _any_found(selection.description, info.description)),
-        (
-            "not_description",
-            lambda: (
-                not selection.not_description
-                or not _any_found(selection.not_description, info.description)
-            ),
-        ),
-        ("image_type", lambda: _has_words(info.image_type, selection.image_type)),
-        ("kernel", lambda: _any_found(selection.kernel, info.kernel)),
-        ("contrast", lambda: selection.contrast is None or selection.contrast == info.contrast),
-        (
-            "orientation",
-            lambda: not info.plane or selection.orientation in ("any", info.plane),
-        ),
-        ("min_slices", lambda: not info.shape or _slices(info) >= selection.min_slices),
-        (
-            "min_spacing",
-            lambda: (
-                not info.spacing or _step(info) >= selection.min_spacing * (1 - SPACING_TOLERANCE)
-            ),
-        ),
-        (
-            "max_spacing",
-            lambda: (
-                selection.max_spacing is None
-                or not info.spacing
-                or _step(info) <= selection.max_spacing * (1 + SPACING_TOLERANCE)
-            ),
-        ),
-    )
-    failed = next((name for name, test in tests if not test()), None)
+    spacing = info.spacing[2] if info.spacing else None
+    highest = math.inf if selection.max_spacing is None else selection.max_spacing
+    image_type = {entry.upper() for entry in selection.image_type}
+    # Facts that every header states come before those that follow from its geometry: the first one
+    # that fails is reported
+    meets = {
+        "modality": _among(info.modality or policy.modality or "", selection.modality),
+        "body_part": _among(info.body_part, selection.body_part),
+        "description": _any_match(selection.description, info.description),
+        "not_description": not selection.not_description
+        or not _any_match(selection.not_description, info.description),
+        "image_type": image_type <= set(info.image_type.upper().split("\\")),
+        "kernel": _any_match(selection.kernel, info.kernel),
+        "contrast": selection.contrast is None or selection.contrast == info.contrast,
+        "orientation": not info.plane or selection.orientation in ("any", info.plane),
+        "min_slices": not info.shape or info.shape[2] >= selection.min_slices,
+        "min_spacing": spacing is None
+        or spacing >= selection.min_spacing * (1 - SPACING_TOLERANCE),
+        "max_spacing": spacing is None or spacing <= highest * (1 + SPACING_TOLERANCE),
+    }
+    failed = next((name for name, is_met in meets.items() if not is_met), None)
     if failed == "modality" and not (info.modality or policy.modality):
         return NO_MODALITY
     return f"by select.{failed}" if failed else None
@@ -218,10 +175,10 @@ def _of_each_study(
     if selection.choose == "all":
         return list(matching)
     preference = _preference(selection, cards)
-    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
-    for series in matching:
-        studies[series.study or series.id].append(series)
-    best = [study[best_first([o.info for o in study], preference)[0]] for study in studies.values()]
+    best = [
+        study[best_first([series.info for series in study], preference)[0]]
+        for study in _studies(matching)
+    ]
     kept = {id(series) for series in best}
     return [series for series in matching if id(series) in kept]
 
@@ -232,18 +189,15 @@ def _channels(
     """Return the inputs of each complete study, and the series that are left out."""
     chosen: list[Inputs] = []
     left_out: list[LeftOut] = []
-    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
-    for series in matching:
-        studies[series.study or series.id].append(series)
-    for study in studies.values():
+    for study in _studies(matching):
         by_channel: dict[str, IndexedSeries] = {}
         for name, selection in workflow.channels.items():
             fit = [
                 series
                 for series in study
                 if mismatch(series.info, selection, workflow.policy) is None
+                and series not in by_channel.values()
             ]
-            fit = [series for series in fit if series not in by_channel.values()]
             if fit:
                 best = best_first([series.info for series in fit], _preference(selection, cards))
                 by_channel[name] = fit[best[0]]
@@ -258,6 +212,13 @@ def _channels(
     return chosen, left_out
 
 
+def _studies(matching: Sequence[IndexedSeries]) -> Iterable[list[IndexedSeries]]:
+    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
+    for series in matching:
+        studies[series.study or series.id].append(series)
+    return studies.values()
+
+
 def _preference(selection: Selection, cards: Sequence[ModelCard]) -> Preference:
     return replace(
         preference_of(cards) if cards else Preference(),
@@ -270,17 +231,5 @@ def _among(value: str, allowed: Sequence[str]) -> bool:
     return not allowed or value.upper() in {entry.upper() for entry in allowed}
 
 
-def _any_found(patterns: Sequence[str], text: str) -> bool:
+def _any_match(patterns: Sequence[str], text: str) -> bool:
     return not patterns or any(re.search(p, text, re.IGNORECASE) for p in patterns)
-
-
-def _has_words(image_type: str, required: Sequence[str]) -> bool:
-    return {entry.upper() for entry in required} <= set(image_type.upper().split("\\"))
-
-
-def _slices(info: SeriesInfo) -> int:
-    return info.shape[2] if info.shape else 0
-
-
-def _step(info: SeriesInfo) -> float:
-    return info.spacing[2]

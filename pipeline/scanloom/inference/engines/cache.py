@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,16 +80,18 @@ def cached_export(key: str, write: Callable[[Path], None]) -> Iterator[tuple[Pat
         make_private_folder(exports_folder())
         if not is_ours(exports_folder()):
             raise PermissionError("another user can write to the cache folder")
+        # Exporting takes long and much memory: processes on a machine wait for the first
         with _locked(key):
             folder = exports_folder() / key
-            found = is_complete(folder)
-            if not found:
+            cached = is_complete(folder)
+            if not cached:
                 _publish(folder, write)
+        # Exports that were not used for longest are removed first
         os.utime(folder)
     except OSError:
         logger.debug("exported networks can't be cached", exc_info=True)
     else:
-        yield folder, found
+        yield folder, cached
         return
     with tempfile.TemporaryDirectory(prefix="scanloom-engine-") as temporary:
         write(Path(temporary))
@@ -110,11 +112,13 @@ def is_complete(folder: Path) -> bool:
 
 def _publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Write an export under another name, then rename it; a damaged one is removed before."""
+    # The process number in its name tells others whether a draft is abandoned
     draft = Path(tempfile.mkdtemp(prefix=".", suffix=f".{os.getpid()}", dir=folder.parent))
     try:
         write(draft)
         names = sorted(path.name for path in draft.iterdir())
         hashes = {name: _sha256(draft / name) for name in names}
+        # Flushed before the rename: a crash leaves a complete folder or none
         (draft / HASHES).write_text(json.dumps(hashes), encoding="utf-8")
         for path in draft.iterdir():
             _sync(path)
@@ -148,11 +152,11 @@ def _remove_drafts() -> None:
 def _remove_old(keep: Path) -> None:
     """Remove the exports that were not used for longest, beyond the limit of all together."""
     folders = [path for path in exports_folder().iterdir() if len(path.name) == len(keep.name)]
-    left = LARGEST_BYTES
+    remaining = LARGEST_BYTES
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError):
-            left -= sum(path.stat().st_size for path in folder.iterdir())
-            if left < 0 and folder != keep:
+            remaining -= sum(path.stat().st_size for path in folder.iterdir())
+            if remaining < 0 and folder != keep:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -222,6 +226,7 @@ class EngineTrial:
 
         Whoever requests half precision gets its labels from torch too, so that they are compared.
         """
+        # Compared with torch in half precision only where that was measured
         if self.failed or self.dice is None or self.torch_dice is None:
             return self.alike
         return self.alike or self.dice >= self.torch_dice - MOST_BELOW_TORCH
@@ -282,7 +287,7 @@ def device_model(device: torch.device) -> str:
 
 
 def read_trial(path: Path) -> EngineTrial | None:
-    """Return a trial; None if there is none, or it is damaged."""
+    """Return a trial; None if it is missing or damaged."""
     try:
         trial = EngineTrial(**json.loads(path.read_text(encoding="utf-8")))
         numbers = [trial.equal, trial.torch_s, trial.engine_s, trial.prepare_s]
@@ -292,15 +297,15 @@ def read_trial(path: Path) -> EngineTrial | None:
         return None
 
 
-def save_trial(path: Path, trial: EngineTrial) -> None:
-    """Keep a trial; without a writable cache folder nothing is kept."""
+def save_measurement(path: Path, document: Mapping[str, object]) -> None:
+    """Keep a measurement as JSON; without a writable cache folder it is measured again."""
     try:
         make_private_folder(path.parent)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-            json.dump(asdict(trial), draft)
+            json.dump(document, draft)
         Path(draft.name).replace(path)
     except OSError:
-        logger.debug("the trial of an engine can't be saved", exc_info=True)
+        logger.debug("a measurement can't be saved", exc_info=True)
 
 
 @contextmanager
@@ -317,5 +322,5 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def all_trials() -> list[EngineTrial]:
     """Return all trials of this user on this machine, by model and engine."""
     paths = (exports_folder() / "verdicts").glob("*.json")
-    found = [trial for path in paths if (trial := read_trial(path)) is not None]
-    return sorted(found, key=lambda v: (v.model, v.engine, v.precision))
+    trials = [trial for path in paths if (trial := read_trial(path)) is not None]
+    return sorted(trials, key=lambda t: (t.model, t.engine, t.precision))

@@ -37,6 +37,7 @@ class CudaGraphs:
         network = request.torch_network()
         windows = request.zeros()
         try:
+            # Captured on a stream of its own, after passes there, as PyTorch's notes on CUDA say
             stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]  # torch
             stream.wait_stream(torch.cuda.current_stream(request.device))
             with torch.cuda.stream(stream):
@@ -52,9 +53,10 @@ class CudaGraphs:
             raise EngineUnfitError("its kernels can't be captured as a CUDA graph") from exc
 
         def run(batch: torch.Tensor) -> torch.Tensor:
+            # A graph has fixed shapes and addresses
             if batch.shape != windows.shape:
-                other: torch.Tensor = network(batch)
-                return other
+                scores_of_rest: torch.Tensor = network(batch)
+                return scores_of_rest
             windows.copy_(batch)
             graph.replay()
             copy_of_scores: torch.Tensor = scores.clone()

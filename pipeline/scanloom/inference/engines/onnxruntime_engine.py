@@ -175,13 +175,13 @@ def _session(folder: Path, request: NetworkRequest, provider: str) -> InferenceS
         onnxruntime.preload_dlls()  # CUDA's libraries as torch's wheels have them
     if provider == TENSORRT:
         importlib.import_module("tensorrt")  # loads its libraries
-    wanted: list[tuple[str, dict[str, str]]] = [
+    providers: list[tuple[str, dict[str, str]]] = [
         (name, provider_options(name, request, folder))
         for name in dict.fromkeys((provider, CUDA if provider == TENSORRT else CPU, CPU))
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a provider that is passed over: refused here
-        session = onnxruntime.InferenceSession(folder / _GRAPH, options, providers=wanted)
+        session = onnxruntime.InferenceSession(folder / _GRAPH, options, providers=providers)
     if session.get_providers()[0] != provider:
         raise EngineUnfitError(f"{provider} can't be loaded: a library is missing")
     return session
@@ -190,7 +190,7 @@ def _session(folder: Path, request: NetworkRequest, provider: str) -> InferenceS
 def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -> Run:
     """Return a function that runs a loaded network on a device."""
     in_place = provider in _BOUND
-    [given], [result] = session.get_inputs(), session.get_outputs()
+    [parameter], [result] = session.get_inputs(), session.get_outputs()
     dtype = next(each for each, name in _TYPES.items() if name == result.type)
 
     def run(windows: torch.Tensor) -> torch.Tensor:
@@ -200,13 +200,13 @@ def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -
             windows = torch.cat([windows, rest])
         windows = windows.to(request.dtype).contiguous()
         if not in_place:
-            [scores] = session.run(None, {given.name: windows.cpu().numpy()})
+            [scores] = session.run(None, {parameter.name: windows.cpu().numpy()})
             return torch.from_numpy(scores).to(windows.device)[:count]
         device = _BOUND[provider], request.device.index or 0
         output = torch.empty(tuple(result.shape), dtype=dtype, device=windows.device)
         binding = session.io_binding()
         for bind, name, tensor in (
-            (binding.bind_input, given.name, windows),
+            (binding.bind_input, parameter.name, windows),
             (binding.bind_output, result.name, output),
         ):
             kind = "float16" if tensor.dtype is torch.float16 else "float32"

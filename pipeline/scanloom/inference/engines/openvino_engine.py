@@ -116,6 +116,7 @@ def _convert(network: nn.Module, shape: tuple[int, int, int, int, int]) -> Any:
     Tracing keeps all values of a pass. Networks of convolutions are traced with a smaller input if
     they accept it; others may contain numbers that follow from the size.
     """
+    # A linear layer or a layer norm may fix the number of tokens while it is traced
     convolutional = not any(isinstance(m, nn.Linear | nn.LayerNorm) for m in network.modules())
     smaller = tuple(n // 2 if n > _TRACED_SIZE and n % 2 == 0 else n for n in shape[2:])
     if convolutional and smaller != shape[2:]:
@@ -143,8 +144,8 @@ def _traced(network: nn.Module, traced: tuple[int, ...], shape: tuple[int, ...])
     parameter.set_element_type(openvino.Type.f32)
     parameter.set_partial_shape(openvino.PartialShape(list(shape)))
     model.validate_nodes_and_infer_types()
-    found = model.outputs[0].get_partial_shape()
-    if found.is_dynamic or tuple(found.to_shape())[2:] != shape[2:]:
+    output_shape = model.outputs[0].get_partial_shape()
+    if output_shape.is_dynamic or tuple(output_shape.to_shape())[2:] != shape[2:]:
         raise EngineUnfitError("its output has another size than its input")
     return model
 
@@ -155,8 +156,10 @@ def _exact_layers(network: nn.Module, shape: tuple[int, ...]) -> set[str]:
     if isinstance(network, PlaneNetwork):
         inner, prefix = network.network, "network."
         size = shape[: network.dim] + shape[network.dim + 1 :]
-    found = find_exact_layers(inner, size)
-    layers = [network.get_submodule(prefix + name) for name in found.first | found.exact]
+    layer_names = find_exact_layers(inner, size)
+    layers = [
+        network.get_submodule(prefix + name) for name in layer_names.first | layer_names.exact
+    ]
     names = network.named_modules(remove_duplicate=False)
     return {name for name, module in names if any(module is layer for layer in layers)}
 
@@ -268,6 +271,7 @@ def multiply_final_layer(model: Any) -> None:
         convolution, bias = (last.input_value(n).get_node() for n in (0, 1))
     if not _takes_single_voxels(convolution):
         return
+    # Weight first: the product then has classes before voxels, as scores are stored
     features, weight = (convolution.input_value(n) for n in (0, 1))
     count, channels, *size = features.get_shape()
     classes = weight.get_shape()[0]
@@ -364,6 +368,7 @@ def _pooled_mean(values: Any) -> Any:
 
     output = values if hasattr(values, "get_target_inputs") else values.output(0)
     spatial = list(output.get_shape())[2:]
+    # One axis at a time: each mean adds few values, so that float32 keeps their digits
     for axis in reversed(range(len(spatial))):
         kernel = [n if i == axis else 1 for i, n in enumerate(spatial)]
         none = [0] * len(spatial)
@@ -379,15 +384,15 @@ def _inverse_root(variance: Any, epsilon: float) -> Any:
     return ops.power(ops.add(variance, np.float32(epsilon)), np.float32(-0.5))
 
 
-def _name_steps(found: Any, node: Any, before: Collection[str]) -> None:
+def _name_steps(operation: Any, node: Any, before: Collection[str]) -> None:
     """Name an operation, and those that lead to it, after the operation that they replace.
 
     A layer's precision follows from its name: means of a float32 layer are taken in float32.
     `before` are the names of the operations that were there.
     """
     name = node.get_friendly_name()
-    found.set_friendly_name(name)
-    steps = [found]
+    operation.set_friendly_name(name)
+    steps = [operation]
     while steps:
         for source in (value.get_node() for value in steps.pop().input_values()):
             own = source.get_friendly_name()

@@ -69,6 +69,7 @@ class NetworkRequest:
         if self.dtype is not torch.bfloat16:
             return network.to(self.device, self.dtype)
         channels, size = self.shape[1], self.shape[2:]
+        # Exact layers are found in the two-dimensional network itself
         if isinstance(network, PlaneNetwork):
             axis = network.dim - 2
             inner = MixedBfloat16(network.network, channels, size[:axis] + size[axis + 1 :])

@@ -13,14 +13,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import get_args
 
 import torch
 from torch import nn
 
-from scanloom.cards.card import Decision, ModelCard, Window
+from scanloom.cards.card import ModelCard, Window
 from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
@@ -29,7 +29,7 @@ from scanloom.inference.engines.cache import (
     export_key,
     one_at_a_time,
     read_trial,
-    save_trial,
+    save_measurement,
     trial_file,
 )
 from scanloom.inference.engines.protocol import (
@@ -39,7 +39,6 @@ from scanloom.inference.engines.protocol import (
     Run,
 )
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork
 from scanloom.inference.restore.decisions import decide_on_grid
 from scanloom.inference.sliding_window import (
@@ -185,11 +184,12 @@ class EngineSelector:
     def _decide(self, choose: Callable[[], str]) -> str:
         """Return the engine for all scans: as requested, as recorded in OUT, or chosen now."""
         if self._decision is None:
-            asked, chosen = self.precision
+            requested, chosen = self.precision
             weights = self.card.weights
-            subject = {"weights": weights.sha256, "asked": [self.requested, asked]}
+            subject = {"weights": weights.sha256, "asked": [self.requested, requested]}
             network = f"{self.card.name}-{export_key(subject)[:16]}"
             decision = self.records.recorded(network) if self.records else None
+            # Asked once: all cases of an output folder have the same engine
             if decision is None:
                 engine = choose() if self.requested == "auto" else self.requested
                 decision = EngineRecord(engine, chosen)
@@ -206,6 +206,7 @@ class EngineSelector:
         An engine that was decided for all scans is followed although it may be slower here, but not
         if its labels differ: speed is of this machine, labels are of the whole folder.
         """
+        # Engines are prepared for windows of one size
         if self.card.window.size is None:
             self._decide(lambda: TORCH)
             return torch_choice("the model's window is the whole scan"), None
@@ -215,6 +216,7 @@ class EngineSelector:
             why = "chosen for all cases of the output folder" if self.records else "measured here"
         if name == TORCH:
             return torch_choice(why, self._measured), None
+        # From the cheapest test to the dearest; any fault leaves the scan to torch, with a warning
         engine = ENGINES.get(name)
         if engine is None or engine.version() is None:
             fault = "it is not installed here"
@@ -246,6 +248,7 @@ class EngineSelector:
                 continue
             request = self._requests(model, scan)[0]
             path = trial_file(engine, request)
+            # Measuring costs some windows, which few windows do not repay
             if read_trial(path) is None and self._planned(model, scan) < LEAST_WINDOWS:
                 self._measured = "too few windows to measure another engine"
                 return TORCH
@@ -261,6 +264,7 @@ class EngineSelector:
 
     def _planned(self, model: TorchModel, scan: ScanWindows) -> int:
         """Return the number of windows that this process is to run."""
+        # Each subset of the flipped axes is a pass of its own
         flips = 1 << len(self.card.window.mirror)
         return scan.count * len(model.runs) * flips * self.planned_cases
 
@@ -279,13 +283,14 @@ class EngineSelector:
             with clock.step("engine"), one_at_a_time(path):
                 if (trial := read_trial(path)) is None:
                     trial = measure(engine, request, model, scan)
-                    save_trial(path, trial)
+                    save_measurement(path, asdict(trial))
         self._trials[path] = trial  # kept here where the cache can't be written
         return trial
 
     def _requests(self, model: TorchModel, scan: ScanWindows) -> list[NetworkRequest]:
         """Return what an engine prepares: a request for each network of the model."""
         networks: list[nn.Module] = []
+        # A network in half precision is not the one to convert: it is loaded again
         exact = model.loaded.dtype is torch.float32 and model.device.type == "cpu"
 
         def build(n: int) -> nn.Module:
@@ -363,6 +368,7 @@ class ScanWindows:
         corners = [corner for row in self._layout.rows() for corner in row.corners]
         views = [padded[:, *window_slices(corner, size)] for corner in corners]
         spread = [float(view[:, ::4, ::4, ::4].std(correction=0)) for view in views]
+        # A window of air would be labelled alike by any engine
         order = sorted(range(len(views)), key=lambda n: -spread[n])
         return [views[n].expand(self.shape).contiguous() for n in order[:2]]
 
@@ -389,113 +395,6 @@ class TorchModel:
     device: torch.device
 
 
-@dataclass(frozen=True, eq=False)
-class LabelRule:
-    """Steps from a network's output to labels.
-
-    Parameters
-    ----------
-    decision : Decision
-        From the card.
-    activation : "softmax", "sigmoid" or None
-        From the card.
-    head : FinalLayer or None
-        The final layer, if detached.
-    classes : int
-        Number of output channels.
-    """
-
-    decision: Decision
-    activation: str | None
-    head: FinalLayer | None
-    classes: int
-
-    def labels(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the labels (maps, x, y, z) of the output (1, C, x, y, z) for one window."""
-        planes = output[0].to(torch.float32).transpose(0, 1).contiguous()
-        scores = planes if self.head is None else self.head(planes)
-        if self.activation == "sigmoid":
-            scores = torch.sigmoid(scores)
-        elif self.activation == "softmax":
-            scores = torch.softmax(scores, dim=1)
-        return decide_on_grid(scores[:, : self.classes], self.decision)
-
-
-@dataclass(frozen=True)
-class LabelAgreement:
-    """LabelAgreement of two label maps.
-
-    Parameters
-    ----------
-    equal : float
-        Fraction of voxels with equal labels.
-    dice : float or None
-        Smallest Dice of a structure above `MIN_VOLUME_ML`; None without such structure.
-    """
-
-    equal: float
-    dice: float | None
-
-
-def compare_labels(
-    reference: Sequence[torch.Tensor], other: Sequence[torch.Tensor], voxel_ml: float
-) -> LabelAgreement:
-    """Return the agreement of the labels of several windows with a reference.
-
-    Parameters
-    ----------
-    reference, other : sequence of (maps, x, y, z) tensors
-        Labels; 0 is background.
-    voxel_ml : float
-        Volume of a voxel, in ml.
-    """
-    same = total = 0
-    sizes: dict[tuple[int, int], list[int]] = {}
-    for first, second in zip(reference, other, strict=True):
-        same += int((first == second).sum())
-        total += first.numel()
-        for which, (a, b) in enumerate(zip(first, second, strict=True)):
-            for label in torch.unique(torch.cat([a.flatten(), b.flatten()])).tolist():
-                if label:
-                    counts = sizes.setdefault((which, int(label)), [0, 0, 0])
-                    in_a, in_b = a == label, b == label
-                    counts[0] += int(in_a.sum())
-                    counts[1] += int(in_b.sum())
-                    counts[2] += int((in_a & in_b).sum())
-    dice = [
-        2 * both / (first + second)
-        for first, second, both in sizes.values()
-        if max(first, second) * voxel_ml > MIN_VOLUME_ML
-    ]
-    return LabelAgreement(same / max(total, 1), min(dice, default=None))
-
-
-class TimedRun:
-    """A network whose least wall time of a batch is recorded.
-
-    Parameters
-    ----------
-    run : callable
-        The network.
-    wait : callable
-        Waits for the device.
-    """
-
-    def __init__(self, run: Run, wait: Callable[[], None]) -> None:
-        self._run, self._wait = run, wait
-        self.seconds = float("inf")
-
-    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the network's output for a batch, which is left unchanged."""
-        copy = batch.clone()
-        self._wait()
-        began = time.perf_counter()
-        output = self._run(copy)
-        self._wait()
-        self.seconds = min(self.seconds, time.perf_counter() - began)
-        return output
-
-
 def measure(
     engine: Engine, request: NetworkRequest, model: TorchModel, scan: ScanWindows
 ) -> EngineTrial:
@@ -514,34 +413,64 @@ def measure(
     scan : ScanWindows
         A real scan.
     """
-    names = (model.card.name, engine.name, str(engine.version()), request.precision)
+    card, loaded = model.card, model.loaded
+    names = (card.name, engine.name, str(engine.version()), request.precision)
+    probes = scan.probes()
+    typed = [probe.to(loaded.takes) for probe in probes]
+
+    def labels_of(output: torch.Tensor) -> torch.Tensor:
+        """Return the labels (maps, x, y, z) of the output (N, C, x, y, z) for the first window."""
+        scores = output[0].to(torch.float32).transpose(0, 1).contiguous()
+        if loaded.head is not None:
+            scores = loaded.head(scores)
+        if card.activation == "sigmoid":
+            scores = torch.sigmoid(scores)
+        elif card.activation == "softmax":
+            scores = torch.softmax(scores, dim=1)
+        return decide_on_grid(scores[:, : card.n_outputs], card.decision)
 
     def wait() -> None:
         if request.device.type == "cuda":
             torch.cuda.synchronize(request.device)
 
-    card, loaded = model.card, model.loaded
-    rule = LabelRule(card.decision, card.activation, loaded.head, card.n_outputs)
-    probes = scan.probes()
-    typed = [probe.to(loaded.takes) for probe in probes]
-    own = TimedRun(model.runs[0], wait)
-    reference = own_labels = [rule.labels(own(probe)) for probe in typed]
-    own(typed[0])  # the first pass takes longer
+    def timed(run: Run) -> tuple[list[torch.Tensor], float]:
+        """Return the labels of all probes, and the least wall time of a batch, in s."""
+        labels: list[torch.Tensor] = []
+        seconds = float("inf")
+        for probe in (*typed, typed[0]):  # once more, since the first pass takes longer
+            windows = probe.clone()  # a network may work in place
+            wait()
+            began = time.perf_counter()
+            output = run(windows)
+            wait()
+            seconds = min(seconds, time.perf_counter() - began)
+            if len(labels) < len(typed):
+                labels.append(labels_of(output))
+        return labels, seconds
+
+    own_labels, own_s = timed(model.runs[0])
+    reference = own_labels
     half = request.dtype is not torch.float32
     if half:
+        # Half precision is judged by float32, not by torch in half precision
         exact = request.build().to(request.device)
-        reference = [rule.labels(exact(probe)) for probe in probes]
+        reference = [labels_of(exact(probe)) for probe in probes]
     try:  # after torch has freed its memory
         prepared = engine.prepare(request)
     except EngineUnfitError as exc:
         return EngineTrial(*names, failed=str(exc))
-    other = TimedRun(prepared.run, wait)
-    found = [rule.labels(other(probe)) for probe in typed]
-    other(typed[0])
-    agreement = compare_labels(reference, found, scan.voxel_ml)
-    torch_dice = compare_labels(reference, own_labels, scan.voxel_ml).dice if half else None
-    compared = (len(probes), agreement.equal, agreement.dice, torch_dice)
-    trial = EngineTrial(*names, *compared, own.seconds, other.seconds, prepared.seconds)
+    labels, engine_s = timed(prepared.run)
+    equal, dice = compare_labels(reference, labels, scan.voxel_ml)
+    trial = EngineTrial(
+        *names,
+        windows=len(probes),
+        equal=equal,
+        dice=dice,
+        torch_dice=compare_labels(reference, own_labels, scan.voxel_ml)[1] if half else None,
+        torch_s=own_s,
+        engine_s=engine_s,
+        prepare_s=prepared.seconds,
+    )
     logger.info(
         "%s with %s: %s, prepared in %s",
         card.name,
@@ -550,3 +479,42 @@ def measure(
         format_duration(prepared.seconds),
     )
     return trial
+
+
+def compare_labels(
+    reference: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], voxel_ml: float
+) -> tuple[float, float | None]:
+    """Return how far the labels of several windows agree with a reference.
+
+    Parameters
+    ----------
+    reference, labels : sequence of (maps, x, y, z) tensors
+        Labels; 0 is background.
+    voxel_ml : float
+        Volume of a voxel, in ml.
+
+    Returns
+    -------
+    (equal, dice)
+        Fraction of voxels with equal labels, and the smallest Dice of a structure above
+        `MIN_VOLUME_ML`; None without such structure.
+    """
+    same = total = 0
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for first, second in zip(reference, labels, strict=True):
+        same += int((first == second).sum())
+        total += first.numel()
+        for which, (a, b) in enumerate(zip(first, second, strict=True)):
+            for label in torch.unique(torch.cat([a.flatten(), b.flatten()])).tolist():
+                if label:
+                    counts = sizes.setdefault((which, int(label)), [0, 0, 0])
+                    in_a, in_b = a == label, b == label
+                    counts[0] += int(in_a.sum())
+                    counts[1] += int(in_b.sum())
+                    counts[2] += int((in_a & in_b).sum())
+    dice = [
+        2 * both / (first + second)
+        for first, second, both in sizes.values()
+        if max(first, second) * voxel_ml > MIN_VOLUME_ML  # of few voxels it says nothing
+    ]
+    return same / max(total, 1), min(dice, default=None)

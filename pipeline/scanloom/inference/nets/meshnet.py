@@ -97,6 +97,7 @@ class MeshNet(nn.Module):
             values = self._convolve(values, cast(nn.Conv3d, layer))
             if self._has_norm:
                 self._normalize(values, n)
+        # Scores fit into the memory of the last layer
         if self._narrow:
             return self._classify(values)
         scores: torch.Tensor = self.classifier(values)
@@ -114,6 +115,7 @@ class MeshNet(nn.Module):
             missing = last + halo - planes
             after = [torch.zeros_like(before[:, :, :missing])] if missing > 0 else []
             block = torch.cat([before, inside, *after], dim=2)
+            # Kept apart, since the slab overwrites the planes that the next one still reads
             before = block[:, :, last - first : last - first + halo].clone()
             result = layer(block)
             del block, inside, after
@@ -128,6 +130,7 @@ class MeshNet(nn.Module):
     def _normalize(self, values: torch.Tensor, layer: int) -> None:
         """Apply norm and activation in place, channel by channel."""
         norm = cast(nn.InstanceNorm3d, self.norms[layer]) if len(self.norms) else None
+        # One channel at a time: a copy of all would take as much memory as the layer
         for n in range(values.shape[1]):
             channel = values[:, n : n + 1]
             if norm is None:
@@ -185,8 +188,8 @@ def convert_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
 
 def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """Return a key that sorts names by the numbers in them; the classifier comes last."""
-    parts = re.split(r"(\d+)", name)
-    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    pieces = re.split(r"(\d+)", name)
+    numbers = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
     return name == "classifier", numbers
 
 
@@ -207,14 +210,14 @@ def _cut(values: torch.Tensor, shapes: Mapping[str, torch.Size]) -> State:
         expected.setdefault(_LAST_BIAS, torch.Size((classes,)))
     if len(values) != sum(map(math.prod, expected.values())):
         return {ONE_ARRAY: values}
-    parts = torch.split(values, [math.prod(shape) for shape in expected.values()])
+    arrays = torch.split(values, [math.prod(shape) for shape in expected.values()])
     state = {}
-    for (name, shape), part in zip(expected.items(), parts, strict=True):
+    for (name, shape), array in zip(expected.items(), arrays, strict=True):
         if len(shape) == _KERNEL_DIMS:
-            stored = part.view(*shape[2:], shape[1], shape[0])
+            stored = array.view(*shape[2:], shape[1], shape[0])
             state[name] = stored.permute(4, 3, 0, 1, 2).contiguous()
         else:
-            state[name] = part.clone()
+            state[name] = array.clone()
     return _without_bias(state, shapes)
 
 

@@ -144,6 +144,7 @@ class _NestedTransformer(nn.Module):
     ) -> None:
         super().__init__()
         levels = len(embed_dim)
+        # Each level has half as many blocks along an edge
         if _IMAGE_VOXELS % (patch_size << (levels - 1)):
             raise ValueError(f"patches of {patch_size} voxels don't divide the blocks")
         edge = _IMAGE_VOXELS // patch_size >> (levels - 1)  # of a block, in tokens
@@ -200,11 +201,14 @@ class _Level(nn.Module):
         before, width = channels
         self.pos_embed = nn.Parameter(torch.zeros(1, self._count**3, self._edge**3, width))
         self.pool = nn.Identity() if before is None else _Pooling(before, width)
-        self.transformer_encoder = nn.Sequential(*(_Layer(width, heads) for _ in range(depth)))
+        self.transformer_encoder = nn.Sequential(
+            *(_TransformerLayer(width, heads) for _ in range(depth))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(x)
         n, channels, count, edge = x.shape[0], x.shape[1], self._count, self._edge
+        # Tokens are grouped by block: attention sees one block only
         tokens = x.view(n, channels, *(count, edge) * 3).permute(0, 2, 4, 6, 3, 5, 7, 1)
         tokens = tokens.reshape(n, count**3, edge**3, channels) + self.pos_embed
         encoded: torch.Tensor = self.transformer_encoder(tokens)
@@ -232,7 +236,7 @@ def _normalise(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-class _Layer(nn.Module):
+class _TransformerLayer(nn.Module):
     """Attention and perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -86,6 +86,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = layers.convolution(inputs, outputs, kernel, stride)
+        # Registered by name and in the sequence: state dicts hold both names
         modules = [self.conv]
         if layers.dropout:
             self.dropout = nn.Identity()
@@ -97,6 +98,7 @@ class Block(nn.Module):
         if activation is not None:
             self.nonlin = activation
             modules.append(activation)
+        # `nonlin_first` of dynamic_network_architectures
         if layers.activation_first and norm is not None and activation is not None:
             modules[-2:] = activation, norm
         self.all_modules = nn.Sequential(*modules)
@@ -115,6 +117,7 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         ones = (1,) * layers.dimensions
+        # The activation follows the sum with the shortcut
         linear = replace(layers, slope=None, dropout=False)
         self.conv1 = Block(layers, inputs, outputs, kernel, stride)
         self.conv2 = Block(linear, outputs, outputs, kernel, ones)
@@ -149,8 +152,8 @@ class BlockSequence(nn.Module):
         super().__init__()
         ones = (1,) * layers.dimensions
         first = self.block(layers, inputs, outputs, kernel, stride)
-        others = (self.block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1))
-        self.add_module(self.sequence, nn.Sequential(first, *others))
+        following = (self.block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1))
+        self.add_module(self.sequence, nn.Sequential(first, *following))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of `x`."""
@@ -197,12 +200,13 @@ class Decoder(nn.Module):
     Each stage has a layer that gives scores, for training; only the last one is used.
     """
 
-    def __init__(self, layers: Layers, encoder: Encoder, plan: Plan, classes: int) -> None:
+    def __init__(self, layers: Layers, encoder: Encoder, plan: UNetStages, classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         ones = (1,) * layers.dimensions
         transposed = _TRANSPOSED[layers.dimensions]
         stages, upsamplings, scores = [], [], []
+        # From the coarsest stage, as nnU-Net numbers the decoder's stages
         levels = list(zip(plan.features, plan.kernels, plan.strides, strict=True))[::-1]
         for (below, upper), count in zip(pairwise(levels), plan.decoder, strict=True):
             channels, kernel, _ = upper
@@ -224,7 +228,7 @@ class Decoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Plan:
+class UNetStages:
     """Stages of a U-Net, from the finest: channels, kernels, strides, and numbers of blocks.
 
     `decoder` has one number less, and begins at the coarsest stage.
@@ -257,7 +261,7 @@ class PlainConvUNet(nn.Module):
     in_channels, out_channels : int
         Input channels and classes.
     plan : mapping
-        Fields of `Plan`.
+        Fields of `UNetStages`.
     layers : mapping
         Fields of `Layers`, without `dimensions`.
     spatial_dims : 2 or 3
@@ -274,7 +278,7 @@ class PlainConvUNet(nn.Module):
         spatial_dims: Literal[2, 3] = 3,
     ) -> None:
         super().__init__()
-        stages, kinds = Plan(**plan), Layers(dimensions=spatial_dims, **layers)
+        stages, kinds = UNetStages(**plan), Layers(dimensions=spatial_dims, **layers)
         inputs = [in_channels, *stages.features]
         encoder = [
             nn.Sequential(Blocks(kinds, count, before, after, kernel, stride))
@@ -306,7 +310,7 @@ class ResidualEncoderUNet(nn.Module):
         stem: int | None = None,
     ) -> None:
         super().__init__()
-        stages, kinds = Plan(**plan), Layers(dimensions=spatial_dims, **layers)
+        stages, kinds = UNetStages(**plan), Layers(dimensions=spatial_dims, **layers)
         width, ones = stem or stages.features[0], (1,) * spatial_dims
         inputs = [width, *stages.features]
         encoder = [

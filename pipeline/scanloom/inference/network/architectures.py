@@ -51,6 +51,7 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
         detail = "the model's network is neither two- nor three-dimensional"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     args = {name: value for name, value in spec.args.items() if name not in allowed.removed}
+    # A card's number could ask for terabytes, or for hours of layers
     for name, value in args.items():
         _check_numbers(value, allowed.largest.get(name, _MAX_ARGUMENT))
     try:
@@ -62,7 +63,13 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
         if isinstance(exc, ImportError):
             raise
         if is_out_of_memory(exc):
-            _refuse_too_large(network_class, args, values)
+            # Memory ran out: on the meta device it is refused for its size, if that is the cause
+            with (
+                suppress(RuntimeError, NotImplementedError),
+                torch.device("meta"),
+                _limit_weights(values),
+            ):
+                network_class(**args)
             detail = "the model's network does not fit into memory"
             raise ScanError(Reason.OUT_OF_MEMORY, detail) from exc
         detail = f"{spec.name} rejects the card's arguments ({type(exc).__name__})"
@@ -123,12 +130,6 @@ def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:
     return getattr(importlib.import_module(allowed.module), spec.name), allowed
 
 
-def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:
-    """Refuse a network that is much larger than its weights; it is built on the meta device."""
-    with suppress(RuntimeError, NotImplementedError), torch.device("meta"), _limit_weights(values):
-        network_class(**args)
-
-
 def _check_numbers(value: Any, largest: int) -> None:
     """Refuse an argument (MODEL_NETWORK) with a number beyond `largest`, at any depth."""
     if isinstance(value, Mapping):
@@ -147,6 +148,7 @@ def _limit_weights(values: int | None) -> Iterator[None]:
 
     Weights are counted when a layer registers them, before they are initialised.
     """
+    # The hook is global to the process: other threads may build networks meanwhile
     thread, tensors, numbers = threading.get_ident(), 0, 0
 
     def count(_: nn.Module, __: str, weight: nn.Parameter) -> None:
@@ -213,13 +215,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         return _convolution(*args)
     if (func, ndim) in ((aten.conv_transpose3d.input, 5), (aten.conv_transpose2d.input, 4)):
         return _transposed_convolution(*args)
-    pooling = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
-    if (func, ndim) in pooling and not any(args[5:]):  # no ceil_mode
-        return _max_pooling(*args[:5])
-    pooling = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
-    if (func, ndim) in pooling and not any(args[5:]):
-        found = _max_pooling(*args[:5])
-        return found and found[0]
+    indexed = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
+    plain = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
+    if (func, ndim) in (*indexed, *plain) and not any(args[5:]):  # no ceil_mode
+        pooled = _max_pooling(*args[:5])
+        return pooled[0] if pooled and (func, ndim) in plain else pooled
     if func is aten.pad.default and len(args) > 2 and args[2] in ("constant", "replicate"):
         return _padding(*args[:2])
     if func is aten.cat.default:
@@ -228,9 +228,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
         shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
         return torch.empty(shape, dtype=tensors[0].dtype, device=tensors[0].device)
     shapes = {value.shape for value in args if isinstance(value, torch.Tensor)}
-    norm = func in (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
+    norms = (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
     pointwise = torch.Tag.pointwise in func.tags and len(shapes) == 1
-    if not (norm or pointwise) or not isinstance(args[0], torch.Tensor):
+    drawn = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+    keeps_shape = pointwise or drawn or func in norms or func is aten.prelu.default
+    if not keeps_shape or not isinstance(args[0], torch.Tensor):
         return None
     if func._schema.is_mutable:
         return args[0]
@@ -253,6 +255,7 @@ def _convolution(
     options = (_per_axis(numbers, count) for numbers in (stride, padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    # None leaves the call to torch, which raises its own error
     if image.shape[1] != weight.shape[1] * groups:
         return None
     return _empty(image, weight, bias, [weight.shape[0], *space])

@@ -135,6 +135,7 @@ def _find_output_layer(network: nn.Module, window: torch.Tensor) -> str | None:
     result = network(window)
     for hook in hooks:
         hook.remove()
+    # The very same tensor: an activation after the layer would make another
     return next((name for name, out in outputs.items() if out is result), None)
 
 
@@ -190,9 +191,11 @@ def find_exact_layers(network: nn.Module, shape: tuple[int, ...]) -> ExactLayers
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return ExactLayers()  # the whole network runs in bfloat16
     names = [call.name for call in calls]
+    # After the last layer that mixes voxels, rounding is not averaged out any more
     mixing = [n for n, name in enumerate(names) if _mixes_voxels(layers[name])]
     start = mixing[-1] if mixing else 0
     first = frozenset(call.name for call in calls if call.takes_image)
+    # A layer that is called several times counts as narrow if all its calls are
     narrow = frozenset(call.name for call in calls if call.narrow) - first
     wide = frozenset(call.name for call in calls if not call.narrow)
     last = frozenset(names[start:]) - frozenset(names[:start])
@@ -296,6 +299,7 @@ def _split_operands(layer: nn.Conv2d | nn.Conv3d) -> None:
     The product of both errors is left out.
     """
     weight = layer.weight.data
+    # (a + da)(w + dw) = aw + da w + a dw, and da dw is below bfloat16's digits
     upper, lower = _split(weight)
     layer.weight.data = torch.cat([upper, upper, lower], dim=1).to(weight.dtype)
     layer.in_channels *= 3

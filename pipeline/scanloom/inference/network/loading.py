@@ -11,11 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,7 +22,12 @@ from torch.nn import functional
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import all_finite, cudnn_version, deterministic, is_out_of_memory
-from scanloom.inference.engines.cache import device_model, export_key, exports_folder
+from scanloom.inference.engines.cache import (
+    device_model,
+    export_key,
+    exports_folder,
+    save_measurement,
+)
 from scanloom.inference.nets.meshnet import MeshNet
 from scanloom.inference.network.architectures import (
     build_network,
@@ -37,7 +40,6 @@ from scanloom.inference.network.layers import (
     detach_final_layer,
     input_size,
 )
-from scanloom.own_python import make_private_folder
 
 SHARE_OF_NETWORKS = 8
 """Networks of several folds that need more than this fraction (1/8) of a device's memory are moved
@@ -200,6 +202,7 @@ class TakingTurns:
 
         def run(windows: torch.Tensor) -> torch.Tensor:
             if self._present is not network:
+                # The other network leaves first: both do not fit
                 if self._present is not None:
                     self._present.to("cpu")
                 network.to(self._device)
@@ -286,6 +289,7 @@ def _content(weights: Weights) -> bytes:
     except OSError as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    # Hashed as read, so that no other process can change the file in between
     digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
     if digest != expected:
         detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
@@ -334,15 +338,17 @@ def wrong_half(card: ModelCard, loaded: LoadedNetwork, device: torch.device) -> 
         "device": device_model(device),
     }
     path = exports_folder() / "half" / f"{export_key(subject)}.json"
-    error = _known(path)
-    if error is None:
+    error = math.nan
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        error = float(json.loads(path.read_text(encoding="utf-8"))["error"])
+    if not math.isfinite(error):
         try:
             error = half_error(card, loaded, device, size)
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
             return ""  # as every scan will be told
-        _keep(path, error)
+        save_measurement(path, {"error": error})
     if error <= LARGEST_ERROR:
         return ""
     return f"{str(loaded.dtype).removeprefix('torch.')} was wrong by {error:.1g} in a window here"
@@ -355,6 +361,7 @@ def half_error(
 
     Of scores that overflow, the error is 0: each scan on which they do is repeated in float32.
     """
+    # Smooth structures with noise, as in a normalised scan
     source = torch.Generator().manual_seed(0)
     coarse = torch.randn((1, card.n_inputs, *(-(-n // 8) for n in size)), generator=source)
     window = functional.interpolate(coarse, size, mode="trilinear")
@@ -362,25 +369,8 @@ def half_error(
     exact = load_network(card, torch.float32).network.to(device)
     with deterministic(), torch.inference_mode():
         expected = exact(window.to(device)).to(torch.float32)
-        found = loaded.network.to(device)(window.to(device, loaded.takes)).to(torch.float32)
-        if not bool(torch.isfinite(found).all()):
+        scores = loaded.network.to(device)(window.to(device, loaded.takes)).to(torch.float32)
+        if not bool(torch.isfinite(scores).all()):
             return 0.0
         deviation = float(expected.std())
-        return float((found - expected).square().mean().sqrt()) / max(deviation, 1e-12)
-
-
-def _known(path: Path) -> float | None:
-    """Return an error that was measured before."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        error = float(json.loads(path.read_text(encoding="utf-8"))["error"])
-        return error if math.isfinite(error) else None
-    return None
-
-
-def _keep(path: Path, error: float) -> None:
-    """Keep an error; without a writable cache folder it is measured again."""
-    with suppress(OSError):
-        make_private_folder(path.parent)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-            json.dump({"error": error}, draft)
-        Path(draft.name).replace(path)
+        return float((scores - expected).square().mean().sqrt()) / max(deviation, 1e-12)

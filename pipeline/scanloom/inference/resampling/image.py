@@ -13,18 +13,22 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from scanloom.cards.card import Crop, ModelCard, Normalize, Stage
+from scanloom.cards.card import Crop, ModelCard, Normalize
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.inference.device import all_finite
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.resampling.resample import ResampleOptions, decisive_values, to_network
+from scanloom.inference.resampling.resample import (
+    SAME_POSITION,
+    ResampleOptions,
+    decisive_values,
+    orient,
+    to_network,
+)
 from scanloom.inference.sliding_window import ScorePlanes
 
 BoxSlices = tuple[slice, slice, slice]
 
-SAME_POSITION = 1e-6
-"""Largest rounding error of a coordinate, in voxels."""
 _EMPTY_PLANES = 16
 """Planes of a cropped grid that are yielded at once."""
 
@@ -43,12 +47,13 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None
     if crop is None or crop.grid != "source":
         return None
     mask = foreground([volume.array for volume in volumes], crop.foreground)
-    axes = [np.asarray(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    axes = [np.asarray(mask.any(axis=across)) for across in ((1, 2), (0, 2), (0, 1))]
     return bounding_box(axes, crop)
 
 
 def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> BoxSlices | None:
     """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
+    # MONAI crops to the union of the channels' foregrounds
     mask = torch.zeros_like(channels[0], dtype=torch.bool)
     largest = max(float(channel.max()) for channel in channels)
     for channel in channels:
@@ -66,6 +71,7 @@ def largest_box(plan: NetworkPlan, crop: Crop | None) -> Shape:
         return plan.network.shape
     size = list(plan.network.shape)
     for axis in range(3):
+        # Empty margins of the network grid have no foreground
         at, last = plan.to_source(axis), plan.source.shape[axis] - 1
         inside = (at >= -SAME_POSITION) & (at <= last + SAME_POSITION)
         x = plan.network_axis(axis)
@@ -95,16 +101,16 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | 
         IMPLAUSIBLE if no voxel is positive, and the model sees positive ones only (MONAI).
     """
     ends = []
-    for found in along:
-        index = np.flatnonzero(found)
+    for occupied in along:
+        index = np.flatnonzero(occupied)
         if len(index) == 0 and crop.foreground == "positive":
             detail = "no voxel is as bright as the foreground to which the model crops a scan"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
         if len(index) == 0:
             return None
         low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin
-        ends.append((max(low, 0), min(high, len(found))))
-    if all(end == (0, len(found)) for end, found in zip(ends, along, strict=True)):
+        ends.append((max(low, 0), min(high, len(occupied))))
+    if all(end == (0, len(occupied)) for end, occupied in zip(ends, along, strict=True)):
         return None
     x, y, z = (slice(*end) for end in ends)
     return x, y, z
@@ -112,6 +118,7 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | 
 
 def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return a mask with its holes: background that faces don't connect to the border."""
+    # Background regions that touch no border are holes, as of SciPy's binary_fill_holes
     regions, _ = ndimage.label(~mask)
     is_open = np.zeros(int(regions.max()) + 1, np.bool_)
     for axis in range(3):
@@ -126,8 +133,8 @@ def crop_volume(volume: Volume, box: BoxSlices | None) -> Volume:
     if box is None:
         return volume
     shift = np.eye(4)
-    shift[:3, 3] = [part.start for part in box]
-    i, j, k = (part.stop - part.start for part in box)
+    shift[:3, 3] = [extent.start for extent in box]
+    i, j, k = (extent.stop - extent.start for extent in box)
     grid = Grid((i, j, k), volume.grid.affine @ shift)
     return replace(volume, array=volume.array[box], grid=grid)
 
@@ -161,9 +168,9 @@ def uncrop(
     sizes = [shape[x] for x in inner]
     inside = (box[inner[0]], box[inner[1]])
 
-    def pad(part: torch.Tensor) -> torch.Tensor:
-        whole = part.new_zeros((*part.shape[:2], *sizes))
-        whole[:, :, *inside] = part
+    def pad(block_planes: torch.Tensor) -> torch.Tensor:
+        whole = block_planes.new_zeros((*block_planes.shape[:2], *sizes))
+        whole[:, :, *inside] = block_planes
         return whole
 
     empty = torch.zeros(0)
@@ -176,9 +183,9 @@ def uncrop(
         if known is None:
             known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
         for start in range(0, len(block.scores), _EMPTY_PLANES):
-            part = slice(start, start + _EMPTY_PLANES)
-            members = tuple(pad(each[part]) for each in block.members)
-            yield ScorePlanes(first + start, pad(block.scores[part]), members, pad(known[part]))
+            chunk = slice(start, start + _EMPTY_PLANES)
+            members = tuple(pad(each[chunk]) for each in block.members)
+            yield ScorePlanes(first + start, pad(block.scores[chunk]), members, pad(known[chunk]))
     yield from _empty_planes(empty, box[axis].stop, shape[axis])
 
 
@@ -270,6 +277,7 @@ def network_image(
     channels = shared.channels(card, str(device), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
     crop, box = card.grid.crop, None
+    # The card says how many steps come before its crop, whose foreground they change
     before = len(card.after)
     if crop is not None and crop.grid == "network":
         before = before if crop.steps is None else crop.steps
@@ -285,24 +293,15 @@ def network_image(
         raise ScanError(Reason.NOT_FINITE, detail)
     image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
     if scan.stage_labels is not None and card.stage is not None:
-        previous = _stage_channels(scan, scan.stage_labels, plan, card.stage, device)
+        inside = fill_holes(foreground([volume.array for volume in scan.volumes], "nonzero"))
+        used = sorted(
+            s.number
+            for s in card.stage.card.structures
+            if not card.stage.labels or s.label in card.stage.labels
+        )
+        previous = stage_channels(scan.stage_labels, inside, plan, tuple(used), device)
         image = torch.cat((image, previous if box is None else previous[:, *box]))
     return NetworkImage(image, seen, box)
-
-
-def _stage_channels(
-    scan: ModelInput,
-    labels: NDArray[Any],
-    plan: NetworkPlan,
-    stage: Stage,
-    device: torch.device,
-) -> torch.Tensor:
-    """Return the used structures of a previous stage on the network grid."""
-    inside = fill_holes(foreground([volume.array for volume in scan.volumes], "nonzero"))
-    numbers = sorted(
-        s.number for s in stage.card.structures if not stage.labels or s.label in stage.labels
-    )
-    return stage_channels(labels, inside, plan, tuple(numbers), device)
 
 
 def _resampled(
@@ -369,6 +368,7 @@ class SharedScan:
         `make` resamples them; it is called if no earlier model left them.
         """
         key = (sharing_key(card), device)
+        # The last user takes the channels over: intensity steps may work in place
         if not self.is_shared(card, device):
             return self._kept.pop(key, None) or make()
         if key not in self._kept:
@@ -434,9 +434,7 @@ def stage_channels(
         1 in the structure, else 0.
     """
     marked = np.where((labels == 0) & ~foreground, OUTSIDE, labels).astype(np.int32)
-    flips = tuple(slice(None, None, -1 if flipped else None) for flipped in plan.flipped)
-    oriented = marked.transpose(plan.follows)[flips]
-    resampled = resample_labels(oriented, plan.network.shape, plan.nearest[0])
+    resampled = resample_labels(orient(marked, plan), plan.network.shape, plan.nearest[0])
     channels = torch.empty((len(numbers), *resampled.shape), device=device)
     values = torch.from_numpy(resampled).to(device)
     for channel, number in zip(channels, numbers, strict=True):
@@ -493,6 +491,7 @@ def _taps(count: int, size: int, coarse: bool) -> _Taps:
 
 def _decide(labels: IntArray, taps: list[_Taps]) -> IntArray:
     """Return the labels of a block of voxels."""
+    # Nearly all voxels have eight equal neighbours, whose label needs no arithmetic
     out = labels[np.ix_(*(tap.nearest for tap in taps))]
     corners = list(itertools.product((0, 1), repeat=3))
     mixed = np.zeros(out.shape, np.bool_)
@@ -518,6 +517,7 @@ def _largest(candidates: IntArray, weight: Float64, nearest: IntArray) -> IntArr
 
     `candidates` and `weight` (8, N) are labels and weights of a voxel's neighbours.
     """
+    # Ties are exact equality of float64 sums, added in the order of SciPy
     best = np.full(len(nearest), -1.0)
     label = np.zeros(len(nearest), np.int32)
     decides = np.zeros(len(nearest), np.bool_)  # whether the nearest label has the largest sum

@@ -36,7 +36,7 @@ from scanloom.inference.resampling.sampling import (
     selection_matrix,
 )
 
-_SAME_POSITION = 1e-6
+SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
 SLAB_BYTES = 64 * 1024**2
 """Approximate size of the values of a slab, on any device."""
@@ -45,8 +45,6 @@ Decisive = float | Literal["integers"]
 """A value, or values, at which the last bit decides."""
 NEAR = 1e-3
 """Largest distance from a decisive value of voxels that are computed again."""
-_SAME_INDEX = 1e-6
-"""Largest rounding error of a coordinate, in voxels."""
 _VOXELS_AT_ONCE = 500_000
 """Voxels of a slab: some 100 MB while they are computed."""
 Float64 = NDArray[np.float64]
@@ -140,13 +138,13 @@ class StoredPlanes:
 
     def bounds(self, axis: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return minimum and maximum, of each plane across `axis` of `take` if it is given."""
-        others = tuple(n for n in range(3) if n != axis)
+        across = tuple(n for n in range(3) if n != axis)
         if self._host is not None:
-            ends = np.stack([f(self._host, axis=others) for f in (np.min, np.max)])
+            ends = np.stack([f(self._host, axis=across) for f in (np.min, np.max)])
             low, high = torch.from_numpy(ends.astype(np.float32))
             return low, high
         values = self._on_device.to(torch.float32)
-        return values.amin(dim=others), values.amax(dim=others)
+        return values.amin(dim=across), values.amax(dim=across)
 
     def on_host(self) -> NDArray[np.float32]:
         """Return the whole scan (I, J, K) on the host, after the steps."""
@@ -206,6 +204,7 @@ def to_network(
         The resampled scan.
     """
     lead = plan.lead
+    # Steps are applied before resampling if the card says so: they measure stored voxels
     planes = StoredPlanes(array, lead, device, steps, options.foreground)
     if plan.mode == "nearest" and plan.alignment == "first" and plan.resampled:
         scan = planes.on_host() if steps else array
@@ -231,6 +230,7 @@ def _linear(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: in
     size = shape[lead]
     for start in range(0, len(positions), slab):
         at = positions[start : start + slab]
+        # Twice: on the axis, to know which planes to take, then within these planes
         neighbours = LinearWeights(at, size, device)
         first, last = int(neighbours.below.min()), int(neighbours.above.max())
         values = LinearWeights(np.clip(at, 0, size - 1) - first, last - first + 1, device).along(
@@ -274,7 +274,7 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
         if any(plan.lean):
             inner = [matrix(axis, plan.to_source(axis, float(at[0]))) for axis in (b, c)]
         weights = matrix(lead, at)
-        taken = planes.take(weights.first, weights.last).to(weights.dtype)
+        taken = planes.take(weights.first, weights.last).to(torch.float64)
         values = weights.along_rows(taken.flatten(1)).view(-1, *taken.shape[1:])
         for weights in inner:
             values = weights.along_rows(values[:, weights.first :]).transpose(1, 2)
@@ -289,7 +289,7 @@ def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:
     """
     for axis in range(3):
         at, last = plan.to_source(axis), plan.source.shape[axis] - 1
-        outside = (at < -_SAME_POSITION) | (at > last - _SAME_POSITION)
+        outside = (at < -SAME_POSITION) | (at > last - SAME_POSITION)
         empty = torch.from_numpy(outside).to(values.device)
         values.movedim(plan.network_axis(axis), 0)[empty] = 0.0
 
@@ -317,6 +317,7 @@ def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape)
     (X', Y', Z') tensor
         Same type as `values`. Indices beyond the ends are clipped to them.
     """
+    # In float64 throughout: float32 chooses other neighbours at exact ratios
     theta = sampling_theta(values.shape, step, shape).to(values.device)
     ends = [sampling_base(n, values.device) for n in shape]
     out = torch.empty(shape, dtype=values.dtype, device=values.device)
@@ -347,6 +348,7 @@ def decisive_values(card: ModelCard) -> Decisive | None:
 
 def _becomes_zero(steps: Sequence[IntensityStep]) -> float | None:
     """Return the intensity that steps map to 0; None if rounding in the steps decides that."""
+    # Without steps the stored value 0 itself decides
     if not steps:
         return 0.0
     first = steps[0]
@@ -371,9 +373,8 @@ def correct(
     decisive : float or "integers"
         Values at which the last bit decides.
     """
-    if not plan.resampled:
-        return
     reached = None
+    # Between voxels that are all 0 the result is exactly 0 already: most of the air is left out
     if decisive == 0.0 and not any(plan.lean):
         reached = torch.from_numpy(_reached(scan != 0, plan))
     oriented = orient(scan, plan)
@@ -451,8 +452,8 @@ def _reached(mask: NDArray[np.bool_], plan: NetworkPlan) -> NDArray[np.bool_]:
     for axis in range(3):
         last = mask.shape[axis] - 1
         at = np.clip(plan.to_source(axis), 0, last)
-        low = np.floor(at - _SAME_INDEX).astype(np.int64)
-        high = np.ceil(at + _SAME_INDEX).astype(np.int64)
+        low = np.floor(at - SAME_POSITION).astype(np.int64)
+        high = np.ceil(at + SAME_POSITION).astype(np.int64)
         steps = (np.clip(index, 0, last) for index in (low, low + 1, high))
         first, second, third = (mask.take(index, axis) for index in steps)
         mask = first | second | third

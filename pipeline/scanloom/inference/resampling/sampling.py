@@ -89,6 +89,7 @@ def area_matrix(index: NDArray[np.int64], count: int, size: int) -> NDArray[np.f
     size : int
         Number of samples on the axis.
     """
+    # Whole samples, in integers: as PyTorch's adaptive pooling rounds
     first = index * size // count
     last = -(-(index + 1) * size // count)  # rounded up
     samples = np.arange(size)
@@ -98,6 +99,7 @@ def area_matrix(index: NDArray[np.int64], count: int, size: int) -> NDArray[np.f
 
 def cubic_matrix(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """Return the weights (N, size) of an axis' samples at the coordinates `at` (N,)."""
+    # The identity is filtered, so that columns are the responses of single samples
     samples = np.pad(np.eye(size), ((_EDGE_VOXELS, _EDGE_VOXELS), (0, 0)), mode="edge")
     coefficients = ndimage.spline_filter1d(samples, order=3, axis=0, mode="nearest")
     last = len(coefficients) - 1
@@ -105,6 +107,7 @@ def cubic_matrix(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     below = np.floor(inside).astype(np.int64)
     t = (inside - below)[:, None]
     u = 1.0 - t
+    # The cubic B-spline at distances 1 + t, t, u and 1 + u (u = 1 - t)
     weights = (u**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * u**2 + 3 * u**3) / 6, t**3 / 6)
     matrix = np.zeros((len(at), size))
     for step, weight in enumerate(weights):
@@ -126,7 +129,7 @@ class BandedMatrix:
     matrix : (N, M) float64 array
         The matrix.
     device : torch.device
-        Device of the values. float64 is used except on MPS, which has float32 only.
+        Device of the values, which are multiplied in float64.
 
     Attributes
     ----------
@@ -137,16 +140,15 @@ class BandedMatrix:
     def __init__(self, matrix: NDArray[np.float64], device: torch.device) -> None:
         columns = np.flatnonzero(matrix.any(axis=0))
         self.first, self.last = int(columns[0]), int(columns[-1])
-        self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self._blocks = []
         for start in range(0, len(matrix), _ROWS):
             rows = matrix[start : start + _ROWS, self.first :]
             used = np.flatnonzero(rows.any(axis=0))
             low, high = int(used[0]), int(used[-1]) + 1
             block = torch.from_numpy(np.ascontiguousarray(rows[:, low:high]))
-            self._blocks.append((low, high, block.to(device, self.dtype)))
+            self._blocks.append((low, high, block.to(device)))
 
     def along_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return the product with the second last axis of `values`, from column `first` on."""
-        parts = [block @ values[..., low:high, :] for low, high, block in self._blocks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        products = [block @ values[..., low:high, :] for low, high, block in self._blocks]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-2)

@@ -95,6 +95,7 @@ def cache_folder() -> Path:
     """
     folder = user_cache_folder() / "numba"
     make_private_folder(folder)
+    # Compiled code is run as it is: who can write it runs code as this user
     if not is_closed(folder):
         folder = _temporary_folder()
     with tempfile.TemporaryFile(dir=folder):
@@ -117,6 +118,7 @@ def _kernels() -> ModuleType:
     folder = cache_folder() / _digest()
     from numba import config
 
+    # Other users of Numba in this process keep their own folder
     before = config.CACHE_DIR
     config.CACHE_DIR = str(folder)  # read where functions are defined, and there only
     try:
@@ -172,6 +174,7 @@ def label(
         return
     kernels = _kernels()
     out, at = _rising(out, at)
+    # Kernels step through columns one by one; other axes may have any stride
     if scores.stride(-1) != 1 and scores.shape[-1] > 1:
         scores = scores.contiguous()
     flat, steps = _flat_scores(scores)

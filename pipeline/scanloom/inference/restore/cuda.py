@@ -75,6 +75,7 @@ def taps(at: Coordinates, sizes: Sequence[int], device: torch.device) -> SourceT
     device : torch.device
         Device of the scores.
     """
+    # Six small arrays in one: each transfer would wait for the device
     inside = [np.atleast_2d(np.clip(a, 0.0, n - 1.0)) for a, n in zip(at, sizes, strict=True)]
     below = [np.floor(a) for a in inside]
     indices = [b.astype(np.int32) for b in below]
@@ -104,6 +105,7 @@ def _tested(device: torch.device) -> KernelChoice:
 
     Triton requires a compiler and a cache folder.
     """
+    # torch's packages for CPUs come without it
     if importlib.util.find_spec("triton") is None:
         return KernelChoice(False, "Triton is not installed")
     try:
@@ -173,6 +175,7 @@ def _in_memory_direction(
     """Return labels and coordinates, flipped along the axes with negative strides of labels."""
     views, axes = list(out), list(at)
     for n in range(3):
+        # torch has no negative strides
         if views and views[0].strides[n] < 0:
             views = [np.flip(labels, n) for labels in views]
             axes[n] = axes[n][..., ::-1]
@@ -219,6 +222,7 @@ def _check(
     out: Sequence[torch.Tensor],
 ) -> None:
     """Refuse arguments with which the kernels would access memory out of bounds."""
+    # Kernels do not check bounds
     if scores.shape[1] > MAX_CLASSES:
         raise ValueError(f"at most {MAX_CLASSES} classes, got {scores.shape[1]}")
     maps = map_count(decision, scores.shape[1])
@@ -244,6 +248,7 @@ class _Blocks:
     @staticmethod
     def of(scores: torch.Tensor) -> _Blocks:
         planes, classes, rows, columns = scores.shape
+        # Few classes, many blocks in a program, and the reverse: its registers hold both
         lanes = 1 << (classes - 1).bit_length()  # Triton requires powers of two
         at_once = max(1, _BLOCK_VALUES // lanes)
         p, b, d = (-(-size // BLOCK) for size in (planes, rows, columns))
@@ -289,6 +294,7 @@ def _launch(
         BLOCKS=blocks.at_once,
         **constants,
     )
+    # Regions may share a map and overwrite one another, so each is marked in a map of its own
     region = None
     if isinstance(decision, Paint):
         region = torch.empty_like(out[0], dtype=torch.uint8 if classes < 256 else torch.int32)

@@ -28,6 +28,7 @@ def map_count(decision: Decision, classes: int) -> int:
 
 def lowest_score(decision: Threshold | Paint) -> float:
     """Return the smallest float32 score with which a voxel belongs to a structure."""
+    # A strict comparison is one with the next larger number: kernels know `>=` only
     if isinstance(decision, Paint) and not decision.inclusive:
         return float(np.nextafter(np.float32(decision.value), np.float32(np.inf)))
     return decision.value
@@ -57,6 +58,7 @@ def decide_on_grid(scores: torch.Tensor, decision: Decision) -> torch.Tensor:
 
 def only_numbers(labels: NDArray[Any], numbers: set[int]) -> NDArray[Any]:
     """Return the label map without the channels that have no structure in the card."""
+    # Numbers are consecutive in nearly all cards: then no voxel is looked up
     highest = max(numbers)
     table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
     table[list(numbers)] = list(numbers)

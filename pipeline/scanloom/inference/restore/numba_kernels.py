@@ -109,8 +109,8 @@ def rounded(_context: Any, value: Any, half: Any) -> Any:
 
 
 @_generated
-def _copy(_context: Any, scores: Any, at: Any, out: Any, place: Any) -> Any:
-    """Copy a score as stored at index `at` to `place` in `out`, a float32 array.
+def _copy(_context: Any, scores: Any, at: Any, out: Any, target_index: Any) -> Any:
+    """Copy a score as stored at index `at` to `target_index` in `out`, a float32 array.
 
     Both are contiguous. An index counts elements in memory and is not negative.
     """
@@ -118,10 +118,10 @@ def _copy(_context: Any, scores: Any, at: Any, out: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
         source = context.make_array(kinds[0])(context, builder, arguments[0]).data
-        target = context.make_array(kinds[2])(context, builder, arguments[2]).data
+        address = context.make_array(kinds[2])(context, builder, arguments[2]).data
         value = builder.load(builder.gep(source, [arguments[1]]))
         value = as_float32(builder, scores.dtype, value)
-        builder.store(value, builder.gep(target, [arguments[3]]))
+        builder.store(value, builder.gep(address, [arguments[3]]))
         return context.get_dummy_value()
 
     return types.void(scores, types.intp, out, types.intp), generate
@@ -144,17 +144,18 @@ def gather(
     lanes = out.shape[2]
     whole = size[2] == EDGE
     for k in range(lanes):
-        start, place = base + classes[min(k, classes.shape[0] - 1)] * steps[1], k
+        # Padding repeats the last class, which can't become the first with the largest score
+        start, target = base + classes[min(k, classes.shape[0] - 1)] * steps[1], k
         for p in range(EDGE):
             for b in range(EDGE):
                 row = start + min(p, size[0] - 1) * steps[0] + min(b, size[1] - 1) * steps[2]
                 for d in range(EDGE):
                     at = row + (d if whole else min(d, size[2] - 1))
-                    _copy(scores, at, out, place + d * lanes)
-                place += EDGE * lanes
+                    _copy(scores, at, out, target + d * lanes)
+                target += EDGE * lanes
 
 
-def _place(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
+def _lane_pointer(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
     """Generate code for a pointer to `LANES` elements of an array from index `first` on."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [first]), _LANE_KINDS[0].as_pointer())
@@ -174,7 +175,7 @@ def _between(context: Any, builder: Any, kind: Any, arguments: Any) -> Any:
     `arguments` begin with the array, both indices, and the weight of the second.
     """
     a, b = (
-        builder.load(_place(context, builder, kind, arguments[0], n), align=4)
+        builder.load(_lane_pointer(context, builder, kind, arguments[0], n), align=4)
         for n in arguments[1:3]
     )
     kind = _LANE_KINDS[0]
@@ -195,16 +196,16 @@ def _rounded_between(context: Any, builder: Any, kinds: Any, arguments: Any) -> 
 
 @_generated
 def _interpolate_lanes(
-    _context: Any, scores: Any, a: Any, b: Any, t: Any, out: Any, place: Any
+    _context: Any, scores: Any, a: Any, b: Any, t: Any, out: Any, first: Any
 ) -> Any:
-    """Interpolate `LANES` scores at indices `a` and `b`; write them to `out` from `place` on.
+    """Interpolate `LANES` scores at indices `a` and `b`; write them to `out` from `first` on.
 
     Both arrays are contiguous float32. An index counts elements in memory and is not negative.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = _between(context, builder, signature.args[0], arguments)
-        target = _place(context, builder, signature.args[4], *arguments[4:6])
+        target = _lane_pointer(context, builder, signature.args[4], *arguments[4:6])
         builder.store(value, target, align=4)
         return context.get_dummy_value()
 
@@ -268,7 +269,7 @@ def label_block(
     rows: tuple[Indices, Floats],
     columns: tuple[Indices, Floats],
     out: NDArray[Any],
-    place: tuple[Int, int, int],
+    layout: tuple[Int, int, int],
     work: Floats,
     half: bool | None,
 ) -> None:
@@ -276,11 +277,12 @@ def label_block(
 
     `plane` has shape (corners, classes), interpolated between two planes; `classes` are the
     numbers of its first classes, the others repeat the last; `rows` and `columns` are (index in
-    the block, weight) of the block's source rows and columns; `place` is (first label, step of
+    the block, weight) of the block's source rows and columns; `layout` is (first label, step of
     rows, step of columns) in `out`; `work` is an array of at least EDGE x columns x classes.
     """
     lanes, n_columns = plane.shape[1], columns[0].shape[0]
     line = n_columns * lanes
+    # Columns first, once for all source rows between the same two network rows
     for b in range(rows[0][0], rows[0][-1] + 2):
         for j in range(n_columns):
             corner, start = (b * EDGE + columns[0][j]) * lanes, b * line + j * lanes
@@ -290,6 +292,7 @@ def label_block(
     for i in range(rows[0].shape[0]):
         u, first = rows[1][i], rows[0][i] * line
         for j in range(n_columns):
+            # Two passes without a branch on scores: first the largest, then the class that has it
             best = np.float32(-np.inf)
             for k in range(first, first + lanes, LANES):
                 best = max(best, _largest(work, k, k + line, u, half))
@@ -300,7 +303,7 @@ def label_block(
                     label = k + n
                     break
                 k += LANES
-            out[place[0] + i * place[1] + j * place[2]] = classes[label]
+            out[layout[0] + i * layout[1] + j * layout[2]] = classes[label]
             first += lanes
 
 
@@ -321,6 +324,7 @@ def _bounds(
     `low` and `high` have one element per block; `work` is a (2, columns) work array.
     """
     columns = work.shape[1]
+    # Column by column, so that processors compare many columns at once; then block by block
     work[0, :] = np.inf
     work[1, :] = -np.inf
     for p in range(planes):
@@ -332,6 +336,7 @@ def _bounds(
                 work[0, d] = v if v < work[0, d] else work[0, d]
                 work[1, d] = v if v > work[1, d] else work[1, d]
     for n in range(low.shape[0]):
+        # With the first column of the next block, which the last source voxels here read too
         first, last = n * BLOCK, min(n * BLOCK + BLOCK, columns - 1)
         low[n], high[n] = work[0, first], work[1, first]
         for d in range(first + 1, last + 1):
@@ -347,6 +352,7 @@ def _find_remaining(low: Floats, high: Floats, n: int, remaining: Indices) -> in
         largest_minimum = max(largest_minimum, low[c, n])
     count = 0
     for c in range(low.shape[0]):
+        # Not `>=`: of a class with NaN only nothing is known, so it stays
         if not high[c, n] < largest_minimum:
             remaining[count] = c
             count += 1

@@ -91,12 +91,14 @@ def choose_backend(
 
     `rounded` rounds scores to half precision before they are compared.
     """
+    # Scores stay on their device: kernels for a CPU would need a copy of them
     if device.type != "cpu":
         on_device = cuda.available(device, classes)
         if on_device.usable:
             return RestoreBackend(cuda.label, on_device.why)
         return RestoreBackend(restore_torch, f"plain torch: {on_device.why}")
     wide = label_type(decision, classes) is np.uint16
+    # A kernel is tested in the type that it will get: rounded scores are half precision
     overlapping = not isinstance(decision, Argmax)
     kernels = cpu.available(overlapping, torch.float16 if rounded else dtype, wide, rounded)
     if kernels.usable:
@@ -119,6 +121,7 @@ def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> 
     if plan.mode == "area":  # such models restore scores too, but not by interpolation
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
+        # nnU-Net resamples scores in half precision, and compares them rounded
         rounded = card.window.sums == "float16"
         return ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused, rounded=rounded)
     return LabelRestorer(plan, card.decision, card.n_outputs)
@@ -241,19 +244,20 @@ class MeanRestorer(ScoreRestorer):
     def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
         """Label the voxels of source slices from the planes around them."""
         members = scores.shape[1] // self._classes
-        for part, weights in slabs_of_slices(scores, at, 4 * self._classes):
+        for slab, weights in slabs_of_slices(scores, at, 4 * self._classes):
             total: torch.Tensor | None = None
             for first in range(0, scores.shape[1], self._classes):
                 channels = range(first, first + self._classes)
+                # One member at a time: scores of all members on the source grid are too large
                 logits = torch.stack([interpolate(scores[:, c], weights) for c in channels], dim=1)
                 if self._rounded:
                     logits = logits.to(torch.float16).to(torch.float32)
                 probabilities = activate(logits, self._activation)
                 total = probabilities if total is None else total.add_(probabilities)
             if total is not None:
-                found = decide_on_grid(total.div_(members), self._decision)
-                for labels, decided in zip(out, found, strict=True):
-                    labels[part] = decided.cpu().numpy()
+                labelled = decide_on_grid(total.div_(members), self._decision)
+                for labels, decided in zip(out, labelled, strict=True):
+                    labels[slab] = decided.cpu().numpy()
 
 
 def activate(logits: torch.Tensor, activation: Literal["softmax", "sigmoid"]) -> torch.Tensor:
@@ -267,6 +271,7 @@ def clear_uncovered(labels: Sequence[Labels], plan: NetworkPlan) -> None:
         return
     for axis in range(3):
         at, size = plan.to_network(axis), plan.network.shape[plan.network_axis(axis)]
+        # Half a voxel beyond the outermost centres still belongs to the outermost voxels
         outside = (at < -0.5) | (at > size - 0.5)
         for label_map in labels:
             np.moveaxis(label_map, axis, 0)[outside] = 0
@@ -281,10 +286,10 @@ def restore_torch(
     rounded: bool = False,
 ) -> None:
     """Label source voxels in plain torch, on any device; arguments as of `cpu.label`."""
-    for part, weights in slabs_of_slices(scores, at):
-        found = decide_torch(scores, weights, decision, rounded=rounded)
-        for labels, decided in zip(out, found, strict=True):
-            labels[part] = decided.cpu().numpy()
+    for slab, weights in slabs_of_slices(scores, at):
+        labelled = decide_torch(scores, weights, decision, rounded=rounded)
+        for labels, decided in zip(out, labelled, strict=True):
+            labels[slab] = decided.cpu().numpy()
 
 
 def decide_torch(
@@ -373,6 +378,7 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
     """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
     known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
     values = torch.from_numpy(known).to(device)
+    # The order of operations is MONAI's: at exact ratios its rounding decides the neighbour
     if plan.unturned is not None:  # as MONAI: turned back first, then resampled
         values, plan = unorient(values, plan), plan.unturned
     if plan.alignment != "first" and plan.resampled:
@@ -425,6 +431,7 @@ class SourceSlices:
         """
         last = first + len(planes) - 1
         positions = self._positions[self._pending]
+        # A slice between two blocks of planes needs the last of one and the first of the next
         between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
         ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
         if between and self._last_plane is not None:
@@ -439,6 +446,7 @@ class SourceSlices:
         """Restore neighbouring source slices from the planes around them, from `first` on."""
         plan = self._plan
         b, c = other_axes(plan.lead)  # source axes, in the order of `out`
+        # Only in a sheared stack do rows and columns depend on the slice
         lines = slices if any(plan.lean) else slices[:1]
         at = [self._positions[slices] - first]
         at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
@@ -533,11 +541,11 @@ class AreaResampler:
         across, rows, columns = (self._matrix(axis, values.device) for axis in (lead, b, c))
         slab = max(1, AREA_SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
         for start in range(0, len(across), slab):
-            part = slice(start, start + slab)
-            views = [np.moveaxis(each, lead, 0)[part] for each in maps]
+            extent = slice(start, start + slab)
+            views = [np.moveaxis(each, lead, 0)[extent] for each in maps]
             if b > c:
                 views = [view.swapaxes(1, 2) for view in views]
-            resampled = torch.einsum("sn,nkbc->skbc", across[part], values)
+            resampled = torch.einsum("sn,nkbc->skbc", across[extent], values)
             yield rows @ resampled @ columns.T, views
 
     def _matrix(self, axis: int, device: torch.device) -> torch.Tensor:
@@ -578,8 +586,8 @@ class AreaRestorer:
         shape = self._plan.source.shape
         labels = [np.zeros(shape, dtype, order="F") for _ in range(count)]
         for values, views in self._resampler.slabs(labels):
-            for view, found in zip(views, decide_on_grid(values, self._decision), strict=True):
-                view[:] = found.cpu().numpy()
+            for view, decided in zip(views, decide_on_grid(values, self._decision), strict=True):
+                view[:] = decided.cpu().numpy()
         return labels
 
 
@@ -645,8 +653,8 @@ def entropy(scores: Iterable[torch.Tensor], card: ModelCard) -> torch.Tensor:
     """
     if not isinstance(card.decision, Argmax) or card.activation == "sigmoid":
         return _largest_binary(scores, card.activation)
-    parts = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
-    return (parts / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
+    nats = _of_logits(scores) if card.activation is None else _of_probabilities(scores)
+    return (nats / math.log(max(card.n_outputs, 2))).clamp_(0.0, 1.0)
 
 
 def _largest_binary(scores: Iterable[torch.Tensor], activation: str | None) -> torch.Tensor:
@@ -663,13 +671,14 @@ def _of_probabilities(scores: Iterable[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor | None = None
     for values in scores:
         p = values.to(torch.float32).clamp(min=0.0)
-        part = -torch.xlogy(p, p)
-        total = part if total is None else total.add_(part)
+        nats = -torch.xlogy(p, p)
+        total = nats if total is None else total.add_(nats)
     return _not_none(total)
 
 
 def _of_logits(scores: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the entropy of the softmax: log of the sum of exp, minus the mean score."""
+    # A running maximum, so that exp can't overflow: earlier sums are scaled to the new one
     highest = sums = weighted = None
     for values in scores:
         x = values.to(torch.float32)
@@ -719,11 +728,13 @@ class _UncertaintyBase:
         own = [each[:, : self._classes] for each in planes.members]
         arrays = [mean, *(own or [mean] * (_n_stacked(self._members) - 1))]
         known = planes.known
+        # `known` is stacked with the scores, so that it is interpolated with their weights
         known = torch.ones_like(mean[:, :1]) if known is None else known.to(mean.dtype)
         step = max(1, STACK_BYTES // max(1, len(arrays) * mean[0].nbytes))
         for start in range(0, len(mean), step):
-            part = slice(start, start + step)
-            stack = torch.cat([*(array[part] for array in arrays), known[part]], dim=1)
+            planes_at_once = slice(start, start + step)
+            slab = [array[planes_at_once] for array in (*arrays, known)]
+            stack = torch.cat(slab, dim=1)
             yield planes.first + start, stack
 
     def _scores(self, stack: torch.Tensor, member: int) -> torch.Tensor:
@@ -732,8 +743,8 @@ class _UncertaintyBase:
 
     def _on_grid(self, stack: torch.Tensor) -> list[NDArray[np.uint8]]:
         """Return the maps (N, B, D) of a stack, on its own grid."""
-        found = entropy(self._scores(stack, 0).unbind(1), self._card)
-        maps = [_to_steps(found * stack[:, -1])]
+        uncertain = entropy(self._scores(stack, 0).unbind(1), self._card)
+        maps = [_to_steps(uncertain * stack[:, -1])]
         if self._members > 1:
             decided = decide_on_grid(self._scores(stack, 0), self._card.decision)
             differ = torch.zeros(decided.shape[1:], device=stack.device)
@@ -762,30 +773,33 @@ class _UncertaintyFromScores(_UncertaintyBase):
         return Uncertainty(*self._maps)
 
     def _restore(self, stack: torch.Tensor, at: Coordinates, out: Maps) -> None:
-        for part, weights in slabs_of_slices(stack, at):
+        for slab, weights in slabs_of_slices(stack, at):
             scores = (interpolate(stack[:, n], weights) for n in range(self._classes))
-            found = entropy(scores, self._card)
-            out[0][part] = _to_steps(found * interpolate(stack[:, -1], weights).clamp_(0.0, 1.0))
+            uncertain = entropy(scores, self._card)
+            out[0][slab] = _to_steps(
+                uncertain * interpolate(stack[:, -1], weights).clamp_(0.0, 1.0)
+            )
         if self._members > 1:
             self._disagreement(stack, at, out[1])
 
     def _disagreement(self, stack: torch.Tensor, at: Coordinates, out: NDArray[Any]) -> None:
         """Write the share of networks whose own labels differ from the result."""
         decision = self._card.decision
+        # Few slices at once: labels of one network at a time are kept, not those of all
         dtype, count = label_type(decision, self._classes), map_count(decision, self._classes)
         slice_bytes = max(1, count * np.dtype(dtype).itemsize * math.prod(out.shape[1:]))
         step = max(1, MEMBER_LABEL_BYTES // slice_bytes)
         for start in range(0, len(out), step):
-            part = slice(start, start + step)
-            lines = [axis[part] if axis.ndim == 2 and len(axis) > 1 else axis for axis in at[1:]]
-            some = (at[0][part], lines[0], lines[1])
-            shape = out[part].shape
-            decided = self._labels(stack, 0, some, shape)
+            slab = slice(start, start + step)
+            lines = [axis[slab] if axis.ndim == 2 and len(axis) > 1 else axis for axis in at[1:]]
+            slab_at = (at[0][slab], lines[0], lines[1])
+            shape = out[slab].shape
+            decided = self._labels(stack, 0, slab_at, shape)
             differ = np.zeros(shape, np.float32)
             for member in range(1, self._members + 1):
-                own = self._labels(stack, member, some, shape)
+                own = self._labels(stack, member, slab_at, shape)
                 differ += np.any([a != b for a, b in zip(own, decided, strict=True)], axis=0)
-            out[part] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
+            out[slab] = np.rint(differ * (UNCERTAINTY_STEPS / self._members))
 
     def _labels(
         self, stack: torch.Tensor, member: int, at: Coordinates, shape: tuple[int, ...]
@@ -810,8 +824,8 @@ class _UncertaintyFromLabels(_UncertaintyBase):
 
     def add(self, planes: ScorePlanes) -> None:
         for _, stack in self._stacks(planes):
-            for known, found in zip(self._planes, self._on_grid(stack), strict=True):
-                known.append(found)
+            for planes_of_map, added in zip(self._planes, self._on_grid(stack), strict=True):
+                planes_of_map.append(added)
 
     def finish(self) -> Uncertainty:
         axis = self._plan.network_axis(self._plan.lead)
@@ -835,6 +849,6 @@ class _UncertaintyFromArea(_UncertaintyBase):
         count = _n_maps(self._members)
         maps = [np.zeros(self._plan.source.shape, np.uint8, order="F") for _ in range(count)]
         for stack, views in self._resampler.slabs(maps):
-            for view, found in zip(views, self._on_grid(stack), strict=True):
-                view[:] = found
+            for view, values in zip(views, self._on_grid(stack), strict=True):
+                view[:] = values
         return Uncertainty(*maps)

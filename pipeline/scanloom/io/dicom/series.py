@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
 
-_PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
+_PADDING_LIMIT, _ACQUISITION = tags.PIXEL_PADDING_RANGE_LIMIT, tags.MR_ACQUISITION_TYPE
 _SUV_ROUNDING = 1e-5
 """Largest relative difference of equal factors: weight or dose may be written in several ways."""
 _FLOAT32_BITS = 24  # precision of float32
@@ -111,7 +112,7 @@ def read_dicom(
         padding=padding,
         flags=tuple(flags),
         padding_limit=padding_limit,
-        acquisition=_acquisition(stack.real),
+        acquisition="3D" if stack.real[0].header.elements.text(_ACQUISITION) == "3D" else "2D",
         suv_factor=factor,
     )
     return Scan(volume, _source(stack))
@@ -416,11 +417,6 @@ def _modality(slices: Sequence[Slice]) -> str | None:
     return modality if modality in MODALITIES else None
 
 
-def _acquisition(slices: Sequence[Slice]) -> Literal["2D", "3D"]:
-    """Return whether slices were acquired together, as a volume."""
-    return "3D" if slices[0].header.elements.text(tags.MR_ACQUISITION_TYPE) == "3D" else "2D"
-
-
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
     """Return HU only for a CT whose rescale gives Hounsfield units (DICOM PS3.3 C.8.2.1.1.2)."""
     if modality == "CT" and all(s.hounsfield for s in slices):
@@ -448,6 +444,14 @@ def _slice_padding(slice_: Slice) -> tuple[float | None, float | None]:
     return value, None if limit is None else limit * slice_.slope + slice_.intercept
 
 
+# --- a frame of reference for each slice ----------------------------------------------------------
+# Series in which each slice has a different frame of reference, as some anonymisers leave them.
+#
+# They replace every UID by a new one, and overlook that slices share this one. Positions are not
+# comparable across frames of reference; but slices do not form one complete regular stack by
+# chance.
+
+
 def have_distinct_frames_of_reference(slices: Sequence[Slice]) -> bool:
     """Return whether all slices have a frame of reference, and no two have the same."""
     if len(slices) < MIN_SLICES or len(unique_by_shared(slices)) < len(slices):
@@ -467,9 +471,7 @@ def stack_across_frames_of_reference(
         FRAME_OF_REFERENCE if they form several stacks, or slices share a position: nothing shows
         which of them belong together. Errors of the stack as in `stack_slices`.
     """
-    volumes = split_volumes(
-        [replace(s, header=replace(s.header, frame_of_reference="")) for s in slices]
-    )
+    volumes = split_volumes([_without_frame_of_reference(slice_) for slice_ in slices])
     stack = None
     if len(volumes.groups) == 1 and not volumes.crossing:
         stack = stack_slices(volumes.choose(phase)[0], gaps)
@@ -478,3 +480,9 @@ def stack_across_frames_of_reference(
         detail = f"{count} slices have {count} frames of reference, and do not form a single stack"
         raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
     return stack.with_flag(Flag.FRAMES_OF_REFERENCE)
+
+
+def _without_frame_of_reference(slice_: Slice) -> Slice:
+    header = copy(slice_.header)
+    header.frame_of_reference = ""
+    return replace(slice_, header=header)

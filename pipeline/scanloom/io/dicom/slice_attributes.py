@@ -76,7 +76,7 @@ Separates = Literal["first", "then", "as a time", ""]
 """How an attribute separates volumes that share positions, where a reason is not needed: by its
 purpose, as part of the acquisition, as a time or number in passes, or as any other attribute."""
 Absent = Literal["differs", "flagged", "ignored", "says nothing"]
-"""What it means that some slices lack the attribute: another value; the same value, with the flag
+"""Meaning of slices that lack the attribute: another value; the same value, with the flag
 SLICES_DIFFER; the same value; or the same as a value without relevant information."""
 
 Normalise = Callable[[Collection[str]], dict[str, str]]
@@ -96,8 +96,8 @@ def _joined(text: str) -> str:
 
 def _unordered(values: Collection[str]) -> dict[str, str]:
     """Ignore case and the order of several values."""
-    parts = {value: set(map(_joined, value.split("\\"))) for value in values}
-    return {value: "\\".join(sorted(parts[value] - {""})) for value in values}
+    sets = {value: set(map(_joined, value.split("\\"))) for value in values}
+    return {value: "\\".join(sorted(sets[value] - {""})) for value in values}
 
 
 def _words(value: str) -> set[str]:
@@ -264,7 +264,7 @@ class SliceAttribute(NamedTuple):
         value counts. None if its values are not compared, or computed for frames.
     rule : Rule
     why : str
-        Words of the standard about it, or habits of scanners.
+        Terms of the standard about it, or habits of scanners.
     normalise : function of (collection of str)
         Maps each value to its kind.
     absent : str
@@ -290,7 +290,7 @@ class SliceAttribute(NamedTuple):
 
     @property
     def tolerance(self) -> str:
-        """Which values count as equal, for the documentation."""
+        """Values that count as equal, for the documentation."""
         numbering = "; as many values as slices" if self.counts else ""
         return _TOLERANCES[self.normalise] + numbering + "; 0 or less is none" * self.positive
 
@@ -365,544 +365,467 @@ _TOLERANCES: dict[Normalise, str] = {
 }
 _NUMERIC = (_number, _adapted_number, _voltage, _first_number, _exact_number)
 
-_MEANING, _VARIES, _RECORDED = Rule.MEANING, Rule.VARIES, Rule.RECORDED
 _SERIES_LEVEL = "of the series (PS3.3 C.7.3.1): slices that differ were merged from several"
-_PRIVATE_DIRECTIONS = {
-    "Siemens": tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
-    "GE, first": tags.GE_USER_DATA_20,
-    "GE, second": tags.GE_USER_DATA_21,
-    "GE, third": tags.GE_USER_DATA_22,
-    "Philips, RL": tags.PHILIPS_DIFFUSION_DIRECTION_RL,
-    "Philips, AP": tags.PHILIPS_DIFFUSION_DIRECTION_AP,
-}
 
-_BY_PURPOSE = (
-    SliceAttribute(
-        "StackID",
-        (),
-        _RECORDED,
-        "frames that belong together; a slab of several has its own, too",
-        absent="ignored",
-        separates="first",
-    ),
-    SliceAttribute(
-        "TemporalPositionIdentifier",
-        (tags.TEMPORAL_POSITION_IDENTIFIER,),
-        _MEANING,
-        "the time point, as of a contrast agent; some number each slice",
-        _exact_number,
-        separates="first",
-        counts=True,
-    ),
-    SliceAttribute(
-        "TemporalPositionTimeOffset",
-        (),
-        _VARIES,
-        "the time of a frame from the start of the scan",
-        separates="first",
-    ),
-    SliceAttribute(
-        "EchoNumbers",
-        (tags.ECHO_NUMBERS,),
-        _MEANING,
-        "the echo; some number each slice",
-        separates="first",
-        counts=True,
-    ),
-    SliceAttribute(
-        "EchoTime",
-        (tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME),
-        _MEANING,
-        "the weighting by T2",
-        _number,
-        "differs",
-        "first",
-    ),
-    SliceAttribute(
-        "DiffusionBValue",
-        (tags.DIFFUSION_B_VALUE,),
-        _MEANING,
-        "the weighting by diffusion",
-        _number,
-        "differs",
-        "first",
-    ),
-    SliceAttribute(
-        "DiffusionGradientOrientation",
-        (tags.DIFFUSION_GRADIENT_ORIENTATION,),
-        _MEANING,
-        "the direction of diffusion",
-        _number,
-        "differs",
-        "first",
-    ),
-    SliceAttribute(
-        "AcquisitionNumber",
-        (tags.ACQUISITION_NUMBER,),
-        _VARIES,
-        "a pass, a rotation or a step of one scan has its own",
-        separates="first",
-    ),
-    SliceAttribute(
-        "ImageType",
-        (tags.IMAGE_TYPE, tags.FRAME_TYPE),
-        _MEANING,
-        "its words that name the content: part of a complex image, water or fat, map, reformat",
-        _image_content,
-        "says nothing",
-        "first",
-    ),
-    *(
-        SliceAttribute(name, (), _MEANING, why, _exact_number, "ignored", "first")
-        for name, why in (
-            ("EnergyWindowVector", "the energies that were counted (nuclear medicine)"),
-            ("DetectorVector", "the detector (nuclear medicine)"),
-            ("PhaseVector", "the time point (nuclear medicine)"),
-            ("RRIntervalVector", "the class of heartbeats (nuclear medicine)"),
-            ("TimeSlotVector", "the part of the heartbeat (nuclear medicine)"),
-            ("TimeSliceVector", "the time point (nuclear medicine)"),
-        )
-    ),
-    SliceAttribute(
-        "DimensionIndexValues",
-        (),
-        _VARIES,
-        "numbers of a frame along dimensions other than space",
-        separates="first",
+
+def _meaning(
+    name: str,
+    why: str,
+    *kept_tags: int,
+    by: Normalise = _text,
+    absent: Absent = "flagged",
+    counts: bool = False,
+    positive: bool = False,
+) -> SliceAttribute:
+    """Return an attribute of which slices with different values are never mixed."""
+    return SliceAttribute(
+        name, kept_tags, Rule.MEANING, why, by, absent, counts=counts, positive=positive
+    )
+
+
+def _varies(name: str, why: str, *kept_tags: int) -> SliceAttribute:
+    """Return an attribute that changes from slice to slice by nature."""
+    return SliceAttribute(name, kept_tags, Rule.VARIES, why)
+
+
+def _recorded(
+    name: str, why: str, *kept_tags: int, by: Normalise = _text, absent: Absent = "flagged"
+) -> SliceAttribute:
+    """Return an attribute of which different values are flagged."""
+    return SliceAttribute(name, kept_tags, Rule.RECORDED, why, by, absent)
+
+
+def _separating(how: Separates, attributes: Iterable[SliceAttribute]) -> tuple[SliceAttribute, ...]:
+    """Return attributes that separate volumes which share positions."""
+    return tuple(attribute._replace(separates=how) for attribute in attributes)
+
+
+_BY_PURPOSE = _separating(
+    "first",
+    (
+        _recorded(
+            "StackID",
+            "frames that belong together; a slab of several has its own, too",
+            absent="ignored",
+        ),
+        _meaning(
+            "TemporalPositionIdentifier",
+            "the time point, as of a contrast agent; some number each slice",
+            tags.TEMPORAL_POSITION_IDENTIFIER,
+            by=_exact_number,
+            counts=True,
+        ),
+        _varies("TemporalPositionTimeOffset", "the time of a frame from the start of the scan"),
+        _meaning("EchoNumbers", "the echo; some number each slice", tags.ECHO_NUMBERS, counts=True),
+        _meaning(
+            "EchoTime",
+            "the weighting by T2",
+            tags.ECHO_TIME,
+            tags.EFFECTIVE_ECHO_TIME,
+            by=_number,
+            absent="differs",
+        ),
+        _meaning(
+            "DiffusionBValue",
+            "the weighting by diffusion",
+            tags.DIFFUSION_B_VALUE,
+            by=_number,
+            absent="differs",
+        ),
+        _meaning(
+            "DiffusionGradientOrientation",
+            "the direction of diffusion",
+            tags.DIFFUSION_GRADIENT_ORIENTATION,
+            by=_number,
+            absent="differs",
+        ),
+        _varies(
+            "AcquisitionNumber",
+            "a pass, a rotation or a step of one scan has its own",
+            tags.ACQUISITION_NUMBER,
+        ),
+        _meaning(
+            "ImageType",
+            "its words that name the content: part of a complex image, water or fat, map, reformat",
+            tags.IMAGE_TYPE,
+            tags.FRAME_TYPE,
+            by=_image_content,
+            absent="says nothing",
+        ),
+        _meaning(
+            "EnergyWindowVector",
+            "the energies that were counted (nuclear medicine)",
+            by=_exact_number,
+            absent="ignored",
+        ),
+        _meaning(
+            "DetectorVector", "the detector (nuclear medicine)", by=_exact_number, absent="ignored"
+        ),
+        _meaning(
+            "PhaseVector", "the time point (nuclear medicine)", by=_exact_number, absent="ignored"
+        ),
+        _meaning(
+            "RRIntervalVector",
+            "the class of heartbeats (nuclear medicine)",
+            by=_exact_number,
+            absent="ignored",
+        ),
+        _meaning(
+            "TimeSlotVector",
+            "the part of the heartbeat (nuclear medicine)",
+            by=_exact_number,
+            absent="ignored",
+        ),
+        _meaning(
+            "TimeSliceVector",
+            "the time point (nuclear medicine)",
+            by=_exact_number,
+            absent="ignored",
+        ),
+        _varies("DimensionIndexValues", "numbers of a frame along dimensions other than space"),
     ),
 )
 """Attributes whose purpose is to separate volumes of a series; `phase=` counts in this order."""
-_OF_THE_ACQUISITION = (
-    SliceAttribute(
-        "KVP",
-        (tags.KVP,),
-        _MEANING,
-        "the voltage, which CT values depend on",
-        _voltage,
-        separates="then",
-    ),
-    SliceAttribute(
-        "ConvolutionKernel",
-        (tags.CONVOLUTION_KERNEL,),
-        _MEANING,
-        "sharp or soft; edges and noise depend on it",
-        _unordered,
-        separates="then",
-    ),
-    SliceAttribute(
-        "SliceThickness",
-        (tags.SLICE_THICKNESS,),
-        _MEANING,
-        "a value is the mean over it; it is rounded, and computed from the pitch",
-        _adapted_number,
-        separates="then",
-        positive=True,
-    ),
-    SliceAttribute(
-        "InversionTime",
-        (tags.INVERSION_TIME, tags.INVERSION_TIMES),
-        _MEANING,
-        "the weighting by T1",
-        _adapted_number,
-        "differs",
-        "then",
-    ),
-    SliceAttribute(
-        "FlipAngle",
-        (tags.FLIP_ANGLE,),
-        _MEANING,
-        "the weighting by T1",
-        _number,
-        separates="then",
-    ),
-    SliceAttribute(
-        "private b-value",
-        (
+_OF_THE_ACQUISITION = _separating(
+    "then",
+    (
+        _meaning("KVP", "the voltage, which CT values depend on", tags.KVP, by=_voltage),
+        _meaning(
+            "ConvolutionKernel",
+            "sharp or soft; edges and noise depend on it",
+            tags.CONVOLUTION_KERNEL,
+            by=_unordered,
+        ),
+        _meaning(
+            "SliceThickness",
+            "a value is the mean over it; it is rounded, and computed from the pitch",
+            tags.SLICE_THICKNESS,
+            by=_adapted_number,
+            positive=True,
+        ),
+        _meaning(
+            "InversionTime",
+            "the weighting by T1",
+            tags.INVERSION_TIME,
+            tags.INVERSION_TIMES,
+            by=_adapted_number,
+            absent="differs",
+        ),
+        _meaning("FlipAngle", "the weighting by T1", tags.FLIP_ANGLE, by=_number),
+        _meaning(
+            "private b-value",
+            "the weighting by diffusion",
             tags.SIEMENS_B_VALUE,
             tags.GE_B_VALUE,
             tags.PHILIPS_DIFFUSION_B_FACTOR,
             tags.UIH_B_VALUE,
+            by=_first_number,
+            absent="differs",
         ),
-        _MEANING,
-        "the weighting by diffusion",
-        _first_number,
-        "differs",
-        "then",
-    ),
-    SliceAttribute(
-        "ScanningSequence",
-        (tags.SCANNING_SEQUENCE,),
-        _MEANING,
-        "spin echo, gradient echo, inversion",
-        _unordered,
-        separates="then",
-    ),
-    SliceAttribute(
-        "SequenceVariant",
-        (tags.SEQUENCE_VARIANT,),
-        _MEANING,
-        "preparation, such as magnetisation transfer",
-        _unordered,
-        separates="then",
-    ),
-    SliceAttribute(
-        "ScanOptions",
-        (tags.SCAN_OPTIONS,),
-        _MEANING,
-        "options, such as suppression of fat; empty if there are none",
-        _unordered,
-        "says nothing",
-        "then",
-    ),
-    SliceAttribute(
-        "SequenceName",
-        (tags.SEQUENCE_NAME,),
-        _MEANING,
-        "the pulse sequence, with b-value and direction; its other numbers count echoes",
-        _sequence_name,
-        separates="then",
-    ),
-    SliceAttribute(
-        "RepetitionTime",
-        (tags.REPETITION_TIME,),
-        _MEANING,
-        "the weighting by T1; it follows heart or breath",
-        _adapted_number,
-        separates="then",
-    ),
-    SliceAttribute(
-        "FilterType",
-        (tags.FILTER_TYPE,),
-        _MEANING,
-        "the filter in the beam, which CT values depend on",
-        _unordered,
-        separates="then",
-    ),
-    SliceAttribute(
-        "Units", (tags.UNITS,), _MEANING, "the unit of PET", absent="differs", separates="then"
-    ),
-    SliceAttribute(
-        "CorrectedImage",
-        (tags.CORRECTED_IMAGE,),
-        _MEANING,
-        "corrections of PET and nuclear images",
-        _unordered,
-        "differs",
-        "then",
-    ),
-    SliceAttribute(
-        "ReconstructionMethod",
-        (tags.RECONSTRUCTION_METHOD,),
-        _MEANING,
-        "the reconstruction of PET, which sets its resolution and bias",
-        separates="then",
-    ),
-    SliceAttribute(
-        "ProtocolName",
-        (tags.PROTOCOL_NAME,),
-        _MEANING,
-        _SERIES_LEVEL,
-        counts=True,
-        separates="then",
-    ),
-    SliceAttribute(
-        "SeriesNumber",
-        (tags.SERIES_NUMBER,),
-        _MEANING,
-        _SERIES_LEVEL,
-        _exact_number,
-        counts=True,
-        separates="then",
-    ),
-    SliceAttribute(
-        "SeriesDescription",
-        (tags.SERIES_DESCRIPTION,),
-        _MEANING,
-        _SERIES_LEVEL,
-        counts=True,
-        separates="then",
-    ),
-    SliceAttribute(
-        "ContrastBolusAgent",
-        (
+        _meaning(
+            "ScanningSequence",
+            "spin echo, gradient echo, inversion",
+            tags.SCANNING_SEQUENCE,
+            by=_unordered,
+        ),
+        _meaning(
+            "SequenceVariant",
+            "preparation, such as magnetisation transfer",
+            tags.SEQUENCE_VARIANT,
+            by=_unordered,
+        ),
+        _meaning(
+            "ScanOptions",
+            "options, such as suppression of fat; empty if there are none",
+            tags.SCAN_OPTIONS,
+            by=_unordered,
+            absent="says nothing",
+        ),
+        _meaning(
+            "SequenceName",
+            "the pulse sequence, with b-value and direction; its other numbers count echoes",
+            tags.SEQUENCE_NAME,
+            by=_sequence_name,
+        ),
+        _meaning(
+            "RepetitionTime",
+            "the weighting by T1; it follows heart or breath",
+            tags.REPETITION_TIME,
+            by=_adapted_number,
+        ),
+        _meaning(
+            "FilterType",
+            "the filter in the beam, which CT values depend on",
+            tags.FILTER_TYPE,
+            by=_unordered,
+        ),
+        _meaning("Units", "the unit of PET", tags.UNITS, absent="differs"),
+        _meaning(
+            "CorrectedImage",
+            "corrections of PET and nuclear images",
+            tags.CORRECTED_IMAGE,
+            by=_unordered,
+            absent="differs",
+        ),
+        _meaning(
+            "ReconstructionMethod",
+            "the reconstruction of PET, which sets its resolution and bias",
+            tags.RECONSTRUCTION_METHOD,
+        ),
+        _meaning("ProtocolName", _SERIES_LEVEL, tags.PROTOCOL_NAME, counts=True),
+        _meaning("SeriesNumber", _SERIES_LEVEL, tags.SERIES_NUMBER, by=_exact_number, counts=True),
+        _meaning("SeriesDescription", _SERIES_LEVEL, tags.SERIES_DESCRIPTION, counts=True),
+        _meaning(
+            "ContrastBolusAgent",
+            "whether an agent was given: its name, which may be written in several ways, or else "
+            "its ingredient, volume or dose",
             tags.CONTRAST_BOLUS_AGENT,
             tags.CONTRAST_BOLUS_INGREDIENT,
             tags.CONTRAST_BOLUS_VOLUME,
             tags.CONTRAST_BOLUS_TOTAL_DOSE,
+            by=_contrast_agent,
+            absent="says nothing",
         ),
-        _MEANING,
-        "whether an agent was given: its name, which may be written in several ways, or else its "
-        "ingredient, volume or dose",
-        _contrast_agent,
-        "says nothing",
-        "then",
-    ),
-    SliceAttribute(
-        "ContrastBolusAgentAdministered",
-        (tags.CONTRAST_BOLUS_AGENT_ADMINISTERED,),
-        _MEANING,
-        "which agents a frame has, by their numbers",
-        _unless_none,
-        "says nothing",
-        "then",
+        _meaning(
+            "ContrastBolusAgentAdministered",
+            "which agents a frame has, by their numbers",
+            tags.CONTRAST_BOLUS_AGENT_ADMINISTERED,
+            by=_unless_none,
+            absent="says nothing",
+        ),
     ),
 )
 """Attributes of the acquisition or reconstruction as a whole."""
-_TIMES = (
-    SliceAttribute(
-        "TriggerTime",
-        (tags.TRIGGER_TIME,),
-        _VARIES,
-        "the time in a heartbeat; slices of one phase differ a little",
-        separates="as a time",
-    ),
-    SliceAttribute(
-        "AcquisitionTime",
-        (tags.ACQUISITION_TIME,),
-        _RECORDED,
-        "slices are acquired one after the other; a pause of more than ten minutes may mean two "
-        "scans",
-        _times_without_pause,
-        "ignored",
-        "as a time",
-    ),
-    SliceAttribute(
-        "ContentTime",
-        (tags.CONTENT_TIME,),
-        _VARIES,
-        "slices are reconstructed one after the other",
-        separates="as a time",
-    ),
-    SliceAttribute(
-        "InstanceNumber",
-        (tags.INSTANCE_NUMBER,),
-        _VARIES,
-        "the number of a slice, in any order",
-        separates="as a time",
+_TIMES = _separating(
+    "as a time",
+    (
+        _varies(
+            "TriggerTime",
+            "the time in a heartbeat; slices of one phase differ a little",
+            tags.TRIGGER_TIME,
+        ),
+        _recorded(
+            "AcquisitionTime",
+            "slices are acquired one after the other; a pause of more than ten minutes may mean "
+            "two scans",
+            tags.ACQUISITION_TIME,
+            by=_times_without_pause,
+            absent="ignored",
+        ),
+        _varies("ContentTime", "slices are reconstructed one after the other", tags.CONTENT_TIME),
+        _varies("InstanceNumber", "the number of a slice, in any order", tags.INSTANCE_NUMBER),
     ),
 )
 """Attributes that also differ within a volume: they count only if positions repeat, or slices are
 not evenly spaced."""
-_OTHERS = (
-    SliceAttribute("Modality", (tags.MODALITY,), _MEANING, "the modality", absent="differs"),
-    SliceAttribute("Manufacturer", (tags.MANUFACTURER,), _MEANING, "the scanner"),
-    SliceAttribute("PatientSex", (tags.PATIENT_SEX,), _MEANING, "the patient"),
-    SliceAttribute(
+_FURTHER = (
+    _meaning("Modality", "the modality", tags.MODALITY, absent="differs"),
+    _meaning("Manufacturer", "the scanner", tags.MANUFACTURER),
+    _meaning("PatientSex", "the patient", tags.PATIENT_SEX),
+    _meaning(
         "PatientPosition",
-        (tags.PATIENT_POSITION,),
-        _MEANING,
         "the patient was turned or moved between the slices",
+        tags.PATIENT_POSITION,
     ),
-    SliceAttribute(
+    _meaning(
         "PhotometricInterpretation",
-        (tags.PHOTOMETRIC_INTERPRETATION,),
-        _MEANING,
         "how values are shown; slices of one image agree",
+        tags.PHOTOMETRIC_INTERPRETATION,
     ),
-    SliceAttribute(
+    _meaning(
         "private image type",
-        (tags.PHILIPS_IMAGE_TYPE, tags.SIEMENS_IMAGE_TYPE),
-        _MEANING,
         "part of a complex image, water or fat, map",
-        _image_content,
+        tags.PHILIPS_IMAGE_TYPE,
+        tags.SIEMENS_IMAGE_TYPE,
+        by=_image_content,
     ),
-    SliceAttribute(
-        "private image component", (tags.GE_IMAGE_TYPE,), _MEANING, "part of a complex image"
-    ),
-    SliceAttribute(
+    _meaning("private image component", "part of a complex image", tags.GE_IMAGE_TYPE),
+    _meaning(
         "ComplexImageComponent",
-        (tags.COMPLEX_IMAGE_COMPONENT,),
-        _MEANING,
         "part of a complex image",
+        tags.COMPLEX_IMAGE_COMPONENT,
         absent="differs",
     ),
-    SliceAttribute(
-        "AcquisitionContrast",
-        (tags.ACQUISITION_CONTRAST,),
-        _MEANING,
-        "the weighting",
-        absent="differs",
-    ),
-    SliceAttribute(
+    _meaning("AcquisitionContrast", "the weighting", tags.ACQUISITION_CONTRAST, absent="differs"),
+    _meaning(
         "VolumeBasedCalculationTechnique",
-        (tags.VOLUME_BASED_CALCULATION_TECHNIQUE,),
-        _MEANING,
         "a reformat or another computation over slices",
-        _unless_none,
-        "says nothing",
+        tags.VOLUME_BASED_CALCULATION_TECHNIQUE,
+        by=_unless_none,
+        absent="says nothing",
     ),
-    SliceAttribute(
+    _meaning(
         "DerivationDescription",
-        (tags.DERIVATION_DESCRIPTION,),
-        _MEANING,
         "how the image was computed (PS3.3 C.7.6.1.1.3); compression is not counted",
-        _derivation,
-        "says nothing",
+        tags.DERIVATION_DESCRIPTION,
+        by=_derivation,
+        absent="says nothing",
         counts=True,
     ),
-    SliceAttribute(
+    _meaning(
         "ImageComments",
-        (tags.IMAGE_COMMENTS, tags.FRAME_COMMENTS),
-        _MEANING,
         "free text, in which scanners name what no attribute does: phase, energy, motion",
-        _derivation,
+        tags.IMAGE_COMMENTS,
+        tags.FRAME_COMMENTS,
+        by=_derivation,
         counts=True,
     ),
-    SliceAttribute(
+    _meaning(
         "MagnetizationTransfer",
-        (tags.MAGNETIZATION_TRANSFER,),
-        _MEANING,
         "a preparation, which the contrast depends on",
-        _unless_none,
-        "says nothing",
+        tags.MAGNETIZATION_TRANSFER,
+        by=_unless_none,
+        absent="says nothing",
     ),
-    SliceAttribute(
+    _meaning(
         "SpectrallySelectedSuppression",
-        (tags.SPECTRALLY_SELECTED_SUPPRESSION,),
-        _MEANING,
         "suppression of fat or water",
-        _unless_none,
-        "says nothing",
+        tags.SPECTRALLY_SELECTED_SUPPRESSION,
+        by=_unless_none,
+        absent="says nothing",
     ),
-    SliceAttribute(
-        "ASLContext", (tags.ASL_CONTEXT,), _MEANING, "label or control", absent="differs"
-    ),
-    SliceAttribute("SUVType", (tags.SUV_TYPE,), _MEANING, "the unit of PET", absent="differs"),
-    SliceAttribute(
-        "DecayCorrection",
-        (tags.DECAY_CORRECTION,),
-        _MEANING,
-        "a correction of PET",
+    _meaning("ASLContext", "label or control", tags.ASL_CONTEXT, absent="differs"),
+    _meaning("SUVType", "the unit of PET", tags.SUV_TYPE, absent="differs"),
+    _meaning("DecayCorrection", "a correction of PET", tags.DECAY_CORRECTION, absent="differs"),
+    _meaning(
+        "AttenuationCorrectionMethod",
+        "a correction of PET; absent if not made",
+        tags.ATTENUATION_CORRECTION_METHOD,
         absent="differs",
     ),
-    *(
-        SliceAttribute(
-            name, (tag,), _MEANING, "a correction of PET; absent if not made", absent="differs"
-        )
-        for name, tag in (
-            ("AttenuationCorrectionMethod", tags.ATTENUATION_CORRECTION_METHOD),
-            ("ScatterCorrectionMethod", tags.SCATTER_CORRECTION_METHOD),
-            ("RandomsCorrectionMethod", tags.RANDOMS_CORRECTION_METHOD),
-        )
+    _meaning(
+        "ScatterCorrectionMethod",
+        "a correction of PET; absent if not made",
+        tags.SCATTER_CORRECTION_METHOD,
+        absent="differs",
     ),
-    SliceAttribute(
-        "Radiopharmaceutical", (tags.RADIOPHARMACEUTICAL,), _MEANING, "the tracer of PET"
+    _meaning(
+        "RandomsCorrectionMethod",
+        "a correction of PET; absent if not made",
+        tags.RANDOMS_CORRECTION_METHOD,
+        absent="differs",
     ),
-    *(
-        SliceAttribute(
-            f"private diffusion direction ({component})",
-            (tag,),
-            _MEANING,
-            "the direction of diffusion",
-            _number,
-        )
-        for component, tag in _PRIVATE_DIRECTIONS.items()
+    _meaning("Radiopharmaceutical", "the tracer of PET", tags.RADIOPHARMACEUTICAL),
+    _meaning(
+        "private diffusion direction (Siemens)",
+        "the direction of diffusion",
+        tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+        by=_number,
     ),
-    SliceAttribute(
-        "ReceiveCoilName", (tags.RECEIVE_COIL_NAME,), _MEANING, "a coil has its own sensitivity"
+    _meaning(
+        "private diffusion direction (GE, first)",
+        "the direction of diffusion",
+        tags.GE_USER_DATA_20,
+        by=_number,
     ),
-    SliceAttribute(
+    _meaning(
+        "private diffusion direction (GE, second)",
+        "the direction of diffusion",
+        tags.GE_USER_DATA_21,
+        by=_number,
+    ),
+    _meaning(
+        "private diffusion direction (GE, third)",
+        "the direction of diffusion",
+        tags.GE_USER_DATA_22,
+        by=_number,
+    ),
+    _meaning(
+        "private diffusion direction (Philips, RL)",
+        "the direction of diffusion",
+        tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+        by=_number,
+    ),
+    _meaning(
+        "private diffusion direction (Philips, AP)",
+        "the direction of diffusion",
+        tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+        by=_number,
+    ),
+    _meaning("ReceiveCoilName", "a coil has its own sensitivity", tags.RECEIVE_COIL_NAME),
+    _meaning(
         "private coil element",
-        (tags.SIEMENS_COIL_STRING,),
-        _MEANING,
         "the image of a single element",
-        _coil_element,
+        tags.SIEMENS_COIL_STRING,
+        by=_coil_element,
     ),
-    SliceAttribute(
+    _meaning(
         "NominalPercentageOfCardiacPhase",
-        (tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,),
-        _MEANING,
         "the phase of the heart",
-        _number,
+        tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,
+        by=_number,
     ),
-    SliceAttribute(
-        "PerformedProcedureStepID",
-        (tags.PERFORMED_PROCEDURE_STEP_ID,),
-        _MEANING,
-        _SERIES_LEVEL,
-        counts=True,
+    _meaning(
+        "PerformedProcedureStepID", _SERIES_LEVEL, tags.PERFORMED_PROCEDURE_STEP_ID, counts=True
     ),
-    SliceAttribute(
-        "StudyDate",
-        (tags.STUDY_DATE,),
-        _MEANING,
-        "another visit; a scan may pass midnight",
-        _same_session,
+    _meaning(
+        "StudyDate", "another visit; a scan may pass midnight", tags.STUDY_DATE, by=_same_session
     ),
-    SliceAttribute(
+    _meaning(
         "AcquisitionDate",
-        (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
-        _MEANING,
         "another visit; a scan may pass midnight",
-        _same_session,
+        tags.ACQUISITION_DATE,
+        tags.ACQUISITION_DATE_TIME,
+        by=_same_session,
     ),
-    SliceAttribute(
+    _meaning(
         "SeriesDate",
-        (tags.SERIES_DATE,),
-        _MEANING,
         "another visit; some slices are reconstructed again",
-        _same_year,
+        tags.SERIES_DATE,
+        by=_same_year,
     ),
-    SliceAttribute(
+    _meaning(
         "ContentDate",
-        (tags.CONTENT_DATE,),
-        _MEANING,
         "another visit; some slices are reconstructed again",
-        _same_year,
+        tags.CONTENT_DATE,
+        by=_same_year,
     ),
-    SliceAttribute(
+    _recorded(
         "ImageType, other words",
-        (tags.IMAGE_TYPE, tags.FRAME_TYPE),
-        _RECORDED,
         "original or derived, correction of distortion (ND, DIS2D), words unknown to us",
-        _other_words,
-        "ignored",
+        tags.IMAGE_TYPE,
+        tags.FRAME_TYPE,
+        by=_other_words,
+        absent="ignored",
     ),
-    SliceAttribute(
+    _recorded(
         "ReconstructionDiameter",
-        (tags.RECONSTRUCTION_DIAMETER,),
-        _RECORDED,
         "the field of view; PixelSpacing decides",
-        _number,
+        tags.RECONSTRUCTION_DIAMETER,
+        by=_number,
     ),
-    *(
-        SliceAttribute(
-            name,
-            (tag,),
-            _RECORDED,
-            "padding, which is known only if slices agree on it",
-            _exact_number,
-        )
-        for name, tag in (
-            ("PixelPaddingValue", tags.PIXEL_PADDING_VALUE),
-            ("PixelPaddingRangeLimit", tags.PIXEL_PADDING_RANGE_LIMIT),
-        )
+    _recorded(
+        "PixelPaddingValue",
+        "padding, which is known only if slices agree on it",
+        tags.PIXEL_PADDING_VALUE,
+        by=_exact_number,
     ),
-    *(
-        SliceAttribute(name, (), _VARIES, why)
-        for name, why in (
-            ("SliceLocation", "a position; ImagePositionPatient decides"),
-            ("TableHeight", "a position; ImagePositionPatient decides"),
-            ("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
-            ("GantryDetectorTilt", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
-            ("RescaleSlope", "applied slice by slice; PET has a slope for each slice"),
-            ("RescaleIntercept", "applied slice by slice"),
-            ("WindowCenter", "for display"),
-            ("WindowWidth", "for display"),
-            ("XRayTubeCurrent", "the dose follows the body"),
-            ("Exposure", "the dose follows the body"),
-            ("ExposureTime", "the dose follows the body"),
-            ("BodyPartExamined", "a scan covers several"),
-            ("NominalInterval", "the length of a heartbeat"),
-            ("HeartRate", "the length of a heartbeat"),
-            ("FrameReferenceTime", "bed positions of PET follow each other"),
-            ("ActualFrameDuration", "bed positions of PET may differ"),
-            ("DecayFactor", "follows the time of a bed position"),
-        )
+    _recorded(
+        "PixelPaddingRangeLimit",
+        "padding, which is known only if slices agree on it",
+        tags.PIXEL_PADDING_RANGE_LIMIT,
+        by=_exact_number,
     ),
+    _varies("SliceLocation", "a position; ImagePositionPatient decides"),
+    _varies("TableHeight", "a position; ImagePositionPatient decides"),
+    _varies("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
+    _varies("GantryDetectorTilt", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
+    _varies("RescaleSlope", "applied slice by slice; PET has a slope for each slice"),
+    _varies("RescaleIntercept", "applied slice by slice"),
+    _varies("WindowCenter", "for display"),
+    _varies("WindowWidth", "for display"),
+    _varies("XRayTubeCurrent", "the dose follows the body"),
+    _varies("Exposure", "the dose follows the body"),
+    _varies("ExposureTime", "the dose follows the body"),
+    _varies("BodyPartExamined", "a scan covers several"),
+    _varies("NominalInterval", "the length of a heartbeat"),
+    _varies("HeartRate", "the length of a heartbeat"),
+    _varies("FrameReferenceTime", "bed positions of PET follow each other"),
+    _varies("ActualFrameDuration", "bed positions of PET may differ"),
+    _varies("DecayFactor", "follows the time of a bed position"),
 )
 
-SLICE_ATTRIBUTES = (*_BY_PURPOSE, *_OF_THE_ACQUISITION, *_TIMES, *_OTHERS)
+SLICE_ATTRIBUTES = (*_BY_PURPOSE, *_OF_THE_ACQUISITION, *_TIMES, *_FURTHER)
 """The table. Its order decides which attribute a message names, which separates volumes first, and
 so how `phase=` counts. Names are distinct: `Slice.phase` has the values of a frame by name."""
 SERIES_ATTRIBUTES = tuple(a for a in SLICE_ATTRIBUTES if a.why is _SERIES_LEVEL)

@@ -168,11 +168,12 @@ def _group_by_geometry(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     stacks = [tuple(members) for _, members in groups]
     if len(stacks) == 1:
         return stacks
-    return sorted(stacks, key=lambda stack: (-len(stack), min(map(_geometry_key, stack))))
 
+    def key(stack: Sequence[Slice]) -> tuple[Any, ...]:
+        geometry = ((s.position or (), s.orientation or (), (s.rows, s.columns)) for s in stack)
+        return -len(stack), min(geometry)
 
-def _geometry_key(slice_: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, int]]:
-    return slice_.position or (), slice_.orientation or (), (slice_.rows, slice_.columns)
+    return sorted(stacks, key=key)
 
 
 def _has_same_geometry(slice_: Slice, first: Slice) -> bool:
@@ -267,6 +268,9 @@ def _split_by_attributes(
     phases = group.phases
     varying = [a for a in attributes if len({phase.get(a.name) for phase in phases}) > 1]
     splits = {a: group.split_by(a, exact=True) for a in varying}
+    # From the strictest test to the weakest, each for all attributes before the next: an attribute
+    # that gives complete volumes is a better witness than an earlier one that gives volumes with
+    # missing or shifted slices, which a wrong attribute may give by chance
     for accept in (
         have_same_positions,
         are_interleaved_stacks,
@@ -277,7 +281,7 @@ def _split_by_attributes(
             if len(subgroups) < 2 or not accept(group, subgroups):
                 continue
             further = attributes
-            if accept is have_same_positions:
+            if accept is have_same_positions:  # earlier attributes gave no complete volumes
                 further = attributes[attributes.index(attribute) + 1 :]
             volumes, used_names = [], [attribute.name]
             for subgroup in subgroups.values():
@@ -286,6 +290,10 @@ def _split_by_attributes(
                 used_names += finer_names
             return volumes, tuple(dict.fromkeys(used_names))
     return [group], ()
+
+
+# --- groups of slices -----------------------------------------------------------------------------
+# `SliceGroup`: parallel slices of one size, of one volume or several, and how to split them.
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,6 +425,11 @@ def have_nearly_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup])
         return False
     return whole.repeats and 2 * fewest > len(whole.ids)
 
+
+# --- fallback rules -------------------------------------------------------------------------------
+# Fallback rules for splitting a series into volumes.
+#
+# They apply if the attributes whose purpose it is do not distinguish the volumes.
 
 _TRIGGER = "TriggerTime"
 _TIMES = tuple(attribute.name for attribute in attributes_that_separate("as a time"))
@@ -722,5 +735,8 @@ def _date(slice_: Slice, name: str) -> str:
     return next((text for text in texts if text), "")
 
 
+# Attributes of the acquisition name volumes; times only order them, perhaps arbitrarily. Any other
+# attribute may differ by chance. Ranks at a position are no property of a volume at all
 _RULES_IF_BALANCED = (_by_acquisition, _by_times, _by_any_attribute, _by_rank_at_position)
+# Only values that all slices of a volume share: ranks would shift where a slice is missing
 _RULES_IF_SLICES_MISSING = (_incomplete_by_meaning, _incomplete_by_times)

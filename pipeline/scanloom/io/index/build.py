@@ -435,6 +435,9 @@ def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:
         logger.debug("the index can't be stored", exc_info=True)
 
 
+# --- rows of the crosswalk ------------------------------------------------------------------------
+# Rows of the crosswalk for the series of an index.
+
 BATCH_ROWS = 50_000
 """Rows that are collected before they are written: an archive may have a million series."""
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from scanloom.core import DICOM, MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.dicom.header.header import (
     Header,
-    header_from_elements,
     pydicom_muted,
     read_elements,
     read_headers,
@@ -176,7 +176,7 @@ def _inspect(path: str) -> tuple[FileInfo, Header | None]:
         return FileInfo(DICOM, reason=error.code, detail=error.detail), None
     if elements is None:
         return _NO_IMAGE, None
-    header = header_from_elements(path, elements)
+    header = Header(path, elements)
     if is_truncated_header(header):
         return _TRUNCATED, None
     reason = rejection_reason(header)
@@ -209,9 +209,7 @@ def describe_files(
         with pydicom_muted():
             if kind == DICOM:
                 pairs = zip(paths, packed, strict=True)
-                return _describe_headers(
-                    [header_from_elements(f, decode_elements(p)) for f, p in pairs]
-                )
+                return _describe_headers([Header(f, decode_elements(p)) for f, p in pairs])
             return _with_grid(SeriesInfo(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
     except ScanError as error:
         return SeriesInfo(reason=error.code, detail=error.detail)
@@ -308,28 +306,28 @@ def _plane(grid: Grid) -> str:
 
 def _attributes(header: Header) -> SeriesInfo:
     text = header.elements.text
-    date = text(0x00080021) or text(0x00080022) or text(0x00080020)
+    date = text(tags.SERIES_DATE) or text(tags.ACQUISITION_DATE) or text(tags.STUDY_DATE)
     return SeriesInfo(
         modality=header.modality if header.modality in MODALITIES else "",
-        body_part=body_part(text(0x00180015)),
-        date=date + (text(0x00080031) or text(0x00080032)),
+        body_part=body_part(text(tags.BODY_PART_EXAMINED)),
+        date=date + (text(tags.SERIES_TIME) or text(tags.ACQUISITION_TIME)),
         number=series_number(header),
-        contrast=bool(text(0x00180010)),
+        contrast=bool(text(tags.CONTRAST_BOLUS_AGENT)),
         image_type="\\".join(header.image_type),
-        kernel=text(0x00181210),
+        kernel=text(tags.CONVOLUTION_KERNEL),
         description=series_description(header).encode("utf-8", "replace").decode(),
     )
 
 
 def series_number(header: Header) -> int:
     """Return SeriesNumber; -1 if it is absent or damaged."""
-    text = header.elements.text(0x00200011)
+    text = header.elements.text(tags.SERIES_NUMBER)
     return int(text) if text.isdigit() and len(text) <= MAX_INTEGER_DIGITS else -1
 
 
 def series_description(header: Header) -> str:
     """Return SeriesDescription; a value that is not plain ASCII is decoded by pydicom."""
-    raw = header.elements.raw(0x0008103E)
+    raw = header.elements.raw(tags.SERIES_DESCRIPTION)
     if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escape sequences are ASCII bytes too
         return raw.decode("ascii").strip(" \0")
     try:
@@ -337,6 +335,9 @@ def series_description(header: Header) -> str:
     except ScanError:
         return ""
 
+
+# --- body parts -----------------------------------------------------------------------------------
+# Closed list of body parts: the defined terms of BodyPartExamined (DICOM PS3.16 Annex L).
 
 OTHER_BODY_PART = "OTHER"
 """Stands for a body part outside the list, since free text may contain anything."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.dicom.header.elements import decode_elements
-from scanloom.io.dicom.header.header import HeaderCache, header_from_elements, pydicom_muted
+from scanloom.io.dicom.header.header import Header, HeaderCache, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, object_name
 from scanloom.io.formats import EMPTY_FILE, FORMATS
@@ -170,11 +170,7 @@ def make_series(
     if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
     pairs = zip(files, (infos[n] for n in group.members), strict=True)
-    headers = [
-        header_from_elements(file, decode_elements(info.packed))
-        for file, info in pairs
-        if info.packed
-    ]
+    headers = [Header(file, decode_elements(info.packed)) for file, info in pairs if info.packed]
     if len(headers) < len(files):
         return Series(DICOM, files, stamp=stamp)
     session.cache(HeaderCache).put(headers)
@@ -364,7 +360,7 @@ def _objects(infos: Sequence[FileInfo]) -> str:
         if info.reason == Reason.UNREADABLE.code:
             names["unreadable file"] += 1
         elif info.packed and info.reason:
-            header = header_from_elements("", decode_elements(info.packed))
+            header = Header("", decode_elements(info.packed))
             names[object_name(header)] += 1
     if names.total() == 1:
         return f"this is not a slice of a volume, but: {next(iter(names))}"

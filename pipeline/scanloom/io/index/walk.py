@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.output.layout import EARLY_ENTRIES, OUTPUT_ENTRIES, is_output_folder
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES, MEMBER_SEPARATOR, is_archive, list_members
 
@@ -30,8 +31,6 @@ BIDS_EXCLUDED = ("derivatives", "sourcedata")
 """Folders of a BIDS dataset that do not hold its scans; used only if given explicitly."""
 DICOMDIR = "DICOMDIR"
 
-_FILE_ID = 0x00041500  # ReferencedFileID
-_RECORDS = 0x00041220  # DirectoryRecordSequence
 _UNDEFINED_LENGTH = 0xFFFFFFFF  # of a sequence that ends with a delimiter
 _STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
 _by_name = attrgetter("name")
@@ -368,7 +367,11 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
             directory = dcmread(path, force=True)
             _check_complete(directory)
             records = directory.get("DirectoryRecordSequence") or ()
-            ids = [record.get_item(_FILE_ID) for record in records if _FILE_ID in record]
+            ids = [
+                record.get_item(tags.REFERENCED_FILE_ID)
+                for record in records
+                if tags.REFERENCED_FILE_ID in record
+            ]
             texts = [_text(element.value) for element in ids]
     except Exception as exc:  # foreign data, foreign code
         detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
@@ -378,7 +381,11 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
 
 def _check_complete(directory: Dataset) -> None:
     """Refuse a truncated DICOMDIR, of which pydicom returns the records before its end."""
-    stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
+    stored: Any = (
+        directory.get_item(tags.DIRECTORY_RECORD_SEQUENCE)
+        if tags.DIRECTORY_RECORD_SEQUENCE in directory
+        else None
+    )
     value = getattr(stored, "value", None)
     if isinstance(value, bytes) and len(value) < stored.length < _UNDEFINED_LENGTH:
         raise EOFError

@@ -28,7 +28,7 @@ from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import (
     OTHER_MEANWHILE,
-    Provenance,
+    ResultProvenance,
     read_provenance,
     store_file_stamps,
 )
@@ -184,7 +184,7 @@ class CaseFolder:
                 folder.rmdir()
 
 
-def _provenance(folder: Path) -> Provenance | None:
+def _provenance(folder: Path) -> ResultProvenance | None:
     """Return the recipe and source hash of a case, or None if the case is damaged."""
     try:
         return read_provenance(folder)
@@ -220,6 +220,9 @@ def _missing_folders(folder: Path) -> list[Path]:
     """Return `folder` and its parents as far as they do not exist, the outermost first."""
     return [p for p in (*reversed(folder.parents), folder) if not p.exists()]
 
+
+# --- writers --------------------------------------------------------------------------------------
+# `Writer` of one kind of file of a case, and `CaseContent`, which it writes.
 
 Counts = dict[tuple[str, str], int]
 """Voxels of each (model, label)."""

@@ -289,6 +289,9 @@ def _text(text: str) -> str:
     return text.replace("\0", "").strip().encode("utf-8", "backslashreplace").decode()
 
 
+# --- names of case folders from sources -----------------------------------------------------------
+# Names of case folders that are derived from their sources; used only on request.
+
 MAX_NAME_BYTES = 80
 """Maximum length of a name in bytes of UTF-8: file systems allow 255, and other programs append to
 names."""

@@ -198,13 +198,19 @@ def is_case_name(name: str) -> bool:
     return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None
 
 
+# --- data of patients in an output folder ---------------------------------------------------------
+# Data of patients that each file of an output folder may hold: the one list of them.
+#
+# Exports, `docs/identity.md` and the test that searches an output folder for a patient's name
+# follow this list. A file that no entry describes may not be written.
+
 Identity = Literal["ids", "shapes", "pixels", "dicom", "private"]
 """Keyed ids, numbers and codes; label maps, whose outline of a head is a face; pixels of the scan;
 patient, UIDs and dates, as DICOM requires them; everything, for the holder of the key."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class OutputEntry:
     """Files of an output folder.
 
     Parameters
@@ -220,42 +226,42 @@ class Entry:
 
     def describes(self, path: PurePath) -> bool:
         """Return whether the entry describes the file with a path relative to OUT."""
-        pattern, parts = self.pattern.split("/"), path.parts
+        pattern, names = self.pattern.split("/"), path.parts
         if pattern[-1] == "**":
-            pattern, parts = pattern[:-1], parts[: len(pattern) - 1]
+            pattern, names = pattern[:-1], names[: len(pattern) - 1]
             if len(path.parts) <= len(pattern):
                 return False
-        same = len(pattern) == len(parts)
-        return same and all(map(fnmatchcase, parts, pattern))
+        same = len(pattern) == len(names)
+        return same and all(map(fnmatchcase, names, pattern))
 
 
-def _result(folder: str) -> tuple[Entry, ...]:
+def _result(folder: str) -> tuple[OutputEntry, ...]:
     """Return the entries of a case's folder, or of a revision's, which has the same files."""
     documents = ("case.json", "segments.json", "measurements.*", "timing.json", "SHA256SUMS")
     maps = ("*segmentation*.nii.gz", "*entropy.nii.gz", "*disagreement.nii.gz", "split/*.nii.gz")
     return (
-        *(Entry(f"{folder}/{name}", "ids") for name in documents),
-        *(Entry(f"{folder}/{name}", "shapes") for name in maps),
-        *(Entry(f"{folder}/{n}", "pixels") for n in ("preview.png", "thumbnail.png")),
-        Entry(f"{folder}/image*.nii.gz", "pixels"),
-        Entry(f"{folder}/dicom/**", "dicom"),
+        *(OutputEntry(f"{folder}/{name}", "ids") for name in documents),
+        *(OutputEntry(f"{folder}/{name}", "shapes") for name in maps),
+        *(OutputEntry(f"{folder}/{n}", "pixels") for n in ("preview.png", "thumbnail.png")),
+        OutputEntry(f"{folder}/image*.nii.gz", "pixels"),
+        OutputEntry(f"{folder}/dicom/**", "dicom"),
     )
 
 
-CONTENTS: tuple[Entry, ...] = (
-    Entry("manifest.*", "ids"),
-    Entry("measurements.*", "ids"),
-    Entry("failed/*.json", "ids"),
-    Entry("runs/**", "ids"),
-    Entry("engines/*/engine.json", "ids"),
-    Entry(".work/**", "dicom"),  # cases that are being written, or whose process died
+CONTENTS: tuple[OutputEntry, ...] = (
+    OutputEntry("manifest.*", "ids"),
+    OutputEntry("measurements.*", "ids"),
+    OutputEntry("failed/*.json", "ids"),
+    OutputEntry("runs/**", "ids"),
+    OutputEntry("engines/*/engine.json", "ids"),
+    OutputEntry(".work/**", "dicom"),  # cases that are being written, or whose process died
     *_result("cases/*"),
-    Entry("bids/**", "shapes"),
-    Entry("report/**", "pixels"),
-    *(Entry(f"review/{n}", "ids") for n in (".lock", "verdicts.jsonl", "readers.json")),
-    *(Entry(f"review/{n}", "ids") for n in ("review.csv", "review.parquet", "agreement.csv")),
+    OutputEntry("bids/**", "shapes"),
+    OutputEntry("report/**", "pixels"),
+    *(OutputEntry(f"review/{n}", "ids") for n in (".lock", "verdicts.jsonl", "readers.json")),
+    *(OutputEntry(f"review/{n}", "ids") for n in ("review.csv", "review.parquet", "agreement.csv")),
     *_result("review/revisions/*/*"),
-    Entry("private/**", "private"),
+    OutputEntry("private/**", "private"),
 )
 
 

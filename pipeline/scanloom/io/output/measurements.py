@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Measurement
+from scanloom.core.grid import Box
 from scanloom.core.reasons import known_flags
 from scanloom.io.output.file_names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
 from scanloom.io.output.json_file import read_json, write_document
@@ -99,7 +100,7 @@ def _measurement(row: dict[str, Any]) -> Measurement:
     """Return the measurement of a plain row; missing fields get their defaults."""
     box = row["box"]
     known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
-    known["box"] = None if box is None else (tuple(box[0]), tuple(box[1]))
+    known["box"] = None if box is None else Box(tuple(box[0]), tuple(box[1]))
     known["flags"] = known_flags(row["flags"])
     return Measurement(**known)
 
@@ -107,6 +108,9 @@ def _measurement(row: dict[str, Any]) -> Measurement:
 def _rounded(value: float) -> float:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
+
+# --- cells of CSV files ---------------------------------------------------------------------------
+# Cells of CSV files that a spreadsheet must not execute.
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
 _FORMULA_PREFIXES = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")

@@ -58,7 +58,7 @@ class ResultState(Enum):
 
 
 @dataclass(frozen=True)
-class Provenance:
+class ResultProvenance:
     """Provenance of a published case.
 
     Parameters
@@ -135,7 +135,7 @@ def _damage(folder: Path, error: OSError | ValueError) -> str:
     return f"a file of the published case {folder.name} was changed or can't be read"
 
 
-def read_provenance(folder: Path) -> Provenance:
+def read_provenance(folder: Path) -> ResultProvenance:
     """Return the provenance of a published case after checking its files.
 
     Raises
@@ -149,7 +149,7 @@ def read_provenance(folder: Path) -> Provenance:
     recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
     if not isinstance(recipe, str) or not isinstance(content, str):
         raise ValueError("case.json is malformed")  # noqa: TRY004
-    return Provenance(recipe, content, str(timing.get(SOURCE_STAMP, "")))
+    return ResultProvenance(recipe, content, str(timing.get(SOURCE_STAMP, "")))
 
 
 def check_files(folder: Path) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
+from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
 from scanloom.io.readback.mismatch import NEAREST_SHIFT_VOXELS, contains_only, mismatch_error
 from scanloom.io.scan import DicomSource, SourceSlice
@@ -47,12 +48,6 @@ _POSITION_TOLERANCE_MM = 0.01
 
 # Tags of the functional groups: sequences, and attributes in their items
 _SHARED, _PER_FRAME = 0x52009229, 0x52009230
-_DERIVATION, _SOURCE_IMAGE, _SOP_INSTANCE = 0x00089124, 0x00082112, 0x00081155
-_FRAME_NUMBER = 0x00081160
-_PLANE, _POSITION = 0x00209113, 0x00200032
-_ORIENTATION, _COSINES = 0x00209116, 0x00200037
-_MEASURES, _SPACING = 0x00289110, 0x00280030
-_IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,13 +243,23 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
     previous: tuple[memoryview, memoryview] | None = None
     for n, group in enumerate(groups):
         merged = shared | group
-        if previous != (merged[_ORIENTATION], merged[_MEASURES]):
-            previous = merged[_ORIENTATION], merged[_MEASURES]
+        if previous != (
+            merged[tags.PLANE_ORIENTATION_SEQUENCE],
+            merged[tags.PIXEL_MEASURES_SEQUENCE],
+        ):
+            previous = merged[tags.PLANE_ORIENTATION_SEQUENCE], merged[tags.PIXEL_MEASURES_SEQUENCE]
             _check_directions(_pixel_steps(merged), grid, source)
-        identified = _IDENTIFICATION in merged
-        segment = only_item(merged[_IDENTIFICATION])[_SEGMENT] if identified else b"\0"
+        identified = tags.SEGMENT_IDENTIFICATION_SEQUENCE in merged
+        segment = (
+            only_item(merged[tags.SEGMENT_IDENTIFICATION_SEQUENCE])[tags.REFERENCED_SEGMENT_NUMBER]
+            if identified
+            else b"\0"
+        )
         number = int.from_bytes(segment, "little")
-        place = place_of(bytes(group[_PLANE]), bytes(group.get(_DERIVATION, b"")))
+        place = place_of(
+            bytes(group[tags.PLANE_POSITION_SEQUENCE]),
+            bytes(group.get(tags.DERIVATION_IMAGE_SEQUENCE, b"")),
+        )
         yield _Frame(n, number, place)
 
 
@@ -268,8 +273,14 @@ def _sequence(dataset: Dataset, tag: int) -> memoryview:
 
 def _pixel_steps(group: Elements) -> NDArray[np.float64]:
     """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
-    cosines = np.array(parse_decimals(only_item(group[_ORIENTATION])[_COSINES]))
-    rows, columns = parse_decimals(only_item(group[_MEASURES])[_SPACING])
+    cosines = np.array(
+        parse_decimals(
+            only_item(group[tags.PLANE_ORIENTATION_SEQUENCE])[tags.IMAGE_ORIENTATION_PATIENT]
+        )
+    )
+    rows, columns = parse_decimals(
+        only_item(group[tags.PIXEL_MEASURES_SEQUENCE])[tags.PIXEL_SPACING]
+    )
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
@@ -303,7 +314,7 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
 
 def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:
     """Return the place of a PlanePositionSequence and a DerivationImageSequence."""
-    position = np.array(parse_decimals(only_item(memoryview(plane))[_POSITION]))
+    position = np.array(parse_decimals(only_item(memoryview(plane))[tags.IMAGE_POSITION_PATIENT]))
     [index] = grid.index(position[None] * LPS_TO_RAS)
     return _Place(position, index, _images(derivations))
 
@@ -311,14 +322,18 @@ def _place(plane: bytes, derivations: bytes, grid: Grid) -> _Place:
 def _images(derivations: bytes) -> list[tuple[str, int | None]]:
     """Return SOPInstanceUID and frame number of all images in a DerivationImageSequence."""
     return [
-        (parse_text(image[_SOP_INSTANCE]), _frame_number(image))
+        (parse_text(image[tags.REFERENCED_SOP_INSTANCE_UID]), _frame_number(image))
         for derivation in sequence_items(memoryview(derivations))
-        for image in sequence_items(derivation.get(_SOURCE_IMAGE, memoryview(b"")))
+        for image in sequence_items(derivation.get(tags.SOURCE_IMAGE_SEQUENCE, memoryview(b"")))
     ]
 
 
 def _frame_number(image: Elements) -> int | None:
-    return int(parse_text(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
+    return (
+        int(parse_text(image[tags.REFERENCED_FRAME_NUMBER]))
+        if tags.REFERENCED_FRAME_NUMBER in image
+        else None
+    )
 
 
 def _checked_slice(place: _Place, grid: Grid, source: DicomSource | None) -> int:
@@ -344,6 +359,11 @@ def _check_reference(place: _Place, image: SourceSlice | None) -> None:
     if place.images != [(image.sop_instance, image.frame)]:
         raise mismatch_error("a frame of the DICOM SEG refers to a different source image")
 
+
+# --- pixels ---------------------------------------------------------------------------------------
+# Reads the pixels of a DICOM SEG back, a frame at a time.
+#
+# The frames of a BINARY may take more memory than the scan: they are read from the file one by one.
 
 _PIXELS_HEADER = struct.Struct("<HH2s2xI")
 """Tag, VR and length of PixelData, explicit little endian (PS3.5 7.1.2)."""
@@ -428,6 +448,13 @@ def _start_of_pixels(file: BinaryIO, bits: int) -> int:
         raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
     return start
 
+
+# --- elements -------------------------------------------------------------------------------------
+# Parses DICOM elements from bytes, to read back the files that scanloom wrote.
+#
+# The frames of a DICOM SEG have some twenty elements each; as objects of a library they cost more
+# than all voxels. Only explicit little endian with explicit lengths is parsed (PS3.5 7.1.2, 7.5.1):
+# scanloom's own files use no other encoding.
 
 _ITEM_TAG = b"\xfe\xff\x00\xe0"
 _LONG_VRS = frozenset((b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR"))

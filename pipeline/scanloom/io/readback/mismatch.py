@@ -45,6 +45,9 @@ def decoding(name: str) -> Iterator[None]:
         raise mismatch_error(f"{name} can't be decoded ({type(exc).__name__})") from exc
 
 
+# --- comparison by slices -------------------------------------------------------------------------
+# Compares the slices of a decoded file with label maps, by their position in patient space.
+
 NEAREST_SHIFT_VOXELS = 0.5 + 1e-3
 """Largest shift of a label by nearest-neighbour resampling, in voxels, with rounding."""
 

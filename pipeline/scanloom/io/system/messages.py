@@ -117,9 +117,10 @@ class Message:
         self._arrays: list[NDArray[Any]] = []
         self._blobs: list[bytes] = []
         self._blob_bytes = 0
-        document = json.dumps(self._pack(value)).encode("ascii")
-        head = _HEAD.pack(len(document), self._blob_bytes, len(self._arrays))
-        self._data = b"".join((head, document, *self._blobs))
+        self.json = json.dumps(self._pack(value)).encode("ascii")
+        """A line: all of the message, unless it has arrays or bytes. See `from_json`."""
+        head = _HEAD.pack(len(self.json), self._blob_bytes, len(self._arrays))
+        self._data = b"".join((head, self.json, *self._blobs))
 
     def __len__(self) -> int:
         """Size in bytes, without the contents of arrays."""
@@ -188,6 +189,20 @@ def send(connection: socket.socket, value: Any) -> None:
         For a type that can't be sent.
     """
     Message(value).send(connection)
+
+
+def from_json(line: bytes) -> Any:
+    """Return the value of a message without arrays and bytes, from its `json`.
+
+    Raises
+    ------
+    ValueError
+        If the line is not that of a message.
+    """
+    try:
+        return _Unpacker(b"", ()).unpack(json.loads(line))
+    except (AttributeError, LookupError, TypeError, RecursionError) as exc:
+        raise ValueError("not a message") from exc
 
 
 def receive(connection: socket.socket) -> Any:

@@ -139,6 +139,9 @@ def _temporary_folder() -> str:
     return folder if folder in _SYSTEM_FOLDERS else "the folder for temporary files"
 
 
+# --- processes that live --------------------------------------------------------------------------
+# Liveness of processes and runs.
+
 HEARTBEAT_TIMEOUT_S = 60.0
 """Seconds without a heartbeat (one per second) after which a run of another host counts as dead."""
 FINAL_STATES = ("done", "stopped", "failed")

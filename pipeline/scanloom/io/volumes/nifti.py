@@ -45,6 +45,13 @@ NORM_TOLERANCE_FLOAT32, NORM_TOLERANCE_FLOAT64 = (
 )
 """Largest excess of b² + c² + d² over 1: rounding, as nibabel tolerates it."""
 
+# --- Analyze 7.5 ----------------------------------------------------------------------------------
+# Convert an Analyze 7.5 header to that of a NIfTI pair without an orientation.
+#
+# The `orient` field is not used: programs wrote 0 whatever the axes were. SPM stored a scale
+# factor, and others an offset, in unused Analyze fields. Readers differ in whether they apply them,
+# so a header with either is refused.
+
 _HEADER_BYTES = 540  # of NIfTI-2; of NIfTI-1 348
 _MAGIC_END = 348  # byte
 _HEADER_SIZES = tuple(n.to_bytes(4, order) for n in (348, 540) for order in ("little", "big"))
@@ -282,6 +289,9 @@ def _corners_differ(
     return not distance <= FORMS_DISAGREE_MM
 
 
+# --- forms of results -----------------------------------------------------------------------------
+# The sform and qform of the NIfTI files of a case.
+
 SCANNER_ANAT = 1
 """NIFTI_XFORM_SCANNER_ANAT: scanner-based anatomical coordinates."""
 
@@ -323,6 +333,14 @@ def forms_for(grid: Grid, source: Source) -> NiftiSource:
         forms = replace(forms, sform=forms.qform, sform_code=forms.qform_code)
     return replace(forms, qform=None, qform_code=0)
 
+
+# --- quaternions ----------------------------------------------------------------------------------
+# Rotations as a NIfTI qform stores them: b, c, d of a unit quaternion, in float32.
+#
+# Readers compute a = sqrt(1 - b² - c² - d²) (nifti1.h). Within a few milliradians of half a turn,
+# where the grids of most scans are, a is small and takes all the rounding of b, c and d. Then
+# float32 has no quaternion near the true rotation, and readers differ in their threshold for a = 0.
+# So a quaternion is accepted only if all of them read it well.
 
 MAX_DISPLACEMENT_MM = 0.01
 """Largest distance between the corners of a grid by sform and by qform: a twentieth of 0.2 mm."""

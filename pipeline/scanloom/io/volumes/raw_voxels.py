@@ -409,6 +409,9 @@ def _skip(file: BinaryIO, count: int, layout: RawLayout) -> None:
 
 
 _CHUNK_BYTES = 1 << 20
+# --- voxels as text -------------------------------------------------------------------------------
+# Voxels stored as text: numbers separated by white space.
+
 _TOKEN_LIMIT = 64  # characters of a number
 
 
@@ -450,6 +453,10 @@ def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
         return numbers.astype(dtype)
 
 
+# --- errors of readers ----------------------------------------------------------------------------
+# Errors of libraries and the operating system while a volume file is read, as `ScanError`.
+
+
 @contextmanager
 def foreign_errors(subject: str) -> Iterator[None]:
     """Convert errors of libraries and the system to ScanError; `subject` begins its detail.
@@ -472,6 +479,12 @@ def foreign_errors(subject: str) -> Iterator[None]:
     except MemoryError as exc:
         raise ScanError(Reason.OUT_OF_MEMORY, f"{subject} does not fit into memory") from exc
 
+
+# --- one volume of a file -------------------------------------------------------------------------
+# Volume files whose voxels are an array of plain numbers, stored raw, compressed or as text.
+#
+# A reader parses its header into a `RawVolume`; probing and reading it are the same for all
+# formats.
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 

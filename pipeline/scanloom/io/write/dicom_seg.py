@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
 from scanloom.io.scan import SHARED_UIDS, DicomSource
 from scanloom.io.write.dicom_seg_frames import (
@@ -186,7 +187,7 @@ def _rectangular(segmentation: Segmentation) -> Segmentation:
         Layer(rectangular_labels(layer.labels, grid), layer.structures)
         for layer in segmentation.layers
     )
-    return Segmentation(segmentation.model, layers, rectangular_grid(grid), segmentation.version)
+    return replace(segmentation, layers=layers, grid=rectangular_grid(grid), uncertainty=None)
 
 
 def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
@@ -194,7 +195,7 @@ def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
     planes = _planes(layer)
     slices = _stored_slices(series, np.asarray(counts_by_slice(planes.T)[:, 1:].any(axis=1)))
     structures = sorted(layer.structures, key=lambda s: s.number)
-    bits = 8 if structures[-1].number < 256 else 16
+    bits = 8 * planes.itemsize  # 16 also for a subset with small numbers, as the labels are
     dataset = _data_set(series, planes.shape, slices, structures, instance)
     dataset.BitsAllocated = dataset.BitsStored = bits
     dataset.HighBit = bits - 1
@@ -356,8 +357,11 @@ def _add_references(dataset: Dataset, source: DicomSource) -> None:
 
 
 _DIMENSIONS = {
-    "Referenced Segment Number": (0x0062000B, 0x0062000A),
-    "Image Position Patient": (0x00200032, 0x00209113),
+    "Referenced Segment Number": (
+        tags.REFERENCED_SEGMENT_NUMBER,
+        tags.SEGMENT_IDENTIFICATION_SEQUENCE,
+    ),
+    "Image Position Patient": (tags.IMAGE_POSITION_PATIENT, tags.PLANE_POSITION_SEQUENCE),
 }
 """Tags of the attributes that order the frames, and of their functional groups."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.slicing import (
     AXIAL,
@@ -292,13 +292,13 @@ def choose_content(
     )
     body = find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
-    shown = [m for m in measurements if m.voxels and m.box is not None]
-    largest = max(shown, key=lambda m: m.volume_ml, default=None)
+    by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
+    boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
     center = [(n - 1) // 2 for n in view.shape]
-    if largest is not None and largest.box is not None:
-        labels = _layer_of(largest, segmentations).labels
-        center = _center_of(view, labels, largest.number, largest.box)
-    crop = _crop(view, body, [m.box for m in shown if m.box is not None])
+    if boxes:
+        largest = next(iter(boxes))
+        center = _center_of(view, largest, boxes[largest], segmentations)
+    crop = _crop(view, body, list(boxes.values()))
     main = view if view.upright else view.as_acquired()
     color_of = {
         (s.model, number): color
@@ -316,7 +316,7 @@ def choose_content(
             body.values, modality, "HU" if hounsfield else volume.unit, volume.suv_factor
         ),
         planes=_planes(view, main, main_axis, center, crop),
-        tiles=_tiles(view, main, main_axis, crop, shown, segmentations),
+        tiles=_tiles(view, main, main_axis, crop, boxes, segmentations),
         color_of=color_of,
     )
 
@@ -361,6 +361,8 @@ def _drawn_layers(
     return drawn
 
 
+Key = tuple[str, int]
+"""Model and number of a structure."""
 Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Lowest and highest index of a box in a view, at the outer edges of voxels."""
 
@@ -411,12 +413,12 @@ def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) ->
     index = [(a + b) / 2 for a, b in zip(*crop, strict=True)]
     index[axis] = n
     i, j, k = index
-    place = float(view.lpi((i, j, k))[axis])
+    stated = float(view.lpi((i, j, k))[axis])
     position = float(main.lpi((i, j, k))[axis])
     tilt = view.tilt(axis)
     name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
-    short = f"{n + 1}: {_distance(axis, place)}"
-    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {_distance(axis, place)}"
+    short = f"{n + 1}: {_distance(axis, stated)}"
+    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {_distance(axis, stated)}"
     return Plane(main, direction, position, _area(main, direction, crop), name, short)
 
 
@@ -430,34 +432,30 @@ def _tiles(
     main: View,
     axis: int,
     crop: Corners,
-    shown: Sequence[Measurement],
+    boxes: Mapping[Key, Box],
     segmentations: Sequence[Segmentation],
 ) -> tuple[Plane, ...]:
     """Return the slices of the mosaic: every structure is in one of them."""
-    spans: dict[tuple[str, int], Span] = {}
-    for m in shown:
-        if m.box is not None:
-            a, b = (view.index_of(end)[axis] for end in m.box)
-            spans[m.model, m.number] = (min(a, b), max(a, b))
+    spans: dict[Key, Span] = {}
+    for key, box in boxes.items():
+        a, b = (view.index_of(end)[axis] for end in box)
+        spans[key] = min(a, b), max(a, b)
     body = round(float(crop[0][axis]) + 0.5), round(float(crop[1][axis]) - 0.5)
     slices = choose_slices(body, list(spans.values()), TILES)
     for _ in range(MAX_ATTEMPTS):  # a structure may be interrupted in a slice of its box
-        present = _present(view, axis, slices, segmentations)
-        absent = [m for m in shown if (m.model, m.number) not in present and m.box is not None]
+        absent = boxes.keys() - _present(view, axis, slices, segmentations)
         if not absent:
             break
-        for m in absent:
-            if m.box is not None:
-                labels = _layer_of(m, segmentations).labels
-                n = _center_of(view, labels, m.number, m.box)[axis]
-                spans[m.model, m.number] = (n, n)
+        for key in absent:
+            n = _center_of(view, key, boxes[key], segmentations)[axis]
+            spans[key] = n, n
         slices = choose_slices(body, list(spans.values()), TILES)
     return tuple(_acquired_plane(view, main, axis, n, crop) for n in slices)
 
 
 def _present(
     view: View, axis: int, slices: Sequence[int], segmentations: Sequence[Segmentation]
-) -> set[tuple[str, int]]:
+) -> set[Key]:
     """Return model and number of the structures in some slices across an axis of the view."""
     return {
         (segmentation.model, int(number))
@@ -470,27 +468,26 @@ def _present(
     }
 
 
-def _layer_of(measurement: Measurement, segmentations: Sequence[Segmentation]) -> Layer:
-    """Return the layer that holds a structure."""
-    for segmentation in segmentations:
-        for layer in segmentation.layers:
-            numbers = [s.number for s in layer.structures]
-            if segmentation.model == measurement.model and measurement.number in numbers:
-                return layer
-    raise ValueError(f"{measurement.model} has no structure {measurement.number}")
-
-
-def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
+def _center_of(view: View, key: Key, box: Box, segmentations: Sequence[Segmentation]) -> list[int]:
     """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
+    model, number = key
+    layer = next(
+        layer
+        for segmentation in segmentations
+        for layer in segmentation.layers
+        if segmentation.model == model and number in {s.number for s in layer.structures}
+    )
     corners = np.array([view.index_of(box[0]), view.index_of(box[1])])
     first, last = corners.min(axis=0), corners.max(axis=0)
     i, j, k = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
-    inside = view.of(labels)[i, j, k]
+    inside = view.of(layer.labels)[i, j, k]
+    # every step-th voxel: the largest slices of a large structure don't hang on single voxels
     step = math.ceil((inside.size / MAX_SEARCH_VOXELS) ** (1 / 3))
     mask = inside[::step, ::step, ::step] == number
     center = []
     for axis in range(3):
         area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
+        # the largest slice itself may be at an end of a structure with a flat side
         candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
         center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
     return center
@@ -523,6 +520,7 @@ def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
     ends = {first, last}
     low, high = min((s[0] for s in spans), default=first), max((s[1] for s in spans), default=last)
     needed: set[int] = set()
+    # as many evenly spaced slices as leave room for those that structures need
     for room in range(count - 2, -1, -1):
         even = {int(low + (n + 0.5) / room * (high - low + 1)) for n in range(room)}
         shown = ends | {min(n, last) for n in even}
@@ -536,6 +534,7 @@ def _piercing(spans: Sequence[Span]) -> set[int]:
     """Return few slices such that each span has one of them."""
     chosen: set[int] = set()
     waiting = sorted(spans, key=lambda s: s[1])
+    # greedy by the last slice is optimal for intervals: no fewer slices would do
     while waiting:
         end = waiting[0][1]
         group = [s for s in waiting if s[0] <= end]

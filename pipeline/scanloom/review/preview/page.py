@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from scanloom.cards.codes import system_of, systems
 from scanloom.core import Flag, Measurement, Segmentation, Volume
-from scanloom.core.measurement import Box
+from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
 from scanloom.review.preview.slicing import LETTERS
@@ -82,7 +82,6 @@ class Planes:
     """
 
     frames: tuple[Frame, Frame, Frame, Frame]
-    pixels_per_mm: float
     height: int
     legend: tuple[int, int]
     columns: int
@@ -116,8 +115,15 @@ def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, i
         for columns, height in legend.items()
         for planes in _candidates(block, sizes, columns, height)
     ]
-    area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
-    return max(candidates, key=lambda planes: _merit(planes, area))
+    legend_area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
+
+    def merit(planes: Planes) -> float:
+        """Return the share of the area that is used, plus a term for the main plane's size."""
+        pictures = sum(f.picture[0] * f.picture[1] for f in planes.frames)
+        covered = (pictures + legend_area) / (CONTENT_WIDTH * max(planes.height, 1))
+        return covered + MAIN_WEIGHT * min(1.0, planes.frames[0].picture[0] / LARGE_MAIN_WIDTH)
+
+    return max(candidates, key=merit)
 
 
 def _candidates(
@@ -126,28 +132,21 @@ def _candidates(
     """Yield the arrangement with the legend on the right, and with the legend below."""
     beside = columns * (LEGEND_WIDTH + LEGEND_GAP)
     if CONTENT_WIDTH - beside >= CONTENT_WIDTH // 2:
-        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH - beside)
+        frames, height = _filled_block(block, sizes, CONTENT_WIDTH - beside)
         corner = CONTENT_WIDTH - beside + LEGEND_GAP, 0
         total = max(height, legend_height)
-        yield Planes(frames, scale, total, corner, columns, LEGEND_WIDTH)
+        yield Planes(frames, total, corner, columns, LEGEND_WIDTH)
     if columns >= 3:
-        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH)
+        frames, height = _filled_block(block, sizes, CONTENT_WIDTH)
         width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
         total = height + LEGEND_GAP // 2 + legend_height
-        yield Planes(frames, scale, total, (0, height + LEGEND_GAP // 2), columns, width)
-
-
-def _merit(planes: Planes, legend_area: float) -> float:
-    """Return the share of the area that is used, plus a term for the main plane's size."""
-    pictures = sum(f.picture[0] * f.picture[1] for f in planes.frames)
-    covered = (pictures + legend_area) / (CONTENT_WIDTH * max(planes.height, 1))
-    return covered + MAIN_WEIGHT * min(1.0, planes.frames[0].picture[0] / LARGE_MAIN_WIDTH)
+        yield Planes(frames, total, (0, height + LEGEND_GAP // 2), columns, width)
 
 
 def _filled_block(
     block: Block, sizes: Sequence[Size], width: int
-) -> tuple[tuple[Frame, Frame, Frame, Frame], float, int]:
-    """Return frames that fill a width, their scale and their common height.
+) -> tuple[tuple[Frame, Frame, Frame, Frame], int]:
+    """Return frames that fill a width, and their common height.
 
     The pictures are as large as possible at one scale. Frames are enlarged to fill the width and,
     in each column, the height.
@@ -167,30 +166,34 @@ def _filled_block(
     x = 0
     for column, column_width in zip(block, columns, strict=True):
         y = 0
-        wanted = [max(sizes[n][1] for n in row) * scale for row in column]
-        for row, row_height in zip(
-            column, _shared(height - GAP * (len(column) - 1), wanted), strict=True
-        ):
-            cells = _shared(column_width - GAP * (len(row) - 1), [sizes[n][0] for n in row])
-            left = x
-            for n, cell in zip(row, cells, strict=True):
-                picture = _pixels(sizes[n], scale, (cell, row_height))
-                frames[n] = Frame(left, y, cell, row_height, picture)
-                left += cell + GAP
+        row_heights = _shared(
+            height - GAP * (len(column) - 1),
+            [max(sizes[n][1] for n in row) * scale for row in column],
+        )
+        for row, row_height in zip(column, row_heights, strict=True):
+            room = column_width, row_height
+            cells = _filled_row([sizes[n] for n in row], scale, room)
+            frames |= {n: cell.moved(x, y) for n, cell in zip(row, cells, strict=True)}
             y += row_height + GAP
         x += column_width + GAP
-    return (frames[0], frames[1], frames[2], frames[3]), scale, height
+    return (frames[0], frames[1], frames[2], frames[3]), height
 
 
 def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> tuple[Frame, ...]:
     """Return frames of planes side by side that fill a room in pixels, at one scale."""
     gaps = GAP * (len(sizes) - 1)
     scale = min((room[0] - gaps) / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
+    return tuple(_filled_row(sizes, scale, room))
+
+
+def _filled_row(sizes: Sequence[Size], scale: float, room: tuple[int, int]) -> list[Frame]:
+    """Return frames of planes side by side that fill a room in pixels, at a scale."""
     x, frames = 0, []
-    for size, width in zip(sizes, _shared(room[0] - gaps, [s[0] for s in sizes]), strict=True):
+    widths = _shared(room[0] - GAP * (len(sizes) - 1), [size[0] for size in sizes])
+    for size, width in zip(sizes, widths, strict=True):
         frames.append(Frame(x, 0, width, room[1], _pixels(size, scale, (width, room[1]))))
         x += width + GAP
-    return tuple(frames)
+    return frames
 
 
 def _shared(total: int, requested: Sequence[float]) -> list[int]:
@@ -212,7 +215,6 @@ class Mosaic:
     """Frames of tiles in rows, at one scale."""
 
     frames: tuple[Frame, ...]
-    pixels_per_mm: float
     height: int
 
 
@@ -235,7 +237,7 @@ def arrange_mosaic(count: int, size: Size) -> Mosaic:
         )
         for n in range(count)
     )
-    return Mosaic(frames, scale, frames[-1].y + height)
+    return Mosaic(frames, frames[-1].y + height)
 
 
 Point = tuple[float, float]

@@ -128,6 +128,7 @@ class View:
     @property
     def upright(self) -> bool:
         """Whether the voxel axes match the patient axes, within half a voxel at any point."""
+        # mm by which the last voxel of each axis leaves the patient's own axis
         drift = np.abs(self.to_lpi[:3, :3]) * (np.array(self.shape) - 1)
         np.fill_diagonal(drift, 0)
         return bool(drift.max() <= 0.5 * min(self.source.spacing))
@@ -366,6 +367,7 @@ def _largest_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the large connected parts of a mask, without thin ones."""
     thick = [n > 2 for n in mask.shape]
     shape: Any = tuple(3 if n else 1 for n in thick)
+    # opening cuts off thin things such as a table; it would cut off all of a few slices too
     opened = binary_opening(mask, np.ones(shape, bool)) if all(thick[:2]) else mask
     components, count = label(opened if opened.any() else mask)
     if not count:

@@ -56,9 +56,9 @@ export class CaseElements {
       slices.append(slice(addressOf(record, "preview.png"), record.page, each, label));
     }
     if (slices.firstChild) item.append(slices);
-    const picture = finding.place && this.stripOf(...finding.place);
+    const picture = finding.value && this.stripOf(...finding.value);
     if (picture) {
-      const [structure, quantity] = finding.place;
+      const [structure, quantity] = finding.value;
       const text = describe(this.distributionOf(structure, quantity));
       const figure = make("figure");
       figure.append(picture, make("figcaption", text));

@@ -188,6 +188,7 @@ def _published(folder: Path) -> _Published:
     document = read_case(folder)
     timing = read_json(folder / TIMING)
     preview, results = folder / PREVIEW, document.get("results", [])
+    files = [path for entry in folder.iterdir() for path in (entry, *entry.glob("*"))]
     shown = ReportCase(
         id=folder.name,
         case_id=document["case"],
@@ -200,7 +201,7 @@ def _published(folder: Path) -> _Published:
         shape=tuple(document["grid"].get("shape", ())),
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
-        files=_files(folder),
+        files=tuple(sorted(p.relative_to(folder).as_posix() for p in files if p.is_file())),
         references={m["name"]: references_of(m) for m in document["models"]},
     )
     models = {
@@ -209,13 +210,6 @@ def _published(folder: Path) -> _Published:
     }
     models |= {f"{result['name']} {result['version']}": result for result in results}
     return _Published(document["case"], shown, models, document["versions"])
-
-
-def _files(folder: Path) -> tuple[str, ...]:
-    """Return the paths of the files in a case folder and its subfolders, relative to it."""
-    inside = [file for entry in folder.iterdir() for file in (entry, *entry.glob("*"))]
-    names = (file.relative_to(folder).as_posix() for file in inside if file.is_file())
-    return tuple(sorted(names))
 
 
 def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:

@@ -268,9 +268,9 @@ class ReportPage {
     if (record.reason) cell.append(this.elements.reason(record));
     if (findings.length) {
       const list = make("ul");
-      for (const { text, place } of findings.slice(0, MAX_FINDINGS)) {
+      for (const { text, value } of findings.slice(0, MAX_FINDINGS)) {
         const item = make("li", text);
-        const picture = place && this.elements.stripOf(...place);
+        const picture = value && this.elements.stripOf(...value);
         if (picture) item.append(picture);
         list.append(item);
       }

@@ -141,7 +141,11 @@ def _prepare(out: Path, damaged: set[str]) -> _Content:
     data = collect_report_data(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
-    previews = [(case.id, _picture(case.preview)) for case in data.cases if case.preview]
+    previews = list[tuple[str, Path]]()
+    for case in data.cases:
+        if case.preview is not None:
+            thumbnail = case.preview.with_name(THUMBNAIL)
+            previews.append((case.id, thumbnail if thumbnail.exists() else case.preview))
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
     structures = structure_names(data.cases)
@@ -152,19 +156,17 @@ def _prepare(out: Path, damaged: set[str]) -> _Content:
     return _Content(data, structures, thumbs, charts, verdicts)
 
 
-def _picture(preview: Path) -> Path:
-    """Return the picture from which a thumbnail is made: the preview of old cases."""
-    own = preview.with_name(THUMBNAIL)
-    return own if own.exists() else preview
-
-
 def _render(
     content: _Content, sources: Mapping[str, Sequence[str]] | None = None, pictures: str = ""
 ) -> str:
     """Return the page; with names and paths if there are sources by case id."""
     data, names = content.data, list(content.structures.values())
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
-    _add_verdicts(rows, content.verdicts)
+    for row in rows:
+        if content.verdicts and row["status"] in WITH_RESULT:
+            verdict = content.verdicts.get(row["id"])
+            row["verdict"] = STATES[verdict] if verdict else "not reviewed"
+    codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
     runs = valid_runs(data.runs)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
@@ -172,7 +174,7 @@ def _render(
     embedded = {
         "structures": names,
         "distributions": distributions,
-        "advice": _advice(rows),
+        "advice": {code: advice(code) for code in sorted(codes - {""})},
         "cases": rows,
         "pictures": pictures,
         "sources": sources or {},
@@ -208,16 +210,6 @@ def _render(
     )
 
 
-def _add_verdicts(rows: Sequence[dict[str, Any]], states: Mapping[str, str]) -> None:
-    """Add the words for the state of each case, if any case was reviewed."""
-    if not states:
-        return
-    for row in rows:
-        if row["status"] in WITH_RESULT:
-            state = states.get(row["id"])
-            row["verdict"] = STATES[state] if state else "not reviewed"
-
-
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -237,12 +229,6 @@ def _policy(script: str, style: str) -> str:
         "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
     )
-
-
-def _advice(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the advice of each reason, and the text of each flag, that a row has."""
-    codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
-    return {code: advice(code) for code in sorted(codes - {""})}
 
 
 def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:
@@ -317,6 +303,7 @@ def make_rows(
         {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
     )
     rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
+    # ids break ties, so that equal results give equal pages
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
     index = {key: n for n, key in enumerate(structures)}
     distributions = {
@@ -376,17 +363,17 @@ def _shown_findings(
     for finding in findings:
         by_text[finding.text].append(finding)
     shown = []
-    for text, found in by_text.items():
-        names = [finding.structure for finding in found]
+    for text, alike in by_text.items():
+        names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
-        position = found[0].place
-        if position is not None:
-            n = structures.index((position.model, position.label))
-            entry["place"] = [n, position.quantity, _rounded(position.value)]
-        subjects = tuple(m for finding in found for m in finding.subjects)
+        outlier = alike[0].value
+        if outlier is not None:
+            n = structures.index((outlier.model, outlier.label))
+            entry["value"] = [n, outlier.quantity, _rounded(outlier.value)]
+        subjects = tuple(m for finding in alike for m in finding.subjects)
         if mosaic is not None and subjects:
-            together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
+            together = Finding(alike[0].kind, "", 0.0, text, subjects=subjects)
             slices = slices_of(together, mosaic.tiles, case.shape)
             entry["slices"] = [
                 {"number": each.number, "area": each.area, "outlines": each.outlines}

@@ -325,6 +325,7 @@ def _draw_thumb(preview: Path, thumb: Path) -> tuple[int, int] | None:
         bottom = min(small.height, HEADER_HEIGHT + _MAX_HEIGHT)
         small = small.crop((_CROP_X[0], HEADER_HEIGHT, _CROP_X[1], bottom))
     small.thumbnail(THUMB_SIZE, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    # noise compresses badly: the first quality that keeps a page with many cases small
     data = next((d for d in map(partial(_encoded, small), _QUALITIES) if len(d) <= MAX_BYTES), b"")
     if not data:
         small.thumbnail((THUMB_SIZE[0] // 2, THUMB_SIZE[1] // 2))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -21,8 +22,7 @@ from scanloom.io.output.file_names import PREVIEW
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.desk import Desk
-from scanloom.review.server.drafts import Step, check_result
+from scanloom.review.server.drafts import check_result
 from scanloom.review.server.requests import (
     check_structures,
     read_body,
@@ -33,6 +33,7 @@ from scanloom.review.server.requests import (
     read_version,
 )
 from scanloom.review.server.security import Guard, RefusedError, Sessions
+from scanloom.review.server.state import ReviewState
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,12 @@ class Routes:
 
     Parameters
     ----------
-    desk : Desk
+    state : ReviewState
     sessions : Sessions
     """
 
-    def __init__(self, desk: Desk, sessions: Sessions) -> None:
-        self.desk, self.sessions = desk, sessions
+    def __init__(self, state: ReviewState, sessions: Sessions) -> None:
+        self.state, self.sessions = state, sessions
 
     async def enter(self, request: Request) -> Response:
         """Turn the token of a link into a session."""
@@ -88,24 +89,24 @@ class Routes:
 
     def me(self, request: Request, reviewer: str) -> Response:
         """Return who the reviewer is."""
-        return JSONResponse(self.desk.me(reviewer))
+        return JSONResponse(self.state.me(reviewer))
 
     def worklist(self, request: Request, reviewer: str) -> Response:
         """Return the reviewer's cases; 304 if nothing changed since a version."""
-        if request.query_params.get("since") == self.desk.version(reviewer):
+        if request.query_params.get("since") == self.state.version(reviewer):
             return Response(status_code=304)
-        return JSONResponse(self.desk.listed(reviewer))
+        return JSONResponse(self.state.listed(reviewer))
 
     def case(self, request: Request, reviewer: str) -> Response:
         """Return what the viewer needs to know about a case; 204 if it has no room ahead."""
         name = self._name(request, reviewer, anew=True)
         if "ahead" not in request.query_params:
-            self.desk.open_cases.show(name, reviewer)
-        elif self.desk.opened_ahead(name) is None:
+            self.state.open_cases.show(name, reviewer)
+        elif self.state.open_cases.get_ahead(name) is None:
             return Response(status_code=204)
-        case = self.desk.opened(name)
-        verdicts = self.desk.verdicts(case.name, reviewer)
-        return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
+        case = self.state.opened(name)
+        verdicts = self.state.verdicts(case.name, reviewer)
+        return JSONResponse({**describe(case), "doubts": self.state.findings(case), **verdicts})
 
     def image(self, request: Request, reviewer: str) -> Response:
         """Return slices of the scan."""
@@ -119,7 +120,7 @@ class Routes:
         case, layer = self._opened(request, reviewer), read_range(request.path_params["layer"])[0]
         if layer >= len(case.layers):
             raise RefusedError(404, "LAYER", "The case has no such layer.")
-        held = self.desk.drafts.find(case.name, reviewer)
+        held = self.state.drafts.find(case.name, reviewer)
         if "draft" in request.query_params and held is not None and held.is_about(case):
             with held.using(case) as draft:
                 return self._slices(request, draft.layer(layer))
@@ -127,7 +128,7 @@ class Routes:
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
-        path = self.desk.out / "cases" / self._name(request, reviewer) / PREVIEW
+        path = self.state.out / "cases" / self._name(request, reviewer) / PREVIEW
         try:
             content = read_regular_file(path, MAX_PREVIEW_BYTES)
         except OSError as exc:
@@ -140,30 +141,30 @@ class Routes:
         """Keep a verdict; return its number and the next case that is open."""
         name = self._name(request, reviewer)
         verdict, comment = read_verdict(read_body(request.state.body), name, reviewer)
-        case = self.desk.opened(name)
+        case = self.state.opened(name)
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
         check_structures(verdict, labels)
-        kept = self.desk.keep(verdict, comment)
-        return JSONResponse({"number": kept.number, **self.desk.verdicts(name, reviewer)})
+        kept = self.state.keep(verdict, comment)
+        return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 
     def undo(self, request: Request, reviewer: str) -> Response:
         """Undo the reviewer's last verdict about a case."""
         name = self._name(request, reviewer)
-        undone = self.desk.log.undo(reviewer, name)
+        undone = self.state.log.undo(reviewer, name)
         if undone is None:
             raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
-        return JSONResponse({"number": undone.number, **self.desk.verdicts(name, reviewer)})
+        return JSONResponse({"number": undone.number, **self.state.verdicts(name, reviewer)})
 
     def stroke(self, request: Request, reviewer: str) -> Response:
         """Paint a stroke on the reviewer's draft."""
         name = self._name(request, reviewer)
-        case, body = self.desk.opened(name), read_body(request.state.body)
+        case, body = self.state.opened(name), read_body(request.state.body)
         stroke, version = read_stroke(body, len(case.layers)), read_version(body)
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
         check_result(case, version)  # before a draft of an earlier result is dropped
-        held = self.desk.drafts.of(case, reviewer)
+        held = self.state.drafts.of(case, reviewer)
         try:
             with held.changing(case, version):
                 return JSONResponse({"changed": held.change(stroke), **held.state})
@@ -175,47 +176,39 @@ class Routes:
 
         The page that shows a case asks this first, also if it knows the case already.
         """
-        self.desk.open_cases.show(self._name(request, reviewer), reviewer)
+        self.state.open_cases.show(self._name(request, reviewer), reviewer)
         case = self._opened(request, reviewer)
         if version := request.query_params.get("version"):
             check_result(case, version)
-        return JSONResponse(self.desk.drafts.describe(case, reviewer))
-
-    def undo_stroke(self, request: Request, reviewer: str) -> Response:
-        """Undo the last stroke."""
-        return self._step(request, reviewer, "undo")
-
-    def redo_stroke(self, request: Request, reviewer: str) -> Response:
-        """Paint the last undone stroke again."""
-        return self._step(request, reviewer, "redo")
+        return JSONResponse(self.state.drafts.describe(case, reviewer))
 
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
-        held = self.desk.drafts.of(case, reviewer)
+        held = self.state.drafts.of(case, reviewer)
         with held.changing(case, version):
-            self.desk.drafts.drop(held)
-        return JSONResponse(self.desk.drafts.describe(case, reviewer))
+            self.state.drafts.drop(held)
+        return JSONResponse(self.state.drafts.describe(case, reviewer))
 
     def save_draft(self, request: Request, reviewer: str) -> Response:
         """Publish the draft as a revision."""
         name, version = self._name(request, reviewer), read_version(read_body(request.state.body))
-        return JSONResponse({"revision": self.desk.save_draft(name, reviewer, version)})
+        return JSONResponse({"revision": self.state.save_draft(name, reviewer, version)})
 
-    def _step(self, request: Request, reviewer: str, step: Step) -> Response:
-        """Undo a stroke or paint it again."""
+    def step(self, request: Request, reviewer: str, *, step: Literal["undo", "redo"]) -> Response:
+        """Undo the last stroke, or paint the last undone stroke again."""
         case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
-        held = self.desk.drafts.of(case, reviewer)
+        held = self.state.drafts.of(case, reviewer)
         with held.changing(case, version):
             return JSONResponse({"changed": held.change(step), **held.state})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
-        self.desk.check(name, reviewer, anew=anew)
+        self.state.check(name, reviewer, anew=anew)
         return name
 
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:
-        return self.desk.opened(self._name(request, reviewer))
+        return self.state.opened(self._name(request, reviewer))
 
     def _slices(self, request: Request, array: Any) -> Response:
         plane = PLANES.get(request.path_params["plane"])
@@ -229,17 +222,17 @@ class Routes:
         return Response(content, media_type="application/octet-stream")
 
 
-def make_app(desk: Desk, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
+def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
     """Return the review server as an ASGI application.
 
     Parameters
     ----------
-    desk : Desk
+    state : ReviewState
     sessions : Sessions
     origins : sequence of str
         Addresses of the server.
     """
-    routes = Routes(desk, sessions)
+    routes = Routes(state, sessions)
     of_case = "/api/case/{name}"
     known: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/me", routes.me),
@@ -252,8 +245,8 @@ def make_app(desk: Desk, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),
         ("GET", f"{of_case}/draft", routes.draft),
-        ("POST", f"{of_case}/draft/undo", routes.undo_stroke),
-        ("POST", f"{of_case}/draft/redo", routes.redo_stroke),
+        ("POST", f"{of_case}/draft/undo", partial(routes.step, step="undo")),
+        ("POST", f"{of_case}/draft/redo", partial(routes.step, step="redo")),
         ("POST", f"{of_case}/draft/discard", routes.discard),
         ("POST", f"{of_case}/draft/save", routes.save_draft),
     ]
@@ -268,13 +261,9 @@ def make_app(desk: Desk, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
     ]
     app = Starlette(
         routes=listed,
-        exception_handlers={
-            RefusedError: _refused,
-            ScanError: _scan_error,
-            OSError: _passing_error,
-            HTTPException: _http_error,
-            Exception: _fault,
-        },
+        exception_handlers=dict.fromkeys(
+            (RefusedError, ScanError, OSError, HTTPException, Exception), _failure
+        ),
     )
     return Guard(app, tuple(origins))
 
@@ -304,35 +293,22 @@ def _page(name: str, status: int = 200) -> Response:
     return Response((STATIC / name).read_bytes(), status, media_type=MEDIA_TYPES[suffix])
 
 
-def _refused(_: Request, exc: Exception) -> Response:
-    if not isinstance(exc, RefusedError):
-        raise exc
-    text = exc.text.encode("utf-8", "replace").decode()  # it may quote half a character
-    return JSONResponse({"reason": exc.reason, "text": text}, exc.status)
-
-
-def _scan_error(_: Request, exc: Exception) -> Response:
-    if not isinstance(exc, ScanError):
-        raise exc
-    plain = {"reason": exc.code, "text": f"{exc.detail}."}
-    return JSONResponse(plain, STATUS.get(exc.reason, 409))
-
-
-def _passing_error(_: Request, exc: Exception) -> Response:
-    """Answer that a file can't be read or written now, which tells nothing of the case."""
-    if not isinstance(exc, OSError):
-        raise exc
-    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    logger.error("a request failed: %s", name)
-    text = f"The server can't read its files for the moment ({name}): try again."
-    return JSONResponse({"reason": "BUSY", "text": text}, 503)
-
-
-def _http_error(_: Request, exc: Exception) -> Response:
-    status = exc.status_code if isinstance(exc, HTTPException) else 404
-    return JSONResponse({"reason": "NOT_FOUND", "text": "There is no such address."}, status)
-
-
-def _fault(_: Request, exc: Exception) -> Response:
-    logger.error("a request failed: %s", type(exc).__name__)
-    return JSONResponse({"reason": "INTERNAL", "text": "A bug in scanloom."}, 500)
+def _failure(_: Request, exc: Exception) -> Response:
+    """Answer that a request failed, in our own words: no path, and no text of a library."""
+    match exc:
+        case RefusedError():
+            text = exc.text.encode("utf-8", "replace").decode()  # it may quote half a character
+            status, reason = exc.status, exc.reason
+        case ScanError():
+            status, reason, text = STATUS.get(exc.reason, 409), exc.code, f"{exc.detail}."
+        case OSError():  # a file can't be read or written now, which tells nothing of the case
+            name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+            logger.error("a request failed: %s", name)
+            text = f"The server can't read its files for the moment ({name}): try again."
+            status, reason = 503, "BUSY"
+        case HTTPException():
+            status, reason, text = exc.status_code, "NOT_FOUND", "There is no such address."
+        case _:
+            logger.error("a request failed: %s", type(exc).__name__)
+            status, reason, text = 500, "INTERNAL", "A bug in scanloom."
+    return JSONResponse({"reason": reason, "text": text}, status)

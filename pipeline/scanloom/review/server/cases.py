@@ -159,43 +159,42 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
             check_files(latest)
         grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         view = View(grid)
-        seen = Seen(read_json(latest / CASE)["recipe"], _hashes(latest))
-        layers = tuple(_layers(latest, view))
+        layers, hashes = _read_layers(latest, view)
+        seen = Seen(read_json(latest / CASE)["recipe"], hashes)
         measurements = read_measurements(latest)
     except _DAMAGE as exc:
         if is_passing(exc):
             raise
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
-    windows = _windows(volume) if volume else ()
-    image = as_image(volume, view) if volume else None
     return OpenedCase(
-        *(name, document, view, image, origin, missing),
-        *(layers, measurements, seen, windows, revision_number(latest)),
+        name=name,
+        document=document,
+        view=view,
+        image=as_image(volume, view) if volume else None,
+        origin=origin,
+        missing=missing,
+        layers=layers,
+        measurements=measurements,
+        seen=seen,
+        windows=_windows(volume) if volume else (),
+        revision=revision_number(latest),
     )
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each label map that `segments.json` lists."""
-    files = [entry["file"] for entry in read_json(folder / SEGMENTS)["files"]]
-    return {name: _sha256(folder / name) for name in dict.fromkeys(files)}
-
-
-def _sha256(path: Path) -> str:
-    with open_regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _layers(folder: Path, view: View) -> list[Layer]:
-    layers = []
+def _read_layers(folder: Path, view: View) -> tuple[tuple[Layer, ...], dict[str, str]]:
+    """Return the label maps that `segments.json` lists, and the SHA-256 of their files."""
+    layers, hashes = [], dict[str, str]()
     for entry in read_json(folder / SEGMENTS)["files"]:
-        labels = read_label_map(folder / entry["file"])
+        name = entry["file"]
+        with open_regular_file(folder / name) as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        labels = read_label_map(folder / name)
         if labels.shape != view.source.shape:
             raise ValueError("a label map has another shape than its case")
         kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)
-        structures = tuple(entry["structures"])
-        layers.append(Layer(entry["file"], entry["model"], view.of(kept), structures))
-    return layers
+        layers.append(Layer(name, entry["model"], view.of(kept), tuple(entry["structures"])))
+    return tuple(layers), hashes
 
 
 def _scan(
@@ -233,9 +232,35 @@ def _windows(volume: Volume) -> tuple[tuple[str, GrayWindow], ...]:
 
 
 def describe(case: OpenedCase) -> dict[str, Any]:
-    """Return what the viewer needs, as JSON; no path and no identity."""
+    """Return the description of a case that its page needs, as JSON; no path and no identity."""
     view, image = case.view, case.image
     lps = np.diag((1, 1, -1, 1)) @ view.to_lpi
+    layers = []
+    for index, layer in enumerate(case.layers):
+        measured = {m.label: m for m in case.measurements if m.model == layer.model}
+        labels = []
+        for structure in layer.structures:
+            m = measured.get(structure["label"])
+            red, green, blue = structure["color"]
+            labels.append(
+                {
+                    "value": structure["number"],
+                    "label": structure["label"],
+                    "name": structure["name"],
+                    "color": f"#{red:02x}{green:02x}{blue:02x}",
+                    "volume_ml": m.volume_ml if m else None,
+                    "centre": centre_of(case, layer, structure["number"], m),
+                }
+            )
+        layers.append(
+            {
+                "index": index,
+                "file": layer.file,
+                "model": layer.model,
+                "bytes": layer.labels.itemsize,
+                "labels": labels,
+            }
+        )
     return {
         "id": case.name,
         "shape": view.shape,
@@ -253,40 +278,12 @@ def describe(case: OpenedCase) -> dict[str, Any]:
             for name, w in case.windows
         ],
         "planes": {name: describe_plane(view, plane) for name, plane in PLANES.items()},
-        "layers": [_plain_layer(case, n, layer) for n, layer in enumerate(case.layers)],
+        "layers": layers,
         "models": [f"{m['name']} {m['version']}".strip() for m in case.document["models"]],
         "flags": [flag["code"] for flag in case.document["flags"]],
         "revision": case.revision,
         "recipe": case.seen.recipe,
         "seen": case.seen.labels,
-    }
-
-
-def _plain_layer(case: OpenedCase, index: int, layer: Layer) -> dict[str, Any]:
-    measured = {m.label: m for m in case.measurements if m.model == layer.model}
-    return {
-        "index": index,
-        "file": layer.file,
-        "model": layer.model,
-        "bytes": layer.labels.itemsize,
-        "labels": [
-            _plain_structure(case, layer, each, measured.get(each["label"]))
-            for each in layer.structures
-        ],
-    }
-
-
-def _plain_structure(
-    case: OpenedCase, layer: Layer, structure: dict[str, Any], m: Measurement | None
-) -> dict[str, Any]:
-    red, green, blue = structure["color"]
-    return {
-        "value": structure["number"],
-        "label": structure["label"],
-        "name": structure["name"],
-        "color": f"#{red:02x}{green:02x}{blue:02x}",
-        "volume_ml": m.volume_ml if m else None,
-        "centre": centre_of(case, layer, structure["number"], m),
     }
 
 
@@ -371,7 +368,11 @@ class OpenCases:
         """
         expected = expected_bytes(self.out, name)
         with self._guard:
-            shown = sum(self._bytes(each) for each in self._kept() - {name})
+            shown = sum(
+                (_arrays(self._open[each]) if each in self._open else 0)
+                or expected_bytes(self.out, each)
+                for each in self._kept() - {name}
+            )
             if shown + expected > self.limit:
                 return None
             future = self._start(name)
@@ -414,10 +415,6 @@ class OpenCases:
         """Return the cases that reviewers look at."""
         oldest = time.monotonic() - SHOWN_S
         return {name for name, at in self._shown.values() if at >= oldest}
-
-    def _bytes(self, name: str) -> int:
-        future = self._open.get(name)
-        return (_arrays(future) if future else 0) or expected_bytes(self.out, name)
 
 
 def expected_bytes(out: Path, name: str) -> int:
@@ -466,6 +463,7 @@ def as_image(volume: Volume, view: View) -> Image:
         array = np.where(np.isfinite(array), array, np.nanmin(array[np.isfinite(array)], initial=0))
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     whole = array.dtype.kind in "iu" or bool((array == np.rint(array)).all())
+    # exact if it can be: as it is, else shifted (unsigned 16 bits), else rounded to 16 bits
     if whole and low >= _LOWEST and high <= _HIGHEST:
         return Image(view.of(_as_int16(array)), 1.0, 0.0, exact=True)
     if whole and high - low <= _HIGHEST - _LOWEST:
@@ -478,11 +476,6 @@ def as_image(volume: Volume, view: View) -> Image:
 
 def _as_int16(array: NDArray[Any]) -> NDArray[np.int16]:
     return np.asfortranarray(array.astype(np.int16, copy=False))
-
-
-def plane_shape(shape: tuple[int, ...], plane: Direction) -> tuple[int, int, int]:
-    """Return the number of slices, rows and columns of a plane through a view."""
-    return shape[plane.normal], shape[plane.down], shape[plane.across]
 
 
 def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> bytes:
@@ -501,7 +494,7 @@ def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> byte
     IndexError
         If there are no such slices, or they exceed `MAX_CHUNK_BYTES`.
     """
-    count, rows, columns = plane_shape(array.shape, plane)
+    count, rows, columns = (array.shape[n] for n in (plane.normal, plane.down, plane.across))
     if not 0 <= first <= last < count:
         raise IndexError(f"slices {first} to {last} of {count}")
     if (last - first + 1) * rows * columns * array.itemsize > MAX_CHUNK_BYTES:

@@ -188,9 +188,16 @@ class Draft:
     def _forget(self) -> None:
         """Forget how the first strokes are undone, to stay within the limits."""
         held = sum(each.nbytes for each in self._done)
+        # the last stroke can always be undone, however large
         while len(self._done) > MAX_UNDO or (held > MAX_UNDO_BYTES and len(self._done) > 1):
             held -= self._done.pop(0).nbytes
             self._forgot = True
+
+    def apply(self, step: Step) -> int:
+        """Paint, undo or redo a stroke; return the number of voxels, or whether it changed."""
+        if isinstance(step, Stroke):
+            return self.stroke(step)
+        return self.undo() if step == "undo" else self.redo()
 
     def undo(self) -> bool:
         """Undo the last stroke; return whether there was one."""
@@ -264,47 +271,6 @@ Step = Stroke | Literal["undo", "redo"]
 """What changes a draft."""
 
 
-@dataclass(frozen=True)
-class Strokes:
-    """The file of a draft.
-
-    Parameters
-    ----------
-    seen : Seen
-        The result that is corrected.
-    shape : (X, Y, Z)
-    number : str
-        Random: no other draft has it.
-    steps : tuple of Step
-        Those that changed it, in their order.
-    """
-
-    seen: Seen
-    shape: tuple[int, ...]
-    number: str
-    steps: tuple[Step, ...] = ()
-
-    @property
-    def left(self) -> list[Stroke]:
-        """The strokes that were not undone."""
-        done, undone = list[Stroke](), list[Stroke]()
-        for step in self.steps:
-            if isinstance(step, Stroke):
-                done.append(step)
-                undone.clear()
-            elif step == "undo":
-                undone.append(done.pop())
-            else:
-                done.append(undone.pop())
-        return done
-
-    @property
-    def head(self) -> bytes:
-        """Its first line."""
-        about = {"recipe": self.seen.recipe, "labels": dict(self.seen.labels)}
-        return _line({"schema": SCHEMA, "number": self.number, "shape": self.shape, **about})
-
-
 @dataclass(eq=False)
 class HeldDraft:
     """A correction in progress, which several windows of a reviewer may change.
@@ -315,8 +281,13 @@ class HeldDraft:
         Its file, which is there once it has a stroke.
     name, reviewer : str
         Name of the case, and code of the reviewer.
-    strokes : Strokes
-        Its file's content.
+    seen : Seen
+        The result that is corrected.
+    shape : (X, Y, Z)
+    number : str
+        Random: no other draft has it.
+    steps : tuple of Step
+        The steps that changed it, in their order.
     size : int
         Bytes of its file.
     guard : lock
@@ -332,7 +303,10 @@ class HeldDraft:
     path: Path
     name: str
     reviewer: str
-    strokes: Strokes
+    seen: Seen
+    shape: tuple[int, ...]
+    number: str
+    steps: tuple[Step, ...] = ()
     size: int = 0
     guard: threading.Lock = field(default_factory=threading.Lock)
     painted: Draft | None = None
@@ -341,10 +315,31 @@ class HeldDraft:
     dropped: int = 0
 
     @property
+    def strokes(self) -> list[Stroke]:
+        """The strokes that were not undone."""
+        done, undone = list[Stroke](), list[Stroke]()
+        for step in self.steps:
+            if isinstance(step, Stroke):
+                done.append(step)
+                undone.clear()
+            elif step == "undo":
+                undone.append(done.pop())
+            else:
+                done.append(undone.pop())
+        return done
+
+    @property
+    def content(self) -> bytes:
+        """Its file: a line about the result, and one for each step."""
+        about = {"recipe": self.seen.recipe, "labels": dict(self.seen.labels)}
+        head = {"schema": SCHEMA, "number": self.number, "shape": self.shape, **about}
+        return b"".join((_line(head), *map(_step_line, self.steps)))
+
+    @property
     def version(self) -> str:
         """Text that changes with every stroke; equal for all drafts of a result without strokes."""
-        seen, count = self.strokes.seen, len(self.strokes.steps)
-        return f"{_digest(seen)}.{f'{self.strokes.number}.{count}' if count else '0'}"
+        count = len(self.steps)
+        return f"{_digest(self.seen)}.{f'{self.number}.{count}' if count else '0'}"
 
     @property
     def state(self) -> dict[str, Any]:
@@ -359,7 +354,7 @@ class HeldDraft:
 
     def is_about(self, case: OpenedCase) -> bool:
         """Return whether it corrects the result of an open case."""
-        return (self.name, self.strokes.seen) == (case.name, case.seen)
+        return (self.name, self.seen) == (case.name, case.seen)
 
     @contextmanager
     def using(self, case: OpenedCase) -> Iterator[Draft]:
@@ -367,8 +362,8 @@ class HeldDraft:
         with self.guard:
             if self.painted is None:
                 self.painted = _blank(case)
-                for step in self.strokes.steps:
-                    _apply(self.painted, step)
+                for step in self.steps:
+                    self.painted.apply(step)
             del case  # it may be closed while the draft is in use
             yield self.painted
 
@@ -404,22 +399,22 @@ class HeldDraft:
         """
         if self.painted is None:
             raise ValueError("the draft is not held")
-        changed = _apply(self.painted, step)
+        changed = self.painted.apply(step)
         if changed:
             try:
-                self._append(_step_line(step))
+                self._append(step)
             except OSError as exc:
                 self.painted = None  # it has the step: painted again without it
                 raise output_error(exc, "the stroke") from exc
-            self.strokes = replace(self.strokes, steps=(*self.strokes.steps, step))
+            self.steps = (*self.steps, step)
         return changed
 
-    def _append(self, line: bytes) -> None:
-        new, lines = not self.size, line if self.size else self.strokes.head + line
-        if not new and not self._is_whole():
-            # removed or cut off by another program: all strokes are here too, so none is lost
-            new, self.size = True, 0
-            lines = b"".join((self.strokes.head, *map(_step_line, self.strokes.steps), line))
+    def _append(self, step: Step) -> None:
+        # a file that another program removed or cut off is written anew: all steps are here too
+        new = not self.size or not self._is_whole()
+        lines = (self.content if new else b"") + _step_line(step)
+        if new:
+            self.size = 0
         if new:
             for folder in (self.path.parent.parent, self.path.parent):
                 check_folder(folder.parent)
@@ -511,11 +506,11 @@ class Drafts:
             with held.guard:  # a step that is under way ends first
                 if held.closed:
                     continue
-                left, new = held.strokes.left, _new(self.folder, case, reviewer)
-                if _fit(held.strokes, case):
-                    new.carried = _carry(left, new, case)
+                new = _new(self.folder, case, reviewer)
+                if _fit(held, case):
+                    new.carried = _carry(held.strokes, new, case)
                 else:
-                    new.dropped = len(left)
+                    new.dropped = len(held.strokes)
                 if new.carried:
                     held.closed = True
                 else:
@@ -532,9 +527,9 @@ class Drafts:
         """
         held = self.of(case, reviewer)
         with held.using(case):
-            told = {"carried": held.carried, "dropped": held.dropped}
-            held.carried = held.dropped = 0
-            return {**held.state, **told}
+            state = {**held.state, "carried": held.carried, "dropped": held.dropped}
+            held.carried = held.dropped = 0  # stated once
+            return state
 
     def drop(self, held: HeldDraft) -> None:
         """Drop a draft that is in use.
@@ -571,9 +566,9 @@ class Drafts:
         with suppress(OSError):
             for path in sorted(self.folder.glob(f"*/{reviewer or '*'}.jsonl")):
                 with suppress(OSError, ScanError):
-                    strokes, _ = _read(path)
-                    if is_case_name(path.parent.name) and strokes.left:
-                        counts[path.parent.name, path.stem] = len(strokes.left)
+                    count = len(_read(path).strokes)
+                    if is_case_name(path.parent.name) and count:
+                        counts[path.parent.name, path.stem] = count
         return counts
 
     def cases_of(self, reviewer: str) -> set[str]:
@@ -585,24 +580,24 @@ class Drafts:
         if held is None:
             path = self.folder / name / f"{reviewer}.jsonl"
             try:
-                held = HeldDraft(path, name, reviewer, *_read(path))
+                held = _read(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             self._held[name, reviewer] = held
         self._held.move_to_end((name, reviewer))
-        left = MAX_PAINTED_BYTES
-        for other in reversed(self._held.values()):
-            painted = other.painted  # it may be let go of meanwhile
-            if other is not held and painted is not None:
-                left -= painted.nbytes
-                if left < 0:
-                    other.let_go()
+        room = MAX_PAINTED_BYTES
+        for earlier in reversed(self._held.values()):
+            painted = earlier.painted  # it may be let go of meanwhile
+            if earlier is not held and painted is not None:
+                room -= painted.nbytes
+                if room < 0:
+                    earlier.let_go()
         return held
 
 
 def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
-    strokes = Strokes(case.seen, tuple(case.view.shape), secrets.token_hex(4))
-    return HeldDraft(folder / case.name / f"{reviewer}.jsonl", case.name, reviewer, strokes)
+    path, number = folder / case.name / f"{reviewer}.jsonl", secrets.token_hex(4)
+    return HeldDraft(path, case.name, reviewer, case.seen, tuple(case.view.shape), number)
 
 
 def check_result(case: OpenedCase, version: str) -> None:
@@ -617,33 +612,26 @@ def check_result(case: OpenedCase, version: str) -> None:
         raise ScanError(Reason.STALE, "the result was replaced since it was opened")
 
 
-def _fit(strokes: Strokes, case: OpenedCase) -> bool:
+def _fit(draft: HeldDraft, case: OpenedCase) -> bool:
     """Return whether strokes on another result can be painted on that of a case."""
     numbers = [{s["number"] for s in layer.structures} | {0} for layer in case.layers]
-    return strokes.shape == tuple(case.view.shape) and all(
-        each.layer < len(numbers) and each.label in numbers[each.layer] for each in strokes.left
+    return draft.shape == tuple(case.view.shape) and all(
+        each.layer < len(numbers) and each.label in numbers[each.layer] for each in draft.strokes
     )
 
 
-def _carry(left: Sequence[Stroke], new: HeldDraft, case: OpenedCase) -> int:
+def _carry(strokes: Sequence[Stroke], new: HeldDraft, case: OpenedCase) -> int:
     """Paint strokes on a new draft, and replace the file by its own; return how many change it."""
     new.painted = _blank(case)
-    steps = tuple(stroke for stroke in left if _apply(new.painted, stroke))
-    if steps:
-        new.strokes = replace(new.strokes, steps=steps)
-        content = b"".join((new.strokes.head, *map(_step_line, steps)))
+    new.steps = tuple(stroke for stroke in strokes if new.painted.apply(stroke))
+    if new.steps:
+        content = new.content
         try:
             write_private(new.path, lambda path: path.write_bytes(content))
         except OSError as exc:
             raise output_error(exc, "the corrections in progress") from exc
         new.size = len(content)
-    return len(steps)
-
-
-def _apply(draft: Draft, step: Step) -> int:
-    if isinstance(step, Stroke):
-        return draft.stroke(step)
-    return draft.undo() if step == "undo" else draft.redo()
+    return len(new.steps)
 
 
 def _blank(case: OpenedCase) -> Draft:
@@ -652,8 +640,8 @@ def _blank(case: OpenedCase) -> Draft:
     return Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
 
 
-def _read(path: Path) -> tuple[Strokes, int]:
-    """Return the content of a draft's file, and the bytes of its whole lines.
+def _read(path: Path) -> HeldDraft:
+    """Return the draft in a file, without half a line at its end.
 
     Raises
     ------
@@ -671,14 +659,21 @@ def _read(path: Path) -> tuple[Strokes, int]:
         if head["schema"] > SCHEMA:
             detail = "a correction in progress is of a newer version of scanloom"
             raise ScanError(Reason.NEWER_VERSION, detail)
-        seen = Seen(head["recipe"], head["labels"])
-        steps = tuple(map(_step, lines))
-        strokes = Strokes(seen, tuple(head["shape"]), head["number"], steps)
-        _ = strokes.left  # each undone stroke was there
+        draft = HeldDraft(
+            path=path,
+            name=path.parent.name,
+            reviewer=path.stem,
+            seen=Seen(head["recipe"], head["labels"]),
+            shape=tuple(head["shape"]),
+            number=head["number"],
+            steps=tuple(map(_step, lines)),
+            size=whole,
+        )
+        _ = draft.strokes  # each undone stroke was there
     except (ValueError, LookupError, TypeError) as exc:
         detail = f"{PRIVATE}/{DRAFTS}/{path.parent.name}/{path.name} is damaged"
         raise ScanError(Reason.REVIEW_DAMAGED, detail) from exc
-    return strokes, whole
+    return draft
 
 
 def _step(plain: Mapping[str, Any]) -> Step:

@@ -60,14 +60,20 @@ def read_verdict(plain: Mapping[str, Any], case: str, reviewer: str) -> tuple[Ve
     recipe = plain.get("recipe")
     if not isinstance(recipe, str):
         raise RefusedError(400, "RECIPE", "The recipe is missing.")
+    seen = Seen(recipe, _texts(plain.get("seen"), "seen"))
+    seconds = plain.get("seconds", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise RefusedError(400, "SECONDS", "seconds must be a number.")
+    if not 0 <= seconds < math.inf:  # not NaN; a whole number may be too large for a float
+        raise RefusedError(400, "SECONDS", "seconds must be a number from 0.")
     verdict = Verdict(
         case=case,
         reviewer=reviewer,
-        seen=Seen(recipe, _texts(plain.get("seen"), "seen")),
+        seen=seen,
         decision=decision,
         structures=structures,  # type: ignore[arg-type]  # checked above
         tags=tuple(dict.fromkeys(tags)),
-        seconds=_seconds(plain.get("seconds", 0)),
+        seconds=float(min(seconds, MAX_SECONDS)),
     )
     return verdict, comment.encode("utf-8", "replace").decode().strip()
 
@@ -113,11 +119,15 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
     ):
         raise RefusedError(400, "ONLY", "only is a list of labels.")
     return Stroke(
-        *(layer, plane.normal, plane.across, plane.down, index),
-        [(float(x), float(y)) for x, y in points],
-        float(radius),  # type: ignore[arg-type]  # a number, as checked
-        _whole(plain, "label", MAX_LABEL),
-        None if only is None else tuple(only),
+        layer=layer,
+        normal=plane.normal,
+        across=plane.across,
+        down=plane.down,
+        index=index,
+        points=[(float(x), float(y)) for x, y in points],
+        radius_mm=float(radius),  # type: ignore[arg-type]  # a number, as checked
+        label=_whole(plain, "label", MAX_LABEL),
+        only=None if only is None else tuple(only),
     )
 
 
@@ -186,11 +196,3 @@ def _texts(plain: object, field: str) -> dict[str, str]:
     if not all(isinstance(value, str) for value in plain.values()):
         raise RefusedError(400, field.upper(), f"{field} must be an object of texts.")
     return dict(plain)
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RefusedError(400, "SECONDS", "seconds must be a number.")
-    if not 0 <= value < math.inf:  # not NaN; a whole number may be too large for a float
-        raise RefusedError(400, "SECONDS", "seconds must be a number from 0.")
-    return float(min(value, MAX_SECONDS))

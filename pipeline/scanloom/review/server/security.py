@@ -99,6 +99,7 @@ class Guard:
         hosts = {origin.partition("://")[2] for origin in self.origins}
         if headers.get("host") not in hosts:
             raise RefusedError(403, "HOST", "The address is not this server's.")
+        # browsers send no Origin with these, and they change nothing
         if scope["method"] in ("GET", "HEAD"):
             return
         if scope["method"] != "POST":
@@ -113,6 +114,7 @@ class Guard:
         if scope["method"] != "POST":
             return b""
         length = Headers(scope=scope).get("content-length", "0")
+        # before a byte is read; nine digits, since int() of a million is slow
         if not length.isdecimal() or len(length) > 9 or int(length) > MAX_BODY_BYTES:
             raise RefusedError(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
         try:
@@ -251,6 +253,7 @@ class Listener(socket.socket):
         """
         descriptor, address = self._accept()  # type: ignore[attr-defined]  # as `socket.accept` does
         accepted = Accepted(self, descriptor, str(address[0]))
+        # first the client's own share: one client must not close the connections of another
         for peer, limit in ((accepted.peer, self.limit_per_peer), (None, self.limit)):
             others = [each for each in self.open.values() if peer in (None, each.peer)]
             if len(others) < limit:

@@ -15,8 +15,8 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
-from scanloom.review.server.desk import Desk, Publish
 from scanloom.review.server.security import BACKLOG, Connection, Listener, Sessions, max_connections
+from scanloom.review.server.state import Publish, ReviewState
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
 from scanloom.review.verdicts.readers import kept_readers, share_cases
 from scanloom.review.verdicts.tables import write_review_tables
@@ -94,11 +94,11 @@ def serve(
         shares = options.double, options.repeat
         readers = share_cases(out, tuple(codes.values()), *shares, begun=bool(log.count))
         names = reviewer_names(out)
-        desk = Desk(out, log, readers, OpenCases(out, options.key), names, publish)
-        desk.worklist.refresh()
+        state = ReviewState(out, log, readers, OpenCases(out, options.key), names, publish)
+        state.worklist.refresh()
         sessions = Sessions(list(codes.values()))
         origins = _origins(options, listening.getsockname()[1])
-        app = make_app(desk, sessions, origins)
+        app = make_app(state, sessions, origins)
         log.announce(origins[0])
         server = uvicorn.Server(_config(app, options))
         tell(
@@ -108,7 +108,7 @@ def serve(
             with suppress(KeyboardInterrupt):  # that is how it is stopped
                 server.run(sockets=[listening])
         finally:
-            kept = desk.drafts.kept()
+            kept = state.drafts.kept()
             tell_kept({(case, names.get(code, code)): n for (case, code), n in kept.items()})
             with disk_errors_as_scan_errors():
                 write_review_tables(out)

@@ -58,7 +58,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         If the file can't be read, or is a link.
     """
     try:
-        content = _read(path)
+        with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
+            content = file.read()
     except FileNotFoundError:
         return
     *lines, last = content.split(b"\n")
@@ -136,11 +137,6 @@ class JsonLines:
             os.close(descriptor)
 
 
-def _read(path: Path) -> bytes:
-    with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
-        return file.read()
-
-
 def _is_half(rest: bytes, number: int) -> bool:
     """Return whether what follows the last line feed is half of the line with a number.
 
@@ -202,23 +198,25 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 
 
 class VerdictStack:
-    """Verdicts in the order of the log; undone ones are left out."""
+    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made.
 
-    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
+    Parameters
+    ----------
+    verdicts : iterable of Verdict
+        Lines of the log.
+    """
+
+    def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
         self.undone: set[tuple[str, str]] = set()
         """Case and reviewer of undone verdicts."""
         for verdict in verdicts:
-            self.add(verdict)
-
-    def add(self, verdict: Verdict) -> None:
-        """Add the next line of the log."""
-        kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
-        if verdict.undoes is None:
-            kept.append(verdict)
-        else:
-            kept[:] = [each for each in kept if each.number != verdict.undoes]
-            self.undone.add((verdict.case, verdict.reviewer))
+            kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
+            if verdict.undoes is None:
+                kept.append(verdict)
+            else:
+                kept[:] = [each for each in kept if each.number != verdict.undoes]
+                self.undone.add((verdict.case, verdict.reviewer))
 
     def of_case(self, case: str) -> dict[str, Verdict]:
         """Return the verdicts about a case that count, by reviewer."""
@@ -238,9 +236,9 @@ class VerdictStack:
         }
 
     def current(self) -> dict[str, dict[str, Verdict]]:
-        """Return the verdicts that count."""
-        found = {case: self.of_case(case) for case in self._kept}
-        return {case: verdicts for case, verdicts in found.items() if verdicts}
+        """Return the verdicts that count, by case and reviewer."""
+        by_case = {case: self.of_case(case) for case in self._kept}
+        return {case: verdicts for case, verdicts in by_case.items() if verdicts}
 
 
 def read_verdicts(out: Path) -> list[Verdict]:
@@ -258,11 +256,6 @@ def read_verdicts(out: Path) -> list[Verdict]:
         raise _damaged(f"{REVIEW}/{VERDICTS}", exc) from exc
     except OSError as exc:
         raise output_error(exc, f"{REVIEW}/{VERDICTS}") from exc
-
-
-def current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Verdict]]:
-    """Return the verdict that counts of each case and reviewer."""
-    return VerdictStack(verdicts).current()
 
 
 class VerdictLog:
@@ -289,17 +282,26 @@ class VerdictLog:
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:
-            _hold(self._lock, out)
+            self._hold()
             self.announce("")
             self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
             self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
-            self._stack = VerdictStack(map(_parsed, self._lines.lines))
+            self._verdicts = [_parsed(plain) for plain in self._lines.lines]
+            self.stack = VerdictStack(self._verdicts)
+            """The verdicts that were not undone; another stack after each line."""
         except BaseException as exc:
             os.close(self._lock)
             if isinstance(exc, OSError):
                 raise output_error(exc, "verdicts") from exc
             raise
+
+    def _hold(self) -> None:
+        if not lock_file(self._lock, timeout_s=0):
+            holder = os.pread(self._lock, 300, 0).decode(errors="replace")
+            where = f" at {holder}" if _ADDRESS.fullmatch(holder) else ""
+            detail = f"a review of this output folder is open{where}"
+            raise ScanError(Reason.REVIEW_OPEN, detail, str(self.out))
 
     def announce(self, address: str) -> None:
         """Note the address of the server that holds the log, for others who want to hold it."""
@@ -344,35 +346,10 @@ class VerdictLog:
             As for `append`.
         """
         with self._guard:
-            last = self._stack.of_case(case).get(reviewer)
+            last = self.stack.of_case(case).get(reviewer)
             if last is None:
                 return None
             return self._append(Verdict(case, reviewer, last.seen, undoes=last.number), "")
-
-    def current(self) -> dict[str, dict[str, Verdict]]:
-        """Return the verdicts that count, by case and reviewer."""
-        with self._guard:
-            return self._stack.current()
-
-    def of_case(self, case: str) -> dict[str, Verdict]:
-        """Return the verdicts about a case that count, by reviewer."""
-        with self._guard:
-            return self._stack.of_case(case)
-
-    def all_of_case(self, case: str) -> list[Verdict]:
-        """Return the verdicts about a case that were not undone, in their order."""
-        with self._guard:
-            return self._stack.all_of_case(case)
-
-    def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
-        """Return the verdicts that were not undone, by case and reviewer."""
-        with self._guard:
-            return self._stack.history()
-
-    def has_undone(self, case: str, reviewer: str) -> bool:
-        """Return whether a reviewer has undone a verdict about a case."""
-        with self._guard:
-            return (case, reviewer) in self._stack.undone
 
     def comment_of(self, verdict: Verdict) -> str:
         """Return the comment of a verdict; empty without one."""
@@ -396,7 +373,8 @@ class VerdictLog:
             raise output_error(exc, "the verdict") from exc
         except LineError as exc:
             raise _damaged(f"{REVIEW}/", exc) from exc
-        self._stack.add(kept)
+        self._verdicts.append(kept)
+        self.stack = VerdictStack(self._verdicts)
         return kept
 
 
@@ -421,10 +399,23 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     check_links(out)
     try:
         with locked_folder(out / PRIVATE):
-            taken = {verdict.reviewer for verdict in read_verdicts(out)}
-            return _codes(out / PRIVATE / REVIEWERS, names, taken)
+            known = reviewer_names(out)
+            taken = {*known, *(verdict.reviewer for verdict in read_verdicts(out))}
+            numbers = [int(code[1:]) for code in taken if _CODE.fullmatch(code)]
+            by_name = {_folded(name): code for code, name in known.items()}
+            added = dict[str, str]()
+            for name in names:
+                if _folded(name) not in by_name:
+                    numbers.append(max(numbers, default=0) + 1)
+                    by_name[_folded(name)] = code = f"r{numbers[-1]}"
+                    added[code] = name
+            known |= added
+            if added:
+                write_private(out / PRIVATE / REVIEWERS, lambda path: write_json(path, known))
     except OSError as exc:
         raise output_error(exc, "reviewers") from exc
+    codes = dict.fromkeys(by_name[_folded(name)] for name in names)
+    return {known[code]: code for code in codes}
 
 
 def reviewer_names(out: Path) -> dict[str, str]:
@@ -435,10 +426,7 @@ def reviewer_names(out: Path) -> dict[str, str]:
     ScanError
         REVIEW_DAMAGED if the kept codes can't be read.
     """
-    return _names(out / PRIVATE / REVIEWERS)
-
-
-def _names(file: Path) -> dict[str, str]:
+    file = out / PRIVATE / REVIEWERS
     try:
         plain = read_json(file) if file.exists() else {}
     except (OSError, ValueError) as exc:
@@ -448,35 +436,9 @@ def _names(file: Path) -> dict[str, str]:
     return plain
 
 
-def _codes(file: Path, names: Sequence[str], taken: Iterable[str]) -> dict[str, str]:
-    known = _names(file)
-    by_name = {_folded(name): code for code, name in known.items()}
-    numbers = [int(code[1:]) for code in {*known, *taken} if _CODE.fullmatch(code)]
-    new = False
-    for name in names:
-        if _folded(name) not in by_name:
-            numbers.append(max(numbers, default=0) + 1)
-            by_name[_folded(name)] = code = f"r{numbers[-1]}"
-            known[code] = name
-            new = True
-    if new:
-        write_private(file, lambda path: write_json(path, known))
-    codes = dict.fromkeys(by_name[_folded(name)] for name in names)
-    return {known[code]: code for code in codes}
-
-
 def _folded(name: str) -> str:
     """Return a name without case, in composed characters."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-
-def _hold(descriptor: int, out: Path) -> None:
-    if not lock_file(descriptor, timeout_s=0):
-        address = _ADDRESS.fullmatch(os.pread(descriptor, 300, 0).decode(errors="replace"))
-        where = f" at {address[0]}" if address else ""
-        raise ScanError(
-            Reason.REVIEW_OPEN, f"a review of this output folder is open{where}", str(out)
-        )
 
 
 def _open_lines(out: Path, name: str, mode: int) -> JsonLines:

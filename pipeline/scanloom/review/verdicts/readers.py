@@ -75,10 +75,11 @@ class Readers:
         ranked = sorted(
             (*self.reviewers, *former), key=lambda each: _number(case, f"reader {each}")
         )
+        # ranked by hash: a further reviewer takes only the cases in which it ranks first
         if not self.is_double(case):
             return tuple(ranked[:1])
-        first, second = ranked[:2]
-        return tuple(ranked[: 3 if _differ(verdicts.get(first), verdicts.get(second)) else 2])
+        decisions = {verdicts[each].decision for each in ranked[:2] if each in verdicts}
+        return tuple(ranked[: 3 if len(decisions - {None}) > 1 else 2])
 
     def is_double(self, case: str) -> bool:
         """Return whether two reviewers read a case."""
@@ -139,12 +140,6 @@ class Readers:
             and verdicts[-1].number <= last
             and _share(case, f"repeat {reviewer}") < self.repeat
         }
-
-
-def _differ(first: Verdict | None, second: Verdict | None) -> bool:
-    """Return whether two verdicts decide differently about the case."""
-    decided = {each.decision for each in (first, second) if each is not None and each.decision}
-    return len(decided) > 1
 
 
 def _number(case: str, purpose: str) -> int:

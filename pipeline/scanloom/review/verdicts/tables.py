@@ -9,22 +9,20 @@ compared that are about the same result, and were given without seeing the verdi
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.verdicts.log import REVIEW, VerdictStack, current_verdicts, read_verdicts
+from scanloom.review.verdicts.log import REVIEW, VerdictStack, read_verdicts
 from scanloom.review.verdicts.verdict import DECISIONS, Verdict, current_results, state_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SAMPLES = 1000
 """Bootstrap samples."""
@@ -88,6 +86,7 @@ def kappa(table: Table, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         shares = [weights @ (reader[:, None] == categories) for reader in (first, second)]
         chance, observed = (shares[0] * shares[1]).sum(axis=1), weights @ (first == second)
         values = (observed - chance) / (1 - chance)
+    # one category only: agreement by chance is whole, and 0 / 0 would be rounding
     values[chance > 1 - 1e-12] = np.nan
     return np.asarray(values if common.any() else np.full(len(weights), np.nan))
 
@@ -108,6 +107,7 @@ def alpha(table: Table, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     categories = np.unique(table[~np.isnan(table)])
     counts = (table[:, :, None] == categories).sum(axis=0).astype(float)
     each = counts.sum(axis=1)
+    # a case with one value has no pair to compare
     counts, weights, each = counts[each >= 2], weights[:, each >= 2], each[each >= 2]
     total, of_category = weights @ each, weights @ counts
     differing = (each**2 - (counts**2).sum(axis=1)) / (each - 1)
@@ -135,6 +135,7 @@ def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, floa
         Of the samples, so that reports repeat.
     """
     columns = np.nan_to_num(table, nan=-1)
+    # cases with the same decisions are drawn together: a sample is a count of each kind
     columns, counts = np.unique(columns, axis=1, return_counts=True)
     random = np.random.default_rng(seed)
     weights = random.multinomial(counts.sum(), counts / counts.sum(), SAMPLES).astype(float)
@@ -157,7 +158,13 @@ def agreements(verdicts: Iterable[Verdict]) -> list[ReaderAgreement]:
         Those that were not undone.
     """
     independent, readings = _selected(verdicts)
-    results = _between(_by_subject(independent))
+    results = list[ReaderAgreement]()
+    for subject, decisions in _by_subject(independent).items():
+        readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
+        results += _agreement(subject, "alpha", decisions, readers, alpha)
+        for first, second in itertools.combinations(readers, 2):
+            name = f"kappa {first} {second}"
+            results += _agreement(subject, name, decisions, (first, second), kappa)
     for reviewer in sorted({reader for reader, _ in readings}):
         pairs = {
             (f"{reviewer} {verdict.reading}", key): verdict
@@ -199,19 +206,6 @@ def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Decis
         for structure, decision in verdict.structures.items():
             decisions.setdefault(structure, {})[key] = decision
     return decisions
-
-
-def _between(by_subject: Mapping[str, _Decisions]) -> list[ReaderAgreement]:
-    """Return the agreement between reviewers."""
-    results = list[ReaderAgreement]()
-    for subject, decisions in by_subject.items():
-        readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
-        results += _agreement(subject, "alpha", decisions, readers, alpha)
-        for n, first in enumerate(readers):
-            for second in readers[n + 1 :]:
-                name = f"kappa {first} {second}"
-                results += _agreement(subject, name, decisions, (first, second), kappa)
-    return results
 
 
 def _agreement(
@@ -275,7 +269,7 @@ def review_states(out: Path) -> dict[str, str]:
     ScanError
         REVIEW_DAMAGED if the log is damaged.
     """
-    current = current_verdicts(read_verdicts(out))
+    current = VerdictStack(read_verdicts(out)).current()
     results = current_results(out, current)
     return {
         case: state_of(results[case], verdicts) if case in results else "stale"
@@ -309,16 +303,11 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    pq.write_table(pa.Table.from_pylist(plain, _schema()), path)
-
-
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
     types = {"seconds": pa.float64(), "reading": pa.int64()}
     types |= dict.fromkeys(("current", "independent"), pa.bool_())
-    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
+    schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
+    plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    pq.write_table(pa.Table.from_pylist(plain, schema), path)
 
 
 def _cell(value: object) -> object:

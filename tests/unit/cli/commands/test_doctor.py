@@ -12,11 +12,12 @@ import pydicom.pixels
 import pytest
 import SimpleITK as sitk
 
-from scanloom.cli.checks.decoders import SYNTAXES, check_decoders
-from scanloom.cli.checks.machine import (
+from scanloom.cli.checks import (
+    SYNTAXES,
     CheckResult,
     Driver,
     available_memory,
+    check_decoders,
     check_devices,
     check_key,
     check_out,
@@ -94,12 +95,12 @@ def test_frames_decode_as_by_other_libraries(
     syntax: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others decode the same frame: pydicom, and GDCM where pydicom has no decoder for it."""
-    from scanloom.cli.checks import decoders
+    from scanloom.cli import checks
 
-    assert isinstance(syntax, decoders.Syntax)
+    assert isinstance(syntax, checks.Syntax)
     file = tmp_path / "frame.dcm"
-    frame = decoders._frame(syntax.bits)
-    decoders._save(frame, syntax, file)
+    frame = checks._frame(syntax.bits)
+    checks._save(frame, syntax, file)
 
     dataset = pydicom.dcmread(file)
     assert dataset.file_meta.TransferSyntaxUID == syntax.uid
@@ -245,7 +246,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
     def broken() -> None:
         raise RuntimeError("Doe^Jane")
 
-    monkeypatch.setattr("scanloom.cli.checks.machine.check_key", broken)
+    monkeypatch.setattr("scanloom.cli.checks.check_key", broken)
     ended = scanloom("doctor", "--out", tmp_path)
 
     assert ended.code == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from scanloom.cli.options.common import ResultsOptions
+from scanloom.cli.options import ResultsOptions
 from scanloom.options import DEFAULT_OUT
 
 

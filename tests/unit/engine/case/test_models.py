@@ -13,7 +13,7 @@ from scanloom.cards.card_file import card_digest
 from scanloom.convert.store import find_model
 from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged, load_models
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.segment import iter_segment
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor

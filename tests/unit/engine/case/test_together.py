@@ -24,7 +24,6 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.relations import CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite
-from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.relations import (
     check_relations,
     predictions_of,
@@ -34,7 +33,9 @@ from scanloom.engine.case.relations import (
 from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase
 from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
+from scanloom.inference.memory import Placement
 from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.messages import receive, send
 from support import model_cards

@@ -19,7 +19,7 @@ from scanloom.core import ScanError
 from scanloom.engine.clusters.connect import check_cluster, open_cluster
 from scanloom.engine.clusters.contact import Answer, Handshake, answer, describe_mismatch
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
-from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts, job_spec
+from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts
 from scanloom.engine.machine import devices
 from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
@@ -64,7 +64,7 @@ def test_a_new_kind_takes_part_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> 
     assert "grid:HOSTS" in cluster_names()
 
 
-GOOD = Answer("word", "1.0", (3, 11), ("hash",), True, True, True)
+GOOD = Answer("token", "1.0", (3, 11), ("hash",), True, True, True)
 
 
 class FakeNvml:
@@ -177,8 +177,8 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
         (RuntimeError("foreign words"), "1 of 2 workers have no scanloom 1.0"),
         (replace(GOOD, version="0.9"), "workers run scanloom 0.9, this is 1.0"),
         (replace(GOOD, python=(3, 9)), "workers run Python 3.9, this is 3.11"),
-        (replace(GOOD, word=None), "1 of 2 workers don't see the output folder"),
-        (replace(GOOD, word="other"), "1 of 2 workers don't see the output folder"),
+        (replace(GOOD, token=None), "1 of 2 workers don't see the output folder"),
+        (replace(GOOD, token="other"), "1 of 2 workers don't see the output folder"),
         (replace(GOOD, models=(None,)), "1 of 2 workers have no or different files of the models"),
         (replace(GOOD, sees_scans=False), "1 of 2 workers don't see the scans"),
         (replace(GOOD, reads_scans=False), "1 of 2 workers can't read the scans"),
@@ -200,14 +200,14 @@ def test_a_worker_may_lack_what_this_process_lacks() -> None:
 def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
     (tmp_path / "out" / "cases").mkdir(parents=True)
     case = em.make_case(tmp_path, "scan")
-    book = CaseFile.write(tmp_path / "book", [case])
+    case_file = CaseFile.write(tmp_path / "case_file", [case])
     scan = case.series.files[0]
-    with Handshake(tmp_path / "out", book=book.path) as shake:
-        before = answer(shake.question)
+    with Handshake(tmp_path / "out", case_file=case_file.path) as handshake:
+        before = answer(handshake.question)
         scan.rename(tmp_path / "away")
         scan.mkdir()  # it is there, and nobody can read it, not even root
-        after = answer(shake.question)
-        blocked = replace(shake.question, token=str(book.path / "handshake"))
+        after = answer(handshake.question)
+        blocked = replace(handshake.question, token=str(case_file.path / "handshake"))
 
         assert (before.sees_scans, before.reads_scans, before.writes) == (True, True, True)
         assert (after.sees_scans, after.reads_scans, after.writes) == (True, False, True)
@@ -235,10 +235,10 @@ execution:
 
 
 def test_a_job_is_ordered_as_the_site_wants_it() -> None:
-    orders = job_spec(parse_workflow(WORKFLOW).execution)
+    jobs = SlurmJobs(parse_workflow(WORKFLOW).execution, Path("contact"), Path("logs"))
 
-    assert orders.jobs == 2  # of four workers each
-    assert orders.arguments == (
+    assert jobs.jobs == 2  # of four workers each
+    assert jobs.arguments == (
         "--ntasks=1",
         "--partition=gpu",
         "--account=radiology",
@@ -266,10 +266,9 @@ def test_the_script_of_a_job_is_shell_whatever_stands_in_a_path(tmp_path: Path) 
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$MARK" "$@"\n')
     python.chmod(0o755)
     options = Cluster(python=str(python), job_script_prologue=("export MARK='a b'",))
-    orders = job_spec(Execution(cluster=options))
     contact = tmp_path / "a b; c.json"
 
-    script = SlurmJobs(orders, contact, tmp_path).script()
+    script = SlurmJobs(Execution(cluster=options), contact, tmp_path).script()
     output = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
 
     assert output.split("\n")[:-1] == [
@@ -306,7 +305,7 @@ class Cluster22:
 
     def __init__(self, folder: Path, alive: int, code: int = 0) -> None:
         self.alive, self.code, self.asked = alive, code, []
-        self.jobs = SlurmJobs(job_spec(Execution(workers=3)), folder / "c.json", folder)
+        self.jobs = SlurmJobs(Execution(workers=3), folder / "c.json", folder)
         self.jobs._call = self.ask  # type: ignore[method-assign]
 
     def ask(self, command: list[str], text: str = "") -> SimpleNamespace:
@@ -321,21 +320,21 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
         patch.setattr(
             "scanloom.engine.clusters.launchers.time", SimpleNamespace(monotonic=lambda: now[0])
         )
-        slurm.jobs.ensure_running(came=False)
+        slurm.jobs.ensure_running(joined=False)
         assert slurm.asked.count("sbatch") == 3
-        slurm.jobs.ensure_running(came=False)
+        slurm.jobs.ensure_running(joined=False)
         assert slurm.asked.count("sbatch") == 3  # a moment later
         slurm.alive, now[0] = 2, now[0] + 11
-        slurm.jobs.ensure_running(came=True)
+        slurm.jobs.ensure_running(joined=True)
         assert slurm.asked.count("sbatch") == 4
         slurm.code, slurm.alive, now[0] = 1, 0, now[0] + 1000
-        slurm.jobs.ensure_running(came=True)
+        slurm.jobs.ensure_running(joined=True)
         assert slurm.asked.count("sbatch") == 4  # it does not answer: nothing is known
         slurm.code = 0
-        slurm.jobs.ensure_running(came=True)
+        slurm.jobs.ensure_running(joined=True)
         now[0] += 1000
         with pytest.raises(ScanError, match="jobs end before a worker joins"):
-            slurm.jobs.ensure_running(came=False)
+            slurm.jobs.ensure_running(joined=False)
 
 
 SBATCH = """#!/bin/sh
@@ -363,11 +362,11 @@ def test_logs_of_clusters_are_for_their_owner_and_results_as_before(
     before = os.umask(mask)
     try:
         options = Cluster(python=str(programs / "python"))
-        jobs = SlurmJobs(job_spec(Execution(cluster=options)), tmp_path / "c.json", logs)
-        jobs.ensure_running(came=False)
+        jobs = SlurmJobs(Execution(cluster=options), tmp_path / "c.json", logs)
+        jobs.ensure_running(joined=False)
         jobs._alive()
         hosts = SshHosts(["node"], options, tmp_path / "c.json", logs)
-        hosts.ensure_running(came=False)
+        hosts.ensure_running(joined=False)
         hosts.close()
     finally:
         os.umask(before)
@@ -383,10 +382,10 @@ def test_logs_of_clusters_are_for_their_owner_and_results_as_before(
 def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
     from distributed.security import Security
 
-    from scanloom.engine.clusters.contact import Contact, contact_file, make_contact
+    from scanloom.engine.clusters.contact import Contact, contact_file
 
-    contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
-    with contact_file(contact, Security.temporary(), tmp_path) as path:
+    execution = Execution(cluster=Cluster(walltime="1 h", gpus=2))
+    with contact_file("tls://here:1", execution, Security.temporary(), tmp_path) as path:
         reported = Contact.read(path)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert modes == {0o600}

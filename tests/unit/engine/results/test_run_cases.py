@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
-from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases
+from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.results.tables import CaseEnding
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
@@ -36,19 +36,24 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope())
+    cases = RunCases(tmp_path, Scope())
+    cases.add((inputs(name), case(name)) for name in NAMES)
+    cases.compare(cases.own)
 
-    assert [c.id for c in earlier.pending] == [n for n in NAMES if n not in ("case3", "case5")]
-    assert [(r.id, r.reason) for r in earlier.finished] == [("case3", Reason.DAMAGED)]
-    assert [(r.id, r.reason) for r in earlier.blocked] == [("case5", Reason.RESULT_DAMAGED)]
+    assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
+    assert [(r.id, r.reason) for r in cases.records] == [
+        ("case3", Reason.DAMAGED),
+        ("case5", Reason.RESULT_DAMAGED),
+    ]
+    assert [r.id for r in cases.blocked] == ["case5"]
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
     cases = RunCases(tmp_path, Scope())
-    own = cases.of_this_shard((inputs(name), case(name)) for name in NAMES)
+    cases.add((inputs(name), case(name)) for name in NAMES)
     fail(tmp_path, "case2")
 
-    cases.earlier_outcomes(own)
+    cases.compare(cases.own)
     cases.note(CaseRecord("case1", None, "", (), None))
 
     failed, published = CaseEnding("DAMAGED", "truncated"), CaseEnding("", "")
@@ -58,9 +63,9 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
 
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
     cases = RunCases(tmp_path, Scope(shard=(1, 2)))
-    own = cases.of_this_shard((inputs(name), case(name)) for name in NAMES)
-    foreign_ids = sorted(set(NAMES) - {c.id for c in own})
-    assert own
+    cases.add((inputs(name), case(name)) for name in NAMES)
+    foreign_ids = sorted(set(NAMES) - {c.id for c in cases.own})
+    assert cases.own
     assert foreign_ids
     fail(tmp_path, foreign_ids[0])
 

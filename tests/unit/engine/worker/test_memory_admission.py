@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from scanloom.core import Case, Outputs, ReadOptions, Reason, ScanError, Series
-from scanloom.engine.case.memory_estimate import base_bytes
-from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.worker.memory_admission import MemoryAdmission
+from scanloom.core import Case, Outputs, ReadOptions, Reason, Series
+from scanloom.engine.prepare import OutputTarget, placement_of, prepare
+from scanloom.engine.worker.memory_admission import memory_gate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import WorkerSupervisor
+from scanloom.inference.memory import base_bytes
 from support import engine_models as em
 
 GIB = 2**30
@@ -48,20 +49,29 @@ def only_header(folder: Path, slices: int) -> Case:
     )
 
 
+def need(models: Sequence[em.Threshold], case: Case, limit: int | None) -> int:
+    """Return the bytes that a case needs in addition to the models."""
+    cards = [model.card for model in models]
+    place = placement_of(models)
+    estimate = prepare(case, cards, None, memory_limit=limit, placement=place).estimate
+    assert estimate is not None
+    return estimate.peak - estimate.base
+
+
 def test_admitted_cases_fit_in_memory_in_order_of_arrival(
     tmp_path: Path, models: Sequence[em.Threshold]
 ) -> None:
     """A large one among many small ones gets its turn before those that came after it."""
     limit = 9 * GIB // 5
-    room = MemoryAdmission(models, limit, places=3)
-    needs = {n: room.need(only_header(tmp_path, n)) for n in (20, 100, 800)}
+    gate = memory_gate(models, limit, places=3)
+    needs = {n: need(models, only_header(tmp_path, n), limit) for n in (20, 100, 800)}
     free = limit - base_bytes([model.card for model in models])
     assert needs[20] < needs[100] < needs[800] < free < needs[800] + needs[100]
     inside: list[float] = []
     most, order, lock = [0.0, 0], [], threading.Lock()
 
     def visit(slices: int) -> None:
-        with room.hold(needs[slices]):
+        with gate.shared(needs[slices]):
             with lock:
                 inside.append(needs[slices])
                 order.append(slices)
@@ -85,10 +95,13 @@ def test_admitted_cases_fit_in_memory_in_order_of_arrival(
 def test_a_case_that_would_not_fit_alone_is_refused_by_its_header(
     tmp_path: Path, models: Sequence[em.Threshold]
 ) -> None:
-    with pytest.raises(ScanError, match=r"needs .* GiB in the step .*, limit 1 GiB") as caught:
-        MemoryAdmission(models, GIB, places=3).need(only_header(tmp_path, 1000))
-    assert caught.value.reason is Reason.OUT_OF_MEMORY
-    assert MemoryAdmission(models, None, places=3).need(only_header(tmp_path, 1000)) > GIB
+    cards = [model.card for model in models]
+    prepared = prepare(only_header(tmp_path, 1000), cards, None, memory_limit=GIB)
+    assert prepared.refusal is not None
+    assert prepared.refusal.reason is Reason.OUT_OF_MEMORY
+    assert re.search(r"needs .* GiB in the step .*, limit 1 GiB", prepared.refusal.detail)
+    assert prepared.is_too_large
+    assert need(models, only_header(tmp_path, 1000), None) > GIB
 
 
 def test_a_refused_case_does_not_delay_its_neighbours(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.case.models import load_models
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.messages import (
     CaseReply,
     CaseRequest,

@@ -1,4 +1,4 @@
-"""Pools and the pump: the window holds, losses blame nobody, the book is for workers alone."""
+"""Pools and the pump: the window holds, losses blame nobody, the case_file is for workers alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanError, Series
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -172,16 +172,14 @@ OPTIONS = ReadOptions(orientation="RAS", modality="CT")
 
 
 def test_a_case_file_returns_each_case_unchanged(tmp_path: Path) -> None:
-    odd = Path("b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
+    odd = Path("/b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
     series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
-    odd_case = Case(
-        "one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2
-    )
-    book = CaseFile.write(tmp_path / "book", [case("zero"), odd_case])
+    one = Case("one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2)
+    case_file = CaseFile.write(tmp_path / "case_file", [case("zero"), one])
 
-    assert book.case("one") == odd_case
-    assert len(book) == 2
-    assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
+    assert case_file.case("one") == one
+    assert len(case_file) == 2
+    assert stat.S_IMODE(case_file.path.stat().st_mode) == 0o600
 
 
 def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
@@ -195,7 +193,7 @@ def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
 def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from scanloom.engine.run_lock import hold_run_lock\n"
+        "from scanloom.engine.run_files import hold_run_lock\n"
         "with hold_run_lock(Path(sys.argv[1])): os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
@@ -239,7 +237,7 @@ OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 TRY_LOCK = """
 import sys
 from pathlib import Path
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.system.scratch_folders import observed_state, host_id
 told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
 print(observed_state(told), flush=True)
@@ -301,7 +299,7 @@ def refuse(*arguments, **more):
     raise OSError(int(sys.argv[2]), "a share without it")
 os.link = fcntl.flock = refuse
 from scanloom.core import ScanError
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 out, held = Path(sys.argv[1]), 0
 while held < 30:
     try:
@@ -330,7 +328,7 @@ def test_local_pool(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
     setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
-    pool = LocalPool([WorkerSupervisor(setup, 60.0)], 2)
+    pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
     ended = []
 
@@ -351,18 +349,18 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"none")
     models = partial(em.threshold_models, tmp_path / "w.pt")
     setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
-    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.WRONG, em.FINE]
+    tasks = [em.SUCCEED, em.ABORT, em.SUCCEED, em.SUCCEED, em.RAISE, em.SUCCEED]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
-    book = CaseFile.write(tmp_path / "book", cases)
+    case_file = CaseFile.write(tmp_path / "case_file", cases)
     ended = {}
-    with local_cluster(["", ""], 2, tmp_path) as client, Handshake(out) as shake:
-        shake.check(client)
-        logs, seen = tmp_path / "logs", (shake.question, shake.expected)
-        pool = DaskPool(client, book, EngineSetup("run", setup, 60.0, logs, *seen))
+    with local_cluster(["", ""], 2, tmp_path) as client, Handshake(out) as handshake:
+        handshake.check(client)
+        logs, seen = tmp_path / "logs", (handshake.question, handshake.expected)
+        pool = DaskPool(client, case_file, EngineSetup("run", setup, 60.0, logs, *seen))
         assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 
-    expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
+    expected = {em.ABORT: Reason.CRASHED, em.RAISE: Reason.INTERNAL}
     assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
 
 
@@ -378,10 +376,10 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
     setup = WorkerSetup(OutputTarget(out, "print"), models)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
-    book, ended, faults = CaseFile.write(tmp_path / "book", cases), {}, []
-    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as shake:
-        engines = EngineSetup("run", setup, 60.0, tmp_path, shake.question, shake.expected)
-        pool = DaskPool(client, book, engines, PoolLimits(on_unfit=faults.append))
+    case_file, ended, faults = CaseFile.write(tmp_path / "case_file", cases), {}, []
+    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as handshake:
+        made = EngineSetup("run", setup, 60.0, tmp_path, handshake.question, handshake.expected)
+        pool = DaskPool(client, case_file, made, PoolLimits(on_unfit=faults.append))
         until = time.monotonic() + 60.0
         while pool.window < 2 and time.monotonic() < until:
             time.sleep(0.1)
@@ -400,7 +398,7 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
     setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
-    pool = LocalPool([WorkerSupervisor(setup, 60.0)], 2)
+    pool = LocalPool(WorkerSupervisor(setup, 60.0), 2)
     cases, ended = [em.make_case(tmp_path, f"c{n}") for n in range(4)], []
 
     with pytest.raises(ScanError) as raised:

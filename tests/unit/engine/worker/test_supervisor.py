@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from scanloom.core import Case, Reason
-from scanloom.engine.case.run_case import OutputTarget
-from scanloom.engine.retries import MAX_CHILD_STARTS
+from scanloom.engine.prepare import OutputTarget
+from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker.memory_admission import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -98,15 +98,28 @@ def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weigh
 
 
 @pytest.mark.slow
-def test_only_cases_that_end_the_process_fail(tmp_path: Path, weights: Path) -> None:
+def test_only_faulty_cases_fail(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=20.0)
-    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.HANG, em.FINE, em.WRONG, em.FINE]
+    tasks = [
+        em.SUCCEED,
+        em.ABORT,
+        em.SUCCEED,
+        em.SUCCEED,
+        em.HANG_WITH_GIL,
+        em.SUCCEED,
+        em.RAISE,
+        em.SUCCEED,
+    ]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
 
     outcomes = run_all(engine, cases)
     engine.stop()
 
-    expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.CASE_TIMEOUT, em.WRONG: Reason.INTERNAL}
+    expected = {
+        em.ABORT: Reason.CRASHED,
+        em.HANG_WITH_GIL: Reason.CASE_TIMEOUT,
+        em.RAISE: Reason.INTERNAL,
+    }
     assert reasons(outcomes) == [expected.get(task) for task in tasks]
     assert all(
         o.tries[-1].alone for o in outcomes if o.record and o.record.reason is Reason.CRASHED
@@ -119,7 +132,8 @@ def test_only_cases_that_end_the_process_fail(tmp_path: Path, weights: Path) -> 
 def test_a_case_that_takes_all_memory_fails_alone(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(setup(tmp_path, weights, memory_limit=3 << 30), time_limit=60.0)
     cases = [
-        em.make_case(tmp_path, f"m{n}", t) for n, t in enumerate((em.FINE, em.GREEDY, em.FINE))
+        em.make_case(tmp_path, f"m{n}", t)
+        for n, t in enumerate((em.SUCCEED, em.TAKE_ALL_MEMORY, em.SUCCEED))
     ]
 
     outcomes = run_all(engine, cases)
@@ -133,7 +147,7 @@ def test_waiting_time_does_not_count_towards_the_time_limit(tmp_path: Path, weig
     """Each works for three seconds and waits for two others: more than the limit in all."""
     engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=8.0)
 
-    outcomes = run_all(engine, [em.make_case(tmp_path, f"s{n}", em.SLOW) for n in range(3)])
+    outcomes = run_all(engine, [em.make_case(tmp_path, f"s{n}", em.SLEEP_3_S) for n in range(3)])
     engine.stop()
 
     assert reasons(outcomes) == [None] * 3
@@ -145,7 +159,7 @@ def test_a_case_killed_from_outside_is_tried_alone_twice(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
     """As the system kills for memory, and a person by mistake."""
-    killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+    killed = engine.run(em.make_case(tmp_path, "killed", em.KILL_ITSELF))
     fine = engine.run(em.make_case(tmp_path, "fine"))
 
     assert reasons([killed, fine]) == [Reason.OUT_OF_MEMORY, None]
@@ -173,7 +187,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     )
     with limited(resource.RLIMIT_CPU, 10**7):
         outcome = tired.run(em.make_case(tmp_path, "fine"))
-        killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+        killed = engine.run(em.make_case(tmp_path, "killed", em.KILL_ITSELF))
     tired.stop()
 
     assert outcome.fault
@@ -186,7 +200,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
 
 @pytest.mark.usefixtures("forked")
 def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: Path) -> None:
-    case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
+    case = em.make_case(tmp_path, "cut", em.SLEEP_FOREVER)
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(engine.run, case)
         while not (tmp_path / "starts").exists():
@@ -214,12 +228,12 @@ WORKER_THAT_DIES = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
 
 setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
-print(WorkerProcess(setup).pid, flush=True)
+print(WorkerProcess(setup)._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -285,18 +299,23 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(
     case = replace(em.make_case(tmp_path, "away"), source_hash="")
     [path] = case.series.files
     away = path.rename(tmp_path / "elsewhere")
-    begun = []
+    pauses = []
 
-    def come_back(step: str) -> None:
-        begun.append(step)
-        if begun.count("find") == 3 and away.exists():  # twice each time that it is tried
-            away.rename(path)
+    class Pauses(threading.Event):
+        """Lets the file come back during the second pause, which is not waited for."""
 
-    outcome = engine.run(case, on_step=come_back)
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            if len(pauses) == 2:
+                away.rename(path)
+            return False
 
-    ends = [t.end for t in outcome.tries]
-    assert ends[-1] == "done"
-    assert set(ends[:-1]) == {"UNREADABLE"}
+    engine._stopped = Pauses()
+
+    outcome = engine.run(case)
+
+    assert [t.end for t in outcome.tries] == ["UNREADABLE", "UNREADABLE", "done"]
+    assert pauses == list(STORAGE_PAUSES_S[:2])
     assert outcome.record is not None
     assert outcome.record.reason is None
 

@@ -13,10 +13,10 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.requested import needed_parts, numbers_in
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
-from scanloom.engine.case.memory_estimate import base_bytes, estimate_case
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.combined import CompositePredictor, make_predictor
 from scanloom.inference.geometry import grid_for_parts
-from scanloom.inference.memory import window_values
+from scanloom.inference.memory import base_bytes, window_values
 from scanloom.inference.predictor import TorchPredictor
 from support.totalsegmentator_folders import write_task
 

@@ -112,9 +112,9 @@ def test_slices_that_contradict_each_other_have_no_factor(
 ) -> None:
     for n, file in enumerate(sorted(write_series(tmp_path, noise(), words=Words("PT")))):
         slice_ = dcmread(file)
-        other = {"PatientWeight": weight} if n > 2 else {}
+        changes = {"PatientWeight": weight} if n > 2 else {}
         injected = {"RadionuclideTotalDose": dose} if n > 2 else {}
-        slice_.update(pet(injected, AcquisitionTime=f"10{15 + n}00", **other))
+        slice_.update(pet(injected, AcquisitionTime=f"10{15 + n}00", **changes))
         slice_.save_as(file)
 
     volume = scanloom.load_volume(tmp_path)

@@ -53,28 +53,28 @@ def archive(tmp_path: Path) -> Path:
     return root
 
 
-def outcomes(found: Index, root: Path) -> Outcomes:
-    pairs = zip(found.table.entries, found.outcomes(), strict=True)
+def outcomes(index: Index, root: Path) -> Outcomes:
+    pairs = zip(index.table.entries, index.outcomes(), strict=True)
     return {os.path.relpath(entry.path, root): became for entry, became in pairs}
 
 
-def rows(found: Index) -> list[Any]:
+def rows(index: Index) -> list[Any]:
     """Return all that an index says, file by file and series by series."""
     files = [
         (
             entry,
             became,
-            found.table.reasons[n],
-            found.table.series_numbers[n],
-            found.table.gzipped[n],
+            index.table.reasons[n],
+            index.table.series_numbers[n],
+            index.table.gzipped[n],
         )
-        for n, (entry, became) in enumerate(zip(found.table.entries, found.outcomes(), strict=True))
+        for n, (entry, became) in enumerate(zip(index.table.entries, index.outcomes(), strict=True))
     ]
-    return [files, found.table.series, found.series, found.table.infos(), found.counts()]
+    return [files, index.table.series, index.series, index.table.infos(), index.counts()]
 
 
-def used(found: Index) -> int:
-    return found.counts()["used"]
+def used(index: Index) -> int:
+    return index.counts()["used"]
 
 
 @pytest.fixture
@@ -104,24 +104,24 @@ def test_every_file_of_a_messy_archive_is_counted_with_its_reason(
     messy: tuple[Path, Outcomes],
 ) -> None:
     root, expected = messy
-    found = build_index([root], KEY)
-    assert outcomes(found, root) == expected
-    counts = found.counts()
+    index = build_index([root], KEY)
+    assert outcomes(index, root) == expected
+    counts = index.counts()
     assert counts.pop("found") == sum(counts.values()) == len(expected) > 100
 
 
 def test_what_the_index_calls_used_is_read(messy: tuple[Path, Outcomes]) -> None:
-    """And what it says of shape and spacing is true."""
+    """Its shape and spacing are true as well."""
     root, _ = messy
-    found = build_index([root], KEY)
+    index = build_index([root], KEY)
     read = 0
-    for one in found.series:
-        if one.status != "used":
+    for indexed in index.series:
+        if indexed.status != "used":
             continue
-        volume = read_scan(found.as_series(one)).volume
-        assert one.info.shape == volume.grid.shape
-        np.testing.assert_allclose(one.info.spacing, volume.grid.spacing, atol=1e-5)
-        assert one.info.modality in (volume.modality, "")
+        volume = read_scan(index.as_series(indexed)).volume
+        assert indexed.info.shape == volume.grid.shape
+        np.testing.assert_allclose(indexed.info.spacing, volume.grid.spacing, atol=1e-5)
+        assert indexed.info.modality in (volume.modality, "")
         read += 1
     assert read >= 12
 
@@ -130,21 +130,21 @@ def test_what_the_index_calls_failed_fails_with_that_reason(
     messy: tuple[Path, Outcomes],
 ) -> None:
     root, _ = messy
-    found = build_index([root], KEY)
-    failed = [one for one in found.series if one.status == "failed"]
-    for one in failed:
+    index = build_index([root], KEY)
+    failed = [indexed for indexed in index.series if indexed.status == "failed"]
+    for indexed in failed:
         with pytest.raises(ScanError) as caught:
-            read_scan(found.as_series(one))
-        assert caught.value.reason is one.reason
+            read_scan(index.as_series(indexed))
+        assert caught.value.reason is indexed.reason
     assert len(failed) >= 4
 
 
 def test_an_index_and_the_finder_know_the_same_series(messy: tuple[Path, Outcomes]) -> None:
     root, _ = messy
-    ours = [one for one in build_index([root], KEY).series if one.slices]
+    ours = [series for series in build_index([root], KEY).series if series.slices]
     theirs = find_series(root)
-    assert [one.series_uid for one in ours] == [one.series_uid for one in theirs]
-    assert [len(one.files) for one in ours] == [len(one.files) for one in theirs]
+    assert [series.series_uid for series in ours] == [series.series_uid for series in theirs]
+    assert [len(series.files) for series in ours] == [len(series.files) for series in theirs]
 
 
 def test_the_whole_archive_is_the_same_with_helpers_stored_or_fresh(
@@ -166,17 +166,17 @@ def test_the_whole_archive_is_the_same_with_helpers_stored_or_fresh(
 def test_a_file_and_two_folders_that_overlap_are_counted_once(archive: Path) -> None:
     whole = build_index([archive], KEY)
     paths = [archive, archive / "a", str(archive / "b" / ".."), archive / "c"]
-    found = build_index(paths, KEY)
-    assert len(found.table) == 15
-    assert outcomes(found, archive) == outcomes(whole, archive)
-    assert [one.id for one in found.series] == [one.id for one in whole.series]
+    index = build_index(paths, KEY)
+    assert len(index.table) == 15
+    assert outcomes(index, archive) == outcomes(whole, archive)
+    assert [series.id for series in index.series] == [series.id for series in whole.series]
 
 
 def test_a_zip_archive_that_is_named_is_looked_into(tmp_path: Path) -> None:
     names = write_zip(tmp_path / "scans.zip")
-    found = build_index([tmp_path / "scans.zip"], KEY)
-    assert found.counts() == {"found": 5, "used": 4, "skipped": 1, "ambiguous": 0, "failed": 0}
-    inside = {entry.path.partition("\0")[2] for entry in found.table.entries}
+    index = build_index([tmp_path / "scans.zip"], KEY)
+    assert index.counts() == {"found": 5, "used": 4, "skipped": 1, "ambiguous": 0, "failed": 0}
+    inside = {entry.path.partition("\0")[2] for entry in index.table.entries}
     assert inside == {*names, "deep/read me"}
     again = build_index([tmp_path / "scans.zip"], KEY)
     assert again.opened == 0
@@ -216,10 +216,10 @@ def test_a_change_gives_what_a_fresh_index_gives(
         path.write_bytes(path.read_bytes()[:-50])
         os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     elif change == "swapped":  # as large and as old, another inode
-        other = path.with_name("other")
-        other.write_bytes(path.read_bytes().replace(b"AXIAL", b"OTHER"))
-        os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
-        other.replace(path)
+        renamed = path.with_name("other")
+        renamed.write_bytes(path.read_bytes().replace(b"AXIAL", b"OTHER"))
+        os.utime(renamed, ns=(state.st_atime_ns, state.st_mtime_ns))
+        renamed.replace(path)
     elif change == "new":
         series(archive / "b", "new", count=3)
     elif change == "removed":
@@ -231,8 +231,8 @@ def test_a_change_gives_what_a_fresh_index_gives(
     assert after.opened == len(opened) == {"new": 3, "removed": 0}.get(change, 1)
     cached_index_path([archive]).unlink()
     assert rows(after) == rows(build_index([archive], KEY))
-    left = {"shorter": 10, "swapped": 15, "new": 18, "removed": 10, "moved": 15}
-    assert used(after) == left[change]
+    remaining = {"shorter": 10, "swapped": 15, "new": 18, "removed": 10, "moved": 15}
+    assert used(after) == remaining[change]
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_a_file_that_could_not_be_read_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(survey_module, "read_elements", refuse)
-        found = build_index([archive], KEY)
-        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", code)
+        index = build_index([archive], KEY)
+        assert outcomes(index, archive)[f"b/{denied.name}"] == ("failed", code)
         assert build_index([archive], KEY).opened == 1
     again = build_index([archive], KEY)
     assert (again.opened, used(again)) == (1, 15)
@@ -275,9 +275,9 @@ def test_a_folder_that_can_t_be_entered_is_counted_as_failed(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", refuse)
-        found = build_index([archive], KEY)
-    assert found.counts() == {"found": 11, "used": 10, "skipped": 0, "ambiguous": 0, "failed": 1}
-    assert outcomes(found, archive)["b"] == ("failed", "UNREADABLE")
+        index = build_index([archive], KEY)
+    assert index.counts() == {"found": 11, "used": 10, "skipped": 0, "ambiguous": 0, "failed": 1}
+    assert outcomes(index, archive)["b"] == ("failed", "UNREADABLE")
     assert used(build_index([archive], KEY)) == 15
 
 
@@ -289,7 +289,7 @@ def test_another_key_gives_other_ids_and_is_refused_in_an_output_folder(
 ) -> None:
     ours, theirs = build_index([archive], KEY), build_index([archive], OTHER_KEY)
     assert theirs.opened == 15
-    assert not {one.id for one in ours.series} & {one.id for one in theirs.series}
+    assert not {series.id for series in ours.series} & {series.id for series in theirs.series}
     build_index([archive], KEY, tmp_path / "out")
     before = (tmp_path / "out" / PRIVATE / INDEX_NAME).read_bytes()
     with pytest.raises(ScanError) as caught:
@@ -337,8 +337,8 @@ def test_a_table_of_others_is_no_index(archive: Path, metadata: dict[str, str] |
     path = cached_index_path([archive])
     table = pa.table({"path": [1, 2]})
     if metadata is None:  # of ours, as the file says
-        said = parquet.read_schema(path).metadata
-        table = table.replace_schema_metadata(said)
+        stored_metadata = parquet.read_schema(path).metadata
+        table = table.replace_schema_metadata(stored_metadata)
     else:
         table = table.replace_schema_metadata(metadata)
     parquet.write_table(table, path)
@@ -396,9 +396,9 @@ def test_drafts_of_who_died_are_removed(archive: Path, tmp_path: Path) -> None:
 
 def test_ids_are_those_of_the_content(archive: Path, tmp_path: Path) -> None:
     """Whatever the place: an archive that was moved gives the same cases."""
-    here = [one.id for one in build_index([archive], KEY).series]
+    here = [series.id for series in build_index([archive], KEY).series]
     moved = archive.rename(tmp_path / "elsewhere")
-    assert [one.id for one in build_index([moved], KEY).series] == here
+    assert [series.id for series in build_index([moved], KEY).series] == here
     assert len(set(here)) == 3
     assert all(len(name) == 26 for name in here)
     assert key_fingerprint(KEY) not in here

@@ -33,8 +33,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def series(folder: Path, name: str = "scan", count: int = SLICES, **words: str) -> list[Path]:
-    return write_series(folder, noise((*SHAPE[:2], count)), words=Words(name=name, **words))
+def series(folder: Path, name: str = "scan", count: int = SLICES, **attributes: str) -> list[Path]:
+    return write_series(folder, noise((*SHAPE[:2], count)), words=Words(name=name, **attributes))
 
 
 def spread(files: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
@@ -52,18 +52,18 @@ def cut(files: Iterable[Path], size: int) -> None:
         file.write_bytes(file.read_bytes()[:size])
 
 
-def pack_zip(files: Iterable[Path], place: Path, folder: str = "") -> Path:
-    with zipfile.ZipFile(place, "w") as pack:
+def pack_zip(files: Iterable[Path], archive: Path, folder: str = "") -> Path:
+    with zipfile.ZipFile(archive, "w") as pack:
         for file in files:
             pack.write(file, folder + file.name)
-    return place
+    return archive
 
 
-def pack_tar(files: Iterable[Path], place: Path) -> Path:
-    with tarfile.open(place, "w:gz") as pack:
+def pack_tar(files: Iterable[Path], archive: Path) -> Path:
+    with tarfile.open(archive, "w:gz") as pack:
         for file in files:
             pack.add(file, file.name)
-    return place
+    return archive
 
 
 def shorten(path: Path, size: int = 1000) -> None:
@@ -73,17 +73,17 @@ def shorten(path: Path, size: int = 1000) -> None:
 def lost(root: Path) -> dict[str, int]:
     """Return how many files each series may lack: found, indexed and indexed again alike."""
     series = find_series(root, archives=True)
-    found = {one.series_uid: one.unreadable for one in series if one.series_uid}
+    unreadable = {known.series_uid: known.unreadable for known in series if known.series_uid}
     for _ in range(2):
-        assert of_index(build_index([root], KEY, archives=True)) == found
-    return {name: found[uid(name)] for name in NAMES if uid(name) in found}
+        assert of_index(build_index([root], KEY, archives=True)) == unreadable
+    return {name: unreadable[uid(name)] for name in NAMES if uid(name) in unreadable}
 
 
 def of_index(index: Index) -> dict[str, int]:
     return {
-        one.series_uid: index.as_series(one).unreadable
-        for one in index.series
-        if one.slices and one.series_uid
+        known.series_uid: index.as_series(known).unreadable
+        for known in index.series
+        if known.slices and known.series_uid
     }
 
 
@@ -98,7 +98,9 @@ def is_refused(root: Path, slices: int) -> bool:
     """Whether a scan is refused, unless the loss of slices is accepted: then it has the flag."""
     with pytest.raises(ScanError) as caught:
         scanloom.load_volume(root, series=uid("scan"))
-    [index] = [one for one in build_index([root], KEY).series if one.series_uid == uid("scan")]
+    [index] = [
+        known for known in build_index([root], KEY).series if known.series_uid == uid("scan")
+    ]
     volume = scanloom.load_volume(root, series=uid("scan"), gaps="interpolate")
     assert volume.array.shape[2] == slices
     assert Flag.FILES_LOST in volume.flags
@@ -207,7 +209,7 @@ def test_a_folder_for_each_file(tmp_path: Path, size: int) -> None:
 def test_a_slice_that_can_not_be_read_beside_the_others(
     tmp_path: Path, name: str, k: int, how: str
 ) -> None:
-    """First, in the middle or last: what is left is a regular stack, or has a gap."""
+    """First, in the middle or last: the remaining slices are a regular stack, or have a gap."""
     root = tmp_path / "in"
     files = series(root)
     named = [
@@ -249,13 +251,13 @@ def test_several_series_beside_a_file_that_can_not_be_read_are_refused(tmp_path:
             file.rename(file.with_name(f"{name}{file.name}"))
     (root / "1" / "a9999.dcm").symlink_to("nowhere")
 
-    reasons = {one.series_uid: one.info.reason for one in build_index([root], KEY).series}
+    reasons = {known.series_uid: known.info.reason for known in build_index([root], KEY).series}
     expected = {"a": "SLICES_UNREADABLE", "b": "SLICES_UNREADABLE", "c": ""}
     assert reasons == {uid(name): code for name, code in expected.items()}
 
 
 def test_a_series_is_read_again_when_its_neighbour_is_readable(tmp_path: Path) -> None:
-    """The stored index does not keep what the neighbours said."""
+    """The stored index does not keep the reason of the neighbours."""
     root, out = tmp_path / "in", tmp_path / "out"
     *_, last = series(root)
     last.rename(tmp_path / "away")
@@ -265,7 +267,9 @@ def test_a_series_is_read_again_when_its_neighbour_is_readable(tmp_path: Path) -
     last.unlink()
     (tmp_path / "away").rename(last)
     [after] = build_index([root], KEY, out).series
-    assert [one.info.reason for one in (before, again, after)] == ["SLICES_UNREADABLE"] * 2 + [""]
+    assert [known.info.reason for known in (before, again, after)] == ["SLICES_UNREADABLE"] * 2 + [
+        ""
+    ]
 
 
 def test_files_that_a_dicomdir_names_and_that_are_not_there(tmp_path: Path) -> None:
@@ -274,9 +278,9 @@ def test_files_that_a_dicomdir_names_and_that_are_not_there(tmp_path: Path) -> N
     write_dicomdir(disc / "DICOMDIR", [(file.parent.name, file.name) for file in files])
     shutil.rmtree(disc / "2")
 
-    [found] = find_series(tmp_path / "disc" / "DICOMDIR")
+    [scan] = find_series(tmp_path / "disc" / "DICOMDIR")
 
-    assert (len(found.files), found.unreadable) == (6, 6)
+    assert (len(scan.files), scan.unreadable) == (6, 6)
 
 
 def test_a_readable_localiser_beside_the_damaged_half_tells_the_study(tmp_path: Path) -> None:
@@ -450,4 +454,4 @@ def test_other_files_next_to_slices_refuse_nothing(tmp_path: Path) -> None:
 
     assert lost(root) == {"scan": 0}
     assert not is_told(root, SLICES)
-    assert [one.info.reason for one in build_index([root], KEY).series] == [""]
+    assert [known.info.reason for known in build_index([root], KEY).series] == [""]

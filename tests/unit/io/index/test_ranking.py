@@ -37,8 +37,8 @@ THIN = SeriesInfo(
 
 
 def like(mm: float = 1.0, count: int = 300, **changes: object) -> SeriesInfo:
-    made = THIN._replace(spacing=(0.7, 0.7, mm), shape=(512, 512, count))
-    return made._replace(**changes)  # type: ignore[arg-type]
+    info = THIN._replace(spacing=(0.7, 0.7, mm), shape=(512, 512, count))
+    return info._replace(**changes)  # type: ignore[arg-type]
 
 
 SOFT = Preference(kernel="soft")
@@ -75,9 +75,9 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_each_rule(name: str) -> None:
-    better, worse, wanted = RULES[name]
-    assert best_first([better, worse], wanted) == [0, 1]
-    assert best_first([worse, better], wanted) == [1, 0]
+    better, worse, better_first = RULES[name]
+    assert best_first([better, worse], better_first) == [0, 1]
+    assert best_first([worse, better], better_first) == [1, 0]
 
 
 def test_what_is_equal_stays_in_order() -> None:
@@ -131,36 +131,36 @@ def study(tmp_path: Path) -> Path:
     return folder
 
 
-def counts(found: tuple[scanloom.core.Series, ...]) -> list[int]:
-    return [len(one.files) for one in found]
+def counts(all_series: tuple[scanloom.core.Series, ...]) -> list[int]:
+    return [len(series.files) for series in all_series]
 
 
 def test_the_best_of_a_folder(study: Path) -> None:
-    found = find_series(study)
-    assert counts(found) == [12, 10, 9, 4]
-    assert counts(select_series(found, "best")) == [9]
+    all_series = find_series(study)
+    assert counts(all_series) == [12, 10, 9, 4]
+    assert counts(select_series(all_series, "best")) == [9]
     filled = RankingOptions(gaps="interpolate")
-    assert counts(select_series(found, "best", Preference(modality="MR"), filled)) == [10]
+    assert counts(select_series(all_series, "best", Preference(modality="MR"), filled)) == [10]
     assert scanloom.load_volume(study, series="best").grid.shape[2] == 9
     volume = scanloom.load_volume(study, series="best", gaps="interpolate", modality="MR")
     assert (volume.grid.shape[2], volume.modality) == (11, "MR")
 
 
 def test_all_of_a_folder_but_what_was_computed(study: Path) -> None:
-    found = find_series(study)
-    assert counts(select_series(found, "all")) == [10, 9, 4]
+    all_series = find_series(study)
+    assert counts(select_series(all_series, "all")) == [10, 9, 4]
     with pytest.raises(ScanError) as caught:
-        select_series(found[:1], "all")
+        select_series(all_series[:1], "all")
     assert caught.value.code == "DERIVED"
     with pytest.raises(ValueError, match="one volume"):
         scanloom.load_volume(study, series="all")
 
 
 def test_one_is_still_chosen_by_number_or_not_at_all(study: Path) -> None:
-    found = find_series(study)
-    assert counts(select_series(found, "4")) == [4]
+    all_series = find_series(study)
+    assert counts(select_series(all_series, "4")) == [4]
     with pytest.raises(ScanError) as caught:
-        select_series(found)
+        select_series(all_series)
     assert caught.value.code == "SERIES_AMBIGUOUS"
 
 
@@ -223,8 +223,8 @@ def test_what_else_a_choice_may_have_meant_is_said(named: tuple[Series, ...]) ->
     assert describe_selection(named, "2", second) == ()
     assert describe_selection(named, None, first) == ()
     assert describe_selection(named, "best", first) == ()  # all are of a single study
-    other = replace(third, study_uid="1.2")
-    [remark] = describe_selection((first, second, other), "best", first)
+    of_other_study = replace(third, study_uid="1.2")
+    [remark] = describe_selection((first, second, of_other_study), "best", first)
     assert "all 3 series at this path, of 2 studies" in remark
 
 

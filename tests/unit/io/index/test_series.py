@@ -1,4 +1,4 @@
-"""Scans are found by content, listed for those who must choose, and never guessed."""
+"""Scans are found by content, listed for a choice, and never guessed."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_a_file_stands_for_its_series_in_its_folder(tmp_path):
 
 
 def test_several_series_are_listed_with_what_to_type(tmp_path):
-    found = two_series(tmp_path)
+    all_series = two_series(tmp_path)
     with pytest.raises(ScanError) as caught:
-        select_series(found)
+        select_series(all_series)
     assert caught.value.code == "SERIES_AMBIGUOUS"
     heads, first, second, *_ = caught.value.private.splitlines()
     assert heads.split()[:5] == ["#", "name", "DICOM", "#", "modality"]
@@ -87,8 +87,8 @@ def test_an_empty_file_is_called_empty(suffix: str, tmp_path: Path) -> None:
         find_series(path)
     assert (caught.value.code, caught.value.detail) == ("TRUNCATED", "the file is empty")
     if suffix not in ("", ".dcm"):
-        [found] = find_series(tmp_path)
-        assert describe_as_read(found).detail == "the file is empty"
+        [series] = find_series(tmp_path)
+        assert describe_as_read(series).detail == "the file is empty"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
@@ -108,21 +108,21 @@ def test_a_path_that_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_series_is_chosen_by_number_or_uid(tmp_path):
-    found = two_series(tmp_path)
-    assert select_series(found, "1")[0].modality == "CT"
-    assert select_series(found, "2")[0].modality == "MR"
-    assert select_series(found, str(uid("four")))[0].modality == "MR"
+    all_series = two_series(tmp_path)
+    assert select_series(all_series, "1")[0].modality == "CT"
+    assert select_series(all_series, "2")[0].modality == "MR"
+    assert select_series(all_series, str(uid("four")))[0].modality == "MR"
     assert scanloom.load_volume(tmp_path, series="2").modality == "MR"
     for wrong in ("0", "3", "1.2.3", ""):
-        assert code_of(select_series, found, wrong) == "SERIES_UNKNOWN"
+        assert code_of(select_series, all_series, wrong) == "SERIES_UNKNOWN"
 
 
 def test_the_list_is_the_same_whatever_the_paths(tmp_path):
     numbers = []
     for order in (("x", "y"), ("y", "x")):
         folder = tmp_path / order[0]
-        for name, place in zip(("one", "two"), order, strict=True):
-            write_series(folder / place, noise((10, 11, 4)), words=Words(name=name))
+        for name, path in zip(("one", "two"), order, strict=True):
+            write_series(folder / path, noise((10, 11, 4)), words=Words(name=name))
         numbers.append([s.series_uid for s in find_series(folder)])
     assert numbers[0] == numbers[1]
 
@@ -144,8 +144,8 @@ def test_a_damaged_file_is_not_dropped_silently(tmp_path):
     paths[-1].write_bytes(
         data[:132] + b"\x02\x00\x00\x00ZZ" + data[138:]
     )  # an unknown type of value
-    found = find_series(tmp_path)
-    assert sum(len(s.files) for s in found) == 6
+    all_series = find_series(tmp_path)
+    assert sum(len(s.files) for s in all_series) == 6
     with pytest.raises(ScanError):
         scanloom.load_volume(tmp_path)
 
@@ -242,7 +242,7 @@ def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, packed, monke
     assert volume.array.shape[2] == 5
     assert Flag.FILES_LOST in volume.flags
     index = build_index([scan], bytes(32))
-    [whole] = (one for one in index.series if one.info.shape)
+    [whole] = (series for series in index.series if series.info.shape)
     assert whole.info.reason == "SLICES_UNREADABLE"
     assert index.as_series(whole).unreadable == 1
 

@@ -1,4 +1,4 @@
-"""Which files lie at a path: each once, nothing outside what was named, and never for ever."""
+"""Files at a path: each once, nothing outside the path, and in limited time."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_link_never_hides_the_real_file_and_loops_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("z/real")
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "z" / "loop").symlink_to(tmp_path, target_is_directory=True)
-    found = names(list_files([tmp_path]), tmp_path)
-    assert found == {"a": "DUPLICATE_LINK", "b": "DUPLICATE_LINK", "z/real": "", "other/x": ""}
+    paths = names(list_files([tmp_path]), tmp_path)
+    assert paths == {"a": "DUPLICATE_LINK", "b": "DUPLICATE_LINK", "z/real": "", "other/x": ""}
     inside = names(list_files([tmp_path / "z"]), tmp_path)
     assert inside["z/real"] == ""
     assert sorted(inside.values()).count("") == 2  # what the loop leads to is found too, once
@@ -115,9 +115,9 @@ def test_an_output_folder_is_no_input_of_itself(tmp_path: Path) -> None:
 def test_what_scanloom_wrote_for_somebody_else_is_no_input(tmp_path: Path) -> None:
     touch(tmp_path, "scan", "out/cases/a/case.json", *OUTPUT)
     (tmp_path / "out" / "private").chmod(0)
-    found = names(list_files([tmp_path]), tmp_path)
+    paths = names(list_files([tmp_path]), tmp_path)
     (tmp_path / "out" / "private").chmod(0o700)
-    assert found == {"scan": ""}
+    assert paths == {"scan": ""}
 
 
 def test_a_folder_that_only_looks_like_one_that_scanloom_wrote_is_searched(tmp_path: Path) -> None:
@@ -142,10 +142,12 @@ def test_a_closed_private_folder_beside_cases_makes_no_output_folder(
         (tmp_path / folder / "private").chmod(0o700)
     os.seteuid(65534)
     try:
-        found = [is_output_folder(folder, ["cases", "private"]) for folder in ("archive", "out")]
+        are_outputs = [
+            is_output_folder(folder, ["cases", "private"]) for folder in ("archive", "out")
+        ]
     finally:
         os.seteuid(0)
-    assert found == [False, True]
+    assert are_outputs == [False, True]
 
 
 # --- DICOMDIR -------------------------------------------------------------------------------------
@@ -161,13 +163,13 @@ def test_a_dicomdir_is_followed_but_never_out_of_its_root(tmp_path: Path) -> Non
     outside = [("..", "secret"), ("WAY_OUT", "SECRET"), ("images", "..", "..", "secret"), ("GONE",)]
     write_dicomdir(disc / "DICOMDIR", [*inside, *outside, (str(tmp_path / "secret"),)])
 
-    found = list_files([disc / "DICOMDIR"])
-    codes = [entry.reason.code if entry.reason else "" for entry in found]
+    entries = list_files([disc / "DICOMDIR"])
+    codes = [entry.reason.code if entry.reason else "" for entry in entries]
     assert sorted(codes) == sorted(["NOT_AN_IMAGE", *5 * [""], *5 * ["NOT_FOUND"]])
-    used = {os.path.realpath(entry.path) for entry in found if not entry.reason}
+    used = {os.path.realpath(entry.path) for entry in entries if not entry.reason}
     assert used == {str(path.resolve()) for path in paths}
-    [one] = find_series(disc / "DICOMDIR")
-    assert len(one.files) == 5
+    [only] = find_series(disc / "DICOMDIR")
+    assert len(only.files) == 5
 
 
 def test_a_damaged_dicomdir_is_refused(tmp_path: Path) -> None:
@@ -184,15 +186,15 @@ def test_a_damaged_dicomdir_is_refused(tmp_path: Path) -> None:
 
 def test_members_of_a_zip_archive_stay_in_the_scratch_folder(tmp_path: Path) -> None:
     """Wherever their names point to, absolute and upwards ones too."""
-    place = tmp_path / "evil.zip"
+    archive = tmp_path / "evil.zip"
     bad = ["../../up", str(tmp_path / "absolute"), "a/../../b", "..", "c\\..\\d", "/", "x" * 300]
-    with zipfile.ZipFile(place, "w") as pack:
+    with zipfile.ZipFile(archive, "w") as pack:
         for name in bad[:5]:
             pack.writestr(name, "x")
     before = sorted(tmp_path.rglob("*"))
     files = [
         current_session().cache(UnpackedFiles).readable_file(entry.path)
-        for entry in list_files([place])
+        for entry in list_files([archive])
     ]
     assert len(set(files)) == 5
     root = files[0].parents[1]
@@ -203,11 +205,11 @@ def test_members_of_a_zip_archive_stay_in_the_scratch_folder(tmp_path: Path) -> 
 def test_a_zip_archive_that_grows_without_measure_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "bomb.zip"
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as pack:
+    archive = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as pack:
         for n in range(4):
             pack.writestr(str(n), bytes(1 << 20))
-    assert len(list_members(place)) == 4
+    assert len(list_members(archive)) == 4
     for name, value in (
         ("ALWAYS_ALLOWED_BYTES", 1 << 20),
         ("MAX_UNPACKED_BYTES", 1 << 21),
@@ -216,36 +218,36 @@ def test_a_zip_archive_that_grows_without_measure_is_refused(
         with monkeypatch.context() as patch:
             patch.setattr(archives, name, value)
             archives._listed.cache_clear()
-            [entry] = list_files([place])
+            [entry] = list_files([archive])
             assert entry.reason is not None
             assert entry.reason.code == "TOO_LARGE"
 
 
 def test_a_member_that_is_larger_than_it_says_is_refused(tmp_path: Path) -> None:
-    place = tmp_path / "lies.zip"
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as pack:
+    archive = tmp_path / "lies.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr("a", bytes(1 << 16))
-    data = place.read_bytes()
+    data = archive.read_bytes()
     size = (1 << 16).to_bytes(4, "little")
-    place.write_bytes(data.replace(size, (100).to_bytes(4, "little")))
+    archive.write_bytes(data.replace(size, (100).to_bytes(4, "little")))
     with pytest.raises(ScanError) as caught:
-        find_series(place)
+        find_series(archive)
     assert caught.value.code in ("DAMAGED", "TOO_LARGE")
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "encrypted"])
 def test_a_zip_archive_that_can_t_be_unpacked_is_refused(tmp_path: Path, damage: str) -> None:
-    place = tmp_path / "scans.zip"
-    write_zip(place)
-    data = place.read_bytes()
+    archive = tmp_path / "scans.zip"
+    write_zip(archive)
+    data = archive.read_bytes()
     if damage == "encrypted":  # the flag of each member
         data = data.replace(b"PK\x03\x04\x14\0\0\0", b"PK\x03\x04\x14\0\x01\0")
         data = data.replace(b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\x01\0")
     else:
         data = {"empty": b"", "cut": data[: len(data) // 2], "text": b"no zip" * 50}[damage]
-    place.write_bytes(data)
+    archive.write_bytes(data)
     with pytest.raises(ScanError) as caught:
-        find_series(place)
+        find_series(archive)
     codes = {"encrypted": "ENCRYPTED"}
     assert caught.value.code == codes.get(damage, "DAMAGED")
 
@@ -254,21 +256,21 @@ def test_header_and_voxels_that_lie_apart_are_found_together_in_a_zip_archive(
     tmp_path: Path,
 ) -> None:
     nifti(tmp_path / "scan.hdr")
-    place = tmp_path / "pair.zip"
-    with zipfile.ZipFile(place, "w") as pack:
+    archive = tmp_path / "pair.zip"
+    with zipfile.ZipFile(archive, "w") as pack:
         for name in ("scan.hdr", "scan.img"):
             pack.write(tmp_path / name, f"far/{name}")
-    [one] = find_series(place)
-    assert [path.suffix for path in one.files] == [".hdr", ".img"]
+    [only] = find_series(archive)
+    assert [path.suffix for path in only.files] == [".hdr", ".img"]
 
 
 def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "scans.zip"
-    write_zip(place)
+    archive = tmp_path / "scans.zip"
+    write_zip(archive)
     full = type("usage", (), {"free": 10})
     monkeypatch.setattr(unpacking.shutil, "disk_usage", lambda _: full)
     with pytest.raises(ScanError) as caught:
-        find_series(place)
+        find_series(archive)
     assert caught.value.code == "SCRATCH_FULL"
 
 

@@ -1,4 +1,4 @@
-"""Helpers give what this process gives, also where they die, stop answering or talk nonsense."""
+"""Workers give the results of this process, also if they die, hang or send nonsense."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def size_of(path: str) -> int:
 
 @pytest.fixture
 def chunks(tmp_path: Path) -> list[list[str]]:
-    made = []
+    lists = []
     for n in range(6):
         folder = tmp_path / f"grüße {n}"
         folder.mkdir()
-        made.append([str(path) for path in series(folder, f"s{n}", count=4)])
+        lists.append([str(path) for path in series(folder, f"s{n}", count=4)])
     (tmp_path / "text").write_text("no image")
-    return [*made, [str(tmp_path / "text"), str(tmp_path / "absent")], []]
+    return [*lists, [str(tmp_path / "text"), str(tmp_path / "absent")], []]
 
 
 @pytest.mark.parametrize("start", ["", DIES_AT_ONCE, DIES_LATER, NONSENSE, NOISE])

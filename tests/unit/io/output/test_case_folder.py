@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
-from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.run_files import hold_run_lock
 from scanloom.io.index.build import build_index
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.json_file import write_document
@@ -43,8 +43,8 @@ def publish(
 
 
 def standing(out: Path, recipe: str, source: str = "s", *, replace: bool = False) -> ResultState:
-    wanted = Case(CASE, Series("nifti", ()), Outputs(), source, recipe)
-    return result_state(out, CASE, wanted, replace=replace)
+    case = Case(CASE, Series("nifti", ()), Outputs(), source, recipe)
+    return result_state(out, CASE, case, replace=replace)
 
 
 def files(out: Path) -> set[str]:
@@ -253,7 +253,7 @@ def test_interrupted_replacement_is_finished_or_taken_back(
 
 
 def test_what_a_living_process_builds_is_left_alone(tmp_path: Path) -> None:
-    """Only what is surely dead is cleared: not this process, not another host."""
+    """Only entries of dead processes are cleared: not this process, not another host."""
     out = tmp_path / "out"
     publish(out)
     with CaseFolder(out, "b" * 26, KEY) as folder:
@@ -290,7 +290,7 @@ def test_failed_last_rename_gives_the_old_result_back(
 
 
 def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
-    """A worker that was thought lost may have published what another one was then given."""
+    """A worker that was thought lost may have published a case that another one was then given."""
     out = tmp_path / "out"
     publish(out, text="first")
     assert publish(out, text="second") == out / "cases" / CASE
@@ -372,15 +372,15 @@ def test_a_fingerprint_that_was_taken_away_is_written_anew(tmp_path: Path) -> No
     open_output(tmp_path, KEY)
 
 
-@pytest.mark.parametrize("part", [".work", "private", "report", "report/thumbs", "bids"])
-def test_a_part_of_out_that_is_a_link_is_refused(part: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".work", "private", "report", "report/thumbs", "bids"])
+def test_a_part_of_out_that_is_a_link_is_refused(name: str, tmp_path: Path) -> None:
     """It could lead to a folder of the user's own, whose old files would be cleared away."""
     out, mine = tmp_path / "out", tmp_path / "mine"
     mine.mkdir(mode=0o755)
     (mine / f"{HANDSHAKE_PREFIX}.0").touch()
     os.utime(mine / f"{HANDSHAKE_PREFIX}.0", (1000, 1000))
-    (out / part).parent.mkdir(parents=True)
-    (out / part).symlink_to(mine)
+    (out / name).parent.mkdir(parents=True)
+    (out / name).symlink_to(mine)
 
     def lock() -> None:
         with hold_run_lock(out):
@@ -395,6 +395,6 @@ def test_a_part_of_out_that_is_a_link_is_refused(part: str, tmp_path: Path) -> N
         with pytest.raises(ScanError, match="is a link") as caught:
             attempt()
         assert caught.value.code == "OUTPUT_UNWRITABLE"
-        assert part in caught.value.detail
+        assert name in caught.value.detail
     assert files(mine) == {f"{HANDSHAKE_PREFIX}.0"}
     assert stat.S_IMODE(mine.stat().st_mode) == 0o755

@@ -1,4 +1,4 @@
-"""The crosswalk brings back what an id stands for, and loses nothing."""
+"""The crosswalk brings back the source of an id, and loses nothing."""
 
 from __future__ import annotations
 
@@ -82,23 +82,23 @@ def test_a_case_keeps_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pack", ["none", "gzip", "zip"])
 def test_a_series_of_an_index_is_told_packed_or_not(pack: str, tmp_path: Path) -> None:
-    words = Words(more={"PatientID": "4711", "AccessionNumber": "A1"})
+    attributes = Words(more={"PatientID": "4711", "AccessionNumber": "A1"})
     scans = tmp_path / "scans"
-    for file in write_series(scans, noise(), words=words):
+    for file in write_series(scans, noise(), words=attributes):
         if pack == "gzip":
             file.write_bytes(gzip.compress(file.read_bytes()))
     if pack == "zip":
         scans = Path(shutil.make_archive(str(scans), "zip", scans))
     index = build_index([scans], b"k" * 32, tmp_path / "out")
-    [one] = index.series
-    found = source_from_index(index, one)
+    [indexed] = index.series
+    source = source_from_index(index, indexed)
 
-    assert (found.path, found.files, found.series_uid) == (
+    assert (source.path, source.files, source.series_uid) == (
         str(scans),
-        len(one.files),
+        len(indexed.files),
         uid("series"),
     )
-    assert (found.patient_id, found.accession_number) == ("4711", "A1")
+    assert (source.patient_id, source.accession_number) == ("4711", "A1")
 
 
 def test_series_of_an_index_are_remembered_once(
@@ -109,7 +109,7 @@ def test_series_of_an_index_are_remembered_once(
         write_series(tmp_path / "scans" / name, noise(), words=Words(name=name))
     key, out = b"k" * 32, tmp_path / "out"
     index = build_index([tmp_path / "scans"], key, out)
-    ids = [one.id for one in index.series]
+    ids = [series.id for series in index.series]
     monkeypatch.setattr("scanloom.io.index.build.BATCH_ROWS", 2)
 
     record_series(out, key_fingerprint(key), index, ids[:1])
@@ -118,9 +118,9 @@ def test_series_of_an_index_are_remembered_once(
     shutil.rmtree(tmp_path / "scans")
     record_series(out, key_fingerprint(key), index, ids)
 
-    found = find_sources(out, ids)
-    assert [s.id for s in found] == ids
-    assert {Path(s.path).name for s in found} == set("abc")
+    sources = find_sources(out, ids)
+    assert [s.id for s in sources] == ids
+    assert {Path(s.path).name for s in sources} == set("abc")
 
 
 def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
@@ -148,11 +148,11 @@ for n in range(20):
 def test_two_who_write_at_once_lose_nothing(tmp_path: Path) -> None:
     """The first claim of the folder is part of the race."""
     command = [sys.executable, "-c", ADDS_MANY, str(tmp_path)]
-    workers = [subprocess.Popen([*command, str(who)]) for who in range(2)]
+    workers = [subprocess.Popen([*command, str(writer)]) for writer in range(2)]
     assert [worker.wait(120) for worker in workers] == [0, 0]
 
-    wanted = [f"{who}-{n}" for who in range(2) for n in range(20)]
-    assert sorted(s.id for s in find_sources(tmp_path, wanted)) == sorted(wanted)
+    expected = [f"{writer}-{n}" for writer in range(2) for n in range(20)]
+    assert sorted(s.id for s in find_sources(tmp_path, expected)) == sorted(expected)
     assert {p.name for p in (tmp_path / "private").iterdir()} == {
         ".lock",
         "key.fingerprint",
@@ -197,8 +197,8 @@ def test_a_dicom_series_is_named_by_its_headers(tmp_path: Path) -> None:
     files = write_series(tmp_path / "study", noise(), words=Words(more=MORE))
     series = Series("dicom", tuple(files), uid("study"), uid("series"))
 
-    found = source_from_series(series, "id")
-    assert found == SourceRecord(
+    source = source_from_series(series, "id")
+    assert source == SourceRecord(
         id="id",
         kind="dicom",
         path=str(tmp_path / "study"),
@@ -221,8 +221,8 @@ def test_damaged_files_have_a_path_at_least(tmp_path: Path) -> None:
     files[1].unlink()
     assert source_from_series(Series("dicom", tuple(files)), "id").patient_id == "4711"
 
-    found = source_from_series(Series("dicom", tuple(files[:2])), "id")
-    assert (found.path, found.patient_id) == (str(tmp_path / "study"), "")
+    source = source_from_series(Series("dicom", tuple(files[:2])), "id")
+    assert (source.path, source.patient_id) == (str(tmp_path / "study"), "")
 
 
 @pytest.mark.parametrize("packed", ["zip", "gz"])
@@ -238,18 +238,18 @@ def test_what_was_unpacked_is_known_by_what_it_was_packed_in(packed: str, tmp_pa
         file.unlink()
 
     [series] = find_series(scan)
-    found = source_from_series(series, "id")
-    assert (found.path, found.files, found.patient_id) == (str(scan), 6, "4711")
+    source = source_from_series(series, "id")
+    assert (source.path, source.files, source.patient_id) == (str(scan), 6, "4711")
 
 
 def test_paths_are_absolute_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one file the file, of several the folder that holds all; bytes that are no UTF-8 too."""
     monkeypatch.chdir(tmp_path)
-    one = Series("nifti", (Path("a.nii"),))
+    series = Series("nifti", (Path("a.nii"),))
     several = Series("dicom", (tmp_path / "x" / "1" / "a", tmp_path / "x" / "2" / "b"))
     odd = Series("nifti", (tmp_path / os.fsdecode(b"odd\xff.nii"),))
 
-    assert source_from_series(one, "id").path == str(tmp_path / "a.nii")
+    assert source_from_series(series, "id").path == str(tmp_path / "a.nii")
     assert source_from_series(several, "id").path == str(tmp_path / "x")
     assert source_from_series(odd, "id").path == str(tmp_path / r"odd\xff.nii")
     add(tmp_path, source_from_series(odd, "id"))

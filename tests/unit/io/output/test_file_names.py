@@ -1,4 +1,4 @@
-"""What the files of a case are called."""
+"""Names of the files of a case."""
 
 from __future__ import annotations
 

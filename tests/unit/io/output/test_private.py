@@ -1,4 +1,4 @@
-"""The private folder: for its owner alone, one key, nothing lost between two who write."""
+"""The private folder: for its owner alone, one key, nothing lost between two writers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanloom.core import ScanError
 from scanloom.io.output.private import check_key, private_folder, read_fingerprint, write_private
 from scanloom.io.system.atomic_write import atomic_write
 
-KEY, OTHER = "abc", "xyz"
+KEY, SECOND_KEY = "abc", "xyz"
 
 
 def mode(path: Path) -> int:
@@ -36,11 +36,11 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
     with private_folder(tmp_path, KEY):
         pass
     check_key(tmp_path, KEY)
-    with pytest.raises(ScanError) as caught, private_folder(tmp_path, OTHER):
+    with pytest.raises(ScanError) as caught, private_folder(tmp_path, SECOND_KEY):
         pass
     assert caught.value.code == "KEY_MISMATCH"
     with pytest.raises(ScanError) as caught:
-        check_key(tmp_path, OTHER)
+        check_key(tmp_path, SECOND_KEY)
     assert caught.value.code == "KEY_MISMATCH"
     assert read_fingerprint(tmp_path) == KEY
 
@@ -50,11 +50,11 @@ def test_a_failed_claim_leaves_out_unclaimed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="boom"), private_folder(out, KEY):
         raise RuntimeError("boom")
     assert not (out / "private").exists()
-    with private_folder(out, OTHER):
+    with private_folder(out, SECOND_KEY):
         pass
-    with pytest.raises(RuntimeError, match="boom"), private_folder(out, OTHER):
+    with pytest.raises(RuntimeError, match="boom"), private_folder(out, SECOND_KEY):
         raise RuntimeError("boom")
-    assert read_fingerprint(out) == OTHER
+    assert read_fingerprint(out) == SECOND_KEY
 
 
 def test_a_failed_claim_leaves_what_others_put_there(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def source(
 
 
 @pytest.mark.parametrize(
-    ("found", "name"),
+    ("record", "name"),
     [
         (source(), "liver_01"),
         (source("/scans/T1.mha"), "T1"),
@@ -35,8 +35,8 @@ def source(
         (source("/scans/NUL.nii"), "NUL_"),
     ],
 )
-def test_names_are_those_of_the_source(found: SourceRecord, name: str) -> None:
-    assert folder_name(found, []) == name
+def test_names_are_those_of_the_source(record: SourceRecord, name: str) -> None:
+    assert folder_name(record, []) == name
 
 
 def test_of_two_that_have_one_name_the_second_gets_the_end_of_its_id() -> None:

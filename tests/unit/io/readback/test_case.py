@@ -112,7 +112,7 @@ def test_wrong_label_map_is_caught(fault: str, source: str, tmp_path: Path) -> N
 
 
 def test_rewritten_right_it_passes(tmp_path: Path) -> None:
-    """The faults above are what is caught, not nibabel's way of writing."""
+    """The faults above are caught, not nibabel's way of writing."""
     scan = SCANS["dicom oblique"]()
     written = Written(tmp_path, scan, wc.segmentation_of(scan))
     path = tmp_path / "segmentation.nii.gz"
@@ -252,15 +252,15 @@ def test_a_labelmap_whose_fragments_cannot_be_parsed_is_caught(tmp_path: Path) -
     path = tmp_path / "dicom" / "segmentation.dcm"
     data = path.read_bytes()
     item = data.rindex(b"\xfe\xff\x00\xe0")
-    for place in (*range(item, item + 8), len(data) - 8, len(data) - 6):
+    for offset in (*range(item, item + 8), len(data) - 8, len(data) - 6):
         for bit in range(0, 8, 3):
             damaged = bytearray(data)
-            damaged[place] ^= 1 << bit
+            damaged[offset] ^= 1 << bit
             path.write_bytes(damaged)
             try:
                 pydicom.dcmread(path).pixel_array  # noqa: B018
             except Exception:  # noqa: BLE001 -- of any kind: pydicom cannot read it
-                assert written.is_caught(), (place - len(data), bit)
+                assert written.is_caught(), (offset - len(data), bit)
 
 
 def move(dataset: pydicom.Dataset, along: int, by: float) -> None:
@@ -315,9 +315,9 @@ def positions_reversed(dataset: pydicom.Dataset) -> None:
 def labels_swapped(dataset: pydicom.Dataset) -> None:
     first, second = [s for s in dataset.SegmentSequence if s.SegmentNumber > 0][:2]
     for name in ("SegmentLabel", "SegmentedPropertyTypeCodeSequence"):
-        one, other = first[name].value, second[name].value
-        setattr(first, name, other)
-        setattr(second, name, one)
+        first_value, second_value = first[name].value, second[name].value
+        setattr(first, name, second_value)
+        setattr(second, name, first_value)
 
 
 def code_of_another(dataset: pydicom.Dataset) -> None:

@@ -130,15 +130,15 @@ def test_each_form_that_lies_elsewhere_is_caught(name: str, source: str, tmp_pat
     result, path = written(GRIDS[name](), source, tmp_path)
     right = path.read_bytes()
     forms = {"sform": with_sform, "qform": with_qform}
-    there = [form for form in forms if code(path, form)]
-    assert there
+    present = [form for form in forms if code(path, form)]
+    assert present
     for fault in FAULTS.values():
-        for form in there:
+        for form in present:
             path.write_bytes(right)
             patch(path, forms[form](fault))
             assert result.is_caught()
         path.write_bytes(right)
-        for form in there:  # a writer that is wrong throughout
+        for form in present:  # a writer that is wrong throughout
             patch(path, forms[form](fault))
         assert result.is_caught()
 
@@ -176,7 +176,7 @@ def test_other_codes_are_caught(codes: tuple[int, int], tmp_path: Path) -> None:
 
 
 def test_a_qform_where_float32_has_none_is_caught(tmp_path: Path) -> None:
-    """What nibabel would have written: 0.4 mm off at 512 pixels for readers that prefer it."""
+    """nibabel would have written a qform 0.4 mm off at 512 pixels for readers that prefer it."""
     grid = Grid((512, 512, 3), grid_of("LPS", 1e-3).affine)
     result, path = written(grid, "itk", tmp_path)
     assert code(path, "qform") == 0

@@ -54,8 +54,8 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def codes(found: Index) -> list[str]:
-    return [code for _, code in found.outcomes()]
+def codes(index: Index) -> list[str]:
+    return [code for _, code in index.outcomes()]
 
 
 def code_of(path: Path) -> str:
@@ -64,8 +64,8 @@ def code_of(path: Path) -> str:
     return caught.value.code
 
 
-def check_sum(found: Index, count: int) -> None:
-    counts = found.counts()
+def check_sum(index: Index, count: int) -> None:
+    counts = index.counts()
     assert counts["found"] == counts["used"] + counts["skipped"] + counts["failed"] == count
 
 
@@ -119,17 +119,17 @@ def test_archives_that_can_not_be_used_fail_alone(tmp_path: Path, volume: bytes)
     (tmp_path / "good" / "a.nii").write_bytes(volume)
     expected = damaged_archives(tmp_path, volume)
 
-    found = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
+    index = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
 
-    outcome = dict(zip((e.path for e in found.table.entries), codes(found), strict=True))
+    outcome = dict(zip((e.path for e in index.table.entries), codes(index), strict=True))
     reported = {Path(path.split("\0")[0]).name: code for path, code in outcome.items()}
     assert reported == {"a.nii": "", **expected}
-    check_sum(found, 1 + len(expected))
-    assert [one.status for one in found.series] == ["used"]
+    check_sum(index, 1 + len(expected))
+    assert [only.status for only in index.series] == ["used"]
     again = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
-    assert codes(again) == codes(found)
+    assert codes(again) == codes(index)
     in_folder = build_index([tmp_path], KEY, archives=True)
-    assert sorted(codes(in_folder)) == sorted(codes(found))
+    assert sorted(codes(in_folder)) == sorted(codes(index))
 
 
 def test_each_that_can_not_be_used_is_refused_by_its_reason(tmp_path: Path, volume: bytes) -> None:
@@ -143,8 +143,8 @@ def test_a_damaged_dicomdir_among_others_fails_alone(tmp_path: Path, volume: byt
     write_dicomdir(tmp_path / "disc" / "DICOMDIR", [("A",), ("B",)])
     whole = (tmp_path / "disc" / "DICOMDIR").read_bytes()
     (tmp_path / "disc" / "DICOMDIR").write_bytes(whole[:-3])
-    found = build_index([tmp_path / "disc" / "DICOMDIR", tmp_path / "a.nii"], KEY)
-    assert sorted(codes(found)) == ["", "DAMAGED"]
+    index = build_index([tmp_path / "disc" / "DICOMDIR", tmp_path / "a.nii"], KEY)
+    assert sorted(codes(index)) == ["", "DAMAGED"]
 
 
 def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
@@ -157,7 +157,7 @@ def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
     real = archives.list_members
 
     def listed(path: Path) -> Any:
-        found = real(path)
+        result = real(path)
         if path.name == "gone.zip":
             path.unlink()
         elif path.name == "cut.zip":
@@ -166,11 +166,11 @@ def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
             write_tar(path, {"d.nii": volume})
         elif path.name == "late.zip":
             raise FileNotFoundError
-        return found
+        return result
 
     monkeypatch.setattr("scanloom.io.index.walk.list_members", lambda path: reported(path, listed))
-    found = build_index(paths, KEY)
-    assert Counter(codes(found)) == {"": 1, "DAMAGED": 2, "NOT_FOUND": 3, "SOURCE_CHANGED": 2}
+    result = build_index(paths, KEY)
+    assert Counter(codes(result)) == {"": 1, "DAMAGED": 2, "NOT_FOUND": 3, "SOURCE_CHANGED": 2}
 
 
 def reported(path: Path, listed: Any) -> Any:
@@ -185,15 +185,15 @@ def reported(path: Path, listed: Any) -> Any:
 def test_members_with_equal_names_are_each_counted_and_read(
     tmp_path: Path, volume: bytes, suffix: str
 ) -> None:
-    other = write_nifti(tmp_path / "b.nii", noise(seed=5)).read_bytes()
+    second = write_nifti(tmp_path / "b.nii", noise(seed=5)).read_bytes()
     path = tmp_path / f"a{suffix}"
-    members = [("x/a.nii", volume), ("x/a.nii", other), ("t", b"1"), ("t", b"2"), ("t", b"3")]
+    members = [("x/a.nii", volume), ("x/a.nii", second), ("t", b"1"), ("t", b"2"), ("t", b"3")]
     write_several(path, members)
 
-    found = build_index([path], KEY)
+    index = build_index([path], KEY)
 
-    check_sum(found, 5)
-    assert sorted(codes(found)) == ["", "", *["NOT_AN_IMAGE"] * 3]
+    check_sum(index, 5)
+    assert sorted(codes(index)) == ["", "", *["NOT_AN_IMAGE"] * 3]
     arrays = [scanloom.load_volume(path, series=str(n)).array for n in (1, 2)]
     assert any(np.array_equal(array, noise(seed=5)) for array in arrays)
     assert any(np.array_equal(array, noise(seed=0)) for array in arrays)
@@ -219,8 +219,8 @@ def test_slices_with_equal_names_are_slices(tmp_path: Path) -> None:
     """A zip that was made of folders, without their names."""
     files = series(tmp_path, "slice")
     write_several(tmp_path / "a.zip", [("IM0001", path.read_bytes()) for path in files])
-    [one] = find_series(tmp_path / "a.zip")
-    assert len(one.files) == len(files)
+    [only] = find_series(tmp_path / "a.zip")
+    assert len(only.files) == len(files)
     plain = tmp_path / "plain"
     plain.mkdir()
     for path in files:
@@ -241,9 +241,9 @@ def test_an_archive_of_folders_alone_is_counted(tmp_path: Path, volume: bytes, s
         with tarfile.open(write_tar(path, {}), "w") as pack:
             pack.add(tmp_path / "folder", "folder")
     (tmp_path / "b.nii").write_bytes(volume)
-    found = build_index([path, tmp_path / "b.nii"], KEY)
-    check_sum(found, 2)
-    assert codes(found) == ["NO_IMAGES", ""]
+    index = build_index([path, tmp_path / "b.nii"], KEY)
+    check_sum(index, 2)
+    assert codes(index) == ["NO_IMAGES", ""]
     assert code_of(path) == "NO_IMAGES"
 
 
@@ -284,9 +284,9 @@ def test_archives_in_folders_are_looked_into_where_that_is_asked_for(
 
     without = build_index([tmp_path], KEY)
     assert sorted(codes(without)) == ["", *["NESTED_ARCHIVE"] * len(ARCHIVES)]
-    found = build_index([tmp_path], KEY, archives=True)
-    check_sum(found, 1 + 2 * len(ARCHIVES))
-    assert codes(found).count("") == 1 + len(ARCHIVES)
+    index = build_index([tmp_path], KEY, archives=True)
+    check_sum(index, 1 + 2 * len(ARCHIVES))
+    assert codes(index).count("") == 1 + len(ARCHIVES)
     assert build_index([tmp_path], KEY, archives=True).opened == 0
     with pytest.raises(ScanError, match="SERIES_AMBIGUOUS"):
         scanloom.load_volume(tmp_path, archives=True)
@@ -297,8 +297,8 @@ def test_what_is_left_out_of_a_data_set_is_not_looked_into(tmp_path: Path, volum
     (tmp_path / "derivatives").mkdir()
     (tmp_path / "dataset_description.json").write_text("{}")
     write_zip(tmp_path / "derivatives" / "a.zip", {"a.nii": volume})
-    found = build_index([tmp_path], KEY, archives=True)
-    assert sorted(codes(found)) == ["LEFT_OUT", "NOT_AN_IMAGE"]
+    index = build_index([tmp_path], KEY, archives=True)
+    assert sorted(codes(index)) == ["LEFT_OUT", "NOT_AN_IMAGE"]
 
 
 @pytest.mark.parametrize("archives_too", [False, True])
@@ -308,17 +308,17 @@ def test_an_archive_that_is_named_beside_its_folder_is_counted_once(
     (tmp_path / "scans").mkdir()
     path = write_zip(tmp_path / "scans" / "a.zip", {"a.nii": volume})
     (tmp_path / "scans" / "link.zip").symlink_to("a.zip")
-    found = build_index([tmp_path / "scans", path], KEY, archives=archives_too)
-    assert sorted(codes(found)) == ["", "DUPLICATE_LINK"]
+    index = build_index([tmp_path / "scans", path], KEY, archives=archives_too)
+    assert sorted(codes(index)) == ["", "DUPLICATE_LINK"]
 
 
 # --- hostile tars ---------------------------------------------------------------------------------
 
 
-def entry(name: str, **said: Any) -> tarfile.TarInfo:
+def entry(name: str, **header: Any) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    for word, value in said.items():
-        setattr(info, word, value)
+    for field, value in header.items():
+        setattr(info, field, value)
     return info
 
 
@@ -334,7 +334,7 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
     tmp_path: Path, volume: bytes
 ) -> None:
     names = ["../../up", "/absolute", str(tmp_path / "c"), "a/../../b", "..", "a.nii", "./d/e.nii"]
-    others = [
+    other_names = [
         entry("to.nii", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
         entry("hard.nii", type=tarfile.LNKTYPE, linkname="a.nii"),
         entry("fifo.nii", type=tarfile.FIFOTYPE),
@@ -343,7 +343,7 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
         entry("folder", type=tarfile.DIRTYPE),
     ]
     data = dict.fromkeys(names, volume)
-    path = tar_of(tmp_path / "a.tar", [*map(entry, names), *others], data)
+    path = tar_of(tmp_path / "a.tar", [*map(entry, names), *other_names], data)
     before = sorted(tmp_path.rglob("*"))
 
     entries = list_files([path])
@@ -361,14 +361,14 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
     assert len(set(files)) == len(names)
     assert all(file.read_bytes() == volume for file in files)
     scratch = Path(tempfile.gettempdir()).resolve()
-    parts = {file.resolve().relative_to(scratch).parts[0] for file in files}
-    assert len(parts) == 1
+    folders = {file.resolve().relative_to(scratch).parts[0] for file in files}
+    assert len(folders) == 1
     assert sorted(tmp_path.rglob("*")) == before
     check_sum(build_index([path], KEY), len(names) + 5)
 
 
-def block(name: str = "a", **said: Any) -> bytearray:
-    return bytearray(entry(name, **said).tobuf(tarfile.GNU_FORMAT))
+def block(name: str = "a", **header: Any) -> bytearray:
+    return bytearray(entry(name, **header).tobuf(tarfile.GNU_FORMAT))
 
 
 def summed(header: bytearray) -> bytes:
@@ -442,8 +442,8 @@ def test_what_tar_writes_is_read_sparse_files_too(tmp_path: Path, form: str) -> 
         file.write(b"end")
     (scan / "sub" / "c.nii").symlink_to("a.nii")
     sparse = ["--sparse"] if form != "ustar" else []
-    words = ["tar", f"--format={form}", *sparse, "-czf", str(tmp_path / "a.tgz"), "-C", str(scan)]
-    subprocess.run([*words, "."], check=True)
+    command = ["tar", f"--format={form}", *sparse, "-czf", str(tmp_path / "a.tgz"), "-C", str(scan)]
+    subprocess.run([*command, "."], check=True)
 
     entries = {e.path.split("\0")[-1]: e for e in list_files([tmp_path / "a.tgz"])}
 
@@ -458,9 +458,9 @@ def test_what_tar_writes_is_read_sparse_files_too(tmp_path: Path, form: str) -> 
 
 @pytest.mark.parametrize("suffix", ARCHIVES)
 def test_header_and_voxels_in_folders_are_found_together(tmp_path: Path, suffix: str) -> None:
-    parts = {f"far/sub/{n}.raw": noise()[..., n].tobytes("F") for n in range(6)}
+    slices = {f"far/sub/{n}.raw": noise()[..., n].tobytes("F") for n in range(6)}
     header = header_of("metaimage", noise(), ElementDataFile="sub/%d.raw 0")
-    path = write_archive(tmp_path / f"a{suffix}", {"far/a.mhd": header, **parts})
+    path = write_archive(tmp_path / f"a{suffix}", {"far/a.mhd": header, **slices})
     volume = scanloom.load_volume(path)
     np.testing.assert_array_equal(volume.array, noise())
     np.testing.assert_allclose(volume.grid.affine, affine_of(), atol=1e-6)
@@ -481,12 +481,12 @@ def test_a_tar_that_can_not_be_unpacked_leaves_nothing_of_it(
     path.write_bytes(path.read_bytes()[:-6] + bytes(6))
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    with closing(UnpackedFiles()) as made:
+    with closing(UnpackedFiles()) as unpacked:
         with pytest.raises(ScanError) as caught:
-            made.readable_file(f"{path}\0b")
-        left = [file.name for file in scratch.rglob("*") if file.is_file()]
+            unpacked.readable_file(f"{path}\0b")
+        remaining = [file.name for file in scratch.rglob("*") if file.is_file()]
     assert caught.value.code == "DAMAGED"
-    assert set(left) <= {"lock"}
+    assert set(remaining) <= {"lock"}
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar", ".tgz"])

@@ -108,12 +108,12 @@ def test_other_types_are_refused(value: object) -> None:
 
 
 def test_two_types_of_one_name_are_refused() -> None:
-    other = type("Case", (Unregistered,), {})
+    same_name = type("Case", (Unregistered,), {})
     with pytest.raises(ValueError, match="two types are called Case"):
-        register(other)
+        register(same_name)
     register(Case)  # once more: nothing changes
     with pytest.raises(TypeError, match="can't be sent"):
-        Message(other(1))
+        Message(same_name(1))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Writers beside each other: all end, and what one raises is raised."""
+"""Writers beside each other: all end, and the error of a failed one is raised."""
 
 from __future__ import annotations
 

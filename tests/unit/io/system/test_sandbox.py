@@ -33,8 +33,8 @@ def code_of(job, *arguments, limits=LIMITS):
 
 def workers() -> list[psutil.Process]:
     """Return the sandbox's processes, and zombies, which have no command any more."""
-    found = [(p, " ".join(p.cmdline())) for p in psutil.Process().children(recursive=True)]
-    return [process for process, words in found if not words or "sandbox_server" in words]
+    children = [(p, " ".join(p.cmdline())) for p in psutil.Process().children(recursive=True)]
+    return [process for process, command in children if not command or "sandbox_server" in command]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_child_writes_into_the_callers_array():
 
 
 def test_arrays_made_in_the_child_come_back():
-    word, made, copied = run_sandboxed(jobs.make, 9, limits=LIMITS)
-    assert word == "made"
-    np.testing.assert_array_equal(made, np.repeat(np.arange(9)[:, None], 2, axis=1))
+    text, array, copied = run_sandboxed(jobs.make, 9, limits=LIMITS)
+    assert text == "made"
+    np.testing.assert_array_equal(array, np.repeat(np.arange(9)[:, None], 2, axis=1))
     np.testing.assert_array_equal(copied, np.arange(0, 9, 2))
 
 
@@ -144,14 +144,14 @@ def test_a_crash_does_not_touch_the_neighbours():
     """Good and bad jobs at once, from several threads."""
     arrays = [shared_empty((64, 64), np.int32) for _ in range(12)]
 
-    def one(n: int) -> str:
+    def result_of(n: int) -> str:
         if n % 3 == 0:
             return code_of((jobs.segfault, jobs.hang)[n % 2], limits=SHORT)
         run_sandboxed(jobs.fill, arrays[n], n, limits=LIMITS)
         return "good"
 
     with ThreadPoolExecutor(4) as pool:
-        reported = list(pool.map(one, range(12)))
+        reported = list(pool.map(result_of, range(12)))
     assert reported == ["DAMAGED", "good", "good", "DECODE_TIMEOUT", "good", "good"] * 2
     for n, array in enumerate(arrays):
         assert (array == (n if n % 3 else 0)).all()

@@ -39,8 +39,8 @@ def unpack(packed: Path, end: str) -> subprocess.Popen[str]:
 def test_what_a_killed_process_unpacked_goes_when_the_next_one_unpacks(tmp_path: Path) -> None:
     packed = tmp_path / "scan.dcm.gz"
     packed.write_bytes(gzip.compress(b"scan"))
-    other = tmp_path / "scanloom-of-somebody"  # without a lock: not ours to judge
-    other.mkdir()
+    foreign = tmp_path / "scanloom-of-somebody"  # without a lock: not ours to judge
+    foreign.mkdir()
 
     with unpack(packed, "living") as living:
         kept = Path(living.stdout.readline().strip())  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def test_what_a_killed_process_unpacked_goes_when_the_next_one_unpacks(tmp_path:
         assert not Path(dead.strip()).exists()
         assert kept.read_bytes() == b"scan"
 
-    assert sorted(tmp_path.iterdir()) == [packed, other]
+    assert sorted(tmp_path.iterdir()) == [packed, foreign]
 
 
 def scratch_files(folder: Path) -> list[str]:
@@ -67,13 +67,13 @@ def test_a_gzip_file_that_grows_beyond_reason_is_refused_and_leaves_nothing(
     monkeypatch.setattr(unpack_module, "ALWAYS_ALLOWED_BYTES", 1 << 16)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
 
-    with closing(UnpackedFiles()) as made:
+    with closing(UnpackedFiles()) as unpacked:
         with pytest.raises(ScanError) as caught:
-            made.readable_file(str(packed), gzipped=True)
-        left = scratch_files(scratch)
+            unpacked.readable_file(str(packed), gzipped=True)
+        remaining = scratch_files(scratch)
 
     assert caught.value.code == "TOO_LARGE"
-    assert left == []
+    assert remaining == []
     assert not list(scratch.iterdir())
 
 
@@ -88,11 +88,11 @@ def test_an_archive_that_can_not_be_unpacked_leaves_nothing_of_it(
     archive.write_bytes(archive.read_bytes().replace(b"twotwo", b"TWOTWO", 1))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
 
-    with closing(UnpackedFiles()) as made:
+    with closing(UnpackedFiles()) as unpacked:
         with pytest.raises(ScanError) as caught:
-            made.readable_file(f"{archive}\0b")
-        left = scratch_files(scratch)
+            unpacked.readable_file(f"{archive}\0b")
+        remaining = scratch_files(scratch)
 
     assert caught.value.code == "DAMAGED"
-    assert left == []
+    assert remaining == []
     assert not list(scratch.iterdir())

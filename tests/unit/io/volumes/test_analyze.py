@@ -36,11 +36,11 @@ def test_in_all_48_orders_it_lies_as_a_nifti_without_forms(tmp_path: Path, order
     image.to_filename(tmp_path / "b.nii")
 
     volume = scanloom.load_volume(path, orientation=order)
-    other = scanloom.load_volume(tmp_path / "b.nii", orientation=order)
+    as_nifti = scanloom.load_volume(tmp_path / "b.nii", orientation=order)
 
     assert volume.grid.axis_codes == order
-    np.testing.assert_allclose(volume.grid.affine, other.grid.affine)
-    np.testing.assert_array_equal(volume.array, other.array)
+    np.testing.assert_allclose(volume.grid.affine, as_nifti.grid.affine)
+    np.testing.assert_array_equal(volume.array, as_nifti.array)
     assert volume.flags == (Flag.ORIENTATION_GIVEN,)
 
 

@@ -58,8 +58,8 @@ def test_every_type_is_kept_and_the_index_knows_it(
     volume = scanloom.load_volume(path)
     assert volume.array.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(volume.array, array)
-    [one] = build_index([path], bytes(32)).series
-    assert (one.kind, one.info.shape, one.info.reason) == ("nifti", array.shape, "")
+    [series] = build_index([path], bytes(32)).series
+    assert (series.kind, series.info.shape, series.info.reason) == ("nifti", array.shape, "")
 
 
 PROGRAMS = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
@@ -138,7 +138,7 @@ def nifti_bytes(folder: Path) -> bytes:
 
 
 def with_dictionary(packed: bytes, size: int) -> bytes:
-    """Change what the header of the first block of an xz file asks for."""
+    """Change the memory that the header of the first block of an xz file requires."""
     data, block = bytearray(packed), 12
     length = (data[block] + 1) * 4
     data[data.index(b"\x21\x01", block) + 2] = size  # LZMA2, one byte of properties

@@ -68,8 +68,8 @@ def test_data_in_another_folder_are_refused(tmp_path, name):
     SimpleITK.WriteImage(drawn()[0], str(tmp_path / name))
     (tmp_path / "sub").mkdir()
     text = (tmp_path / name).read_text()
-    for other in ("../a.raw", str(tmp_path / "a.raw")):
-        (tmp_path / "sub" / name).write_text(text.replace("a.raw", other))
+    for data_name in ("../a.raw", str(tmp_path / "a.raw")):
+        (tmp_path / "sub" / name).write_text(text.replace("a.raw", data_name))
         assert code_of(tmp_path / "sub" / name) == "DAMAGED"
 
 
@@ -119,8 +119,8 @@ def test_other_spaces_are_understood(tmp_path, space, flip):
     data = (tmp_path / "a.nrrd").read_bytes()
     (tmp_path / "a.nrrd").write_bytes(data.replace(b"left-posterior-superior", space.encode()))
     volume = scanloom.load_volume(tmp_path / "a.nrrd")
-    wanted = np.diag([*flip, 1]) @ affine
-    np.testing.assert_allclose(volume.grid.affine, wanted, atol=1e-6)
+    expected = np.diag([*flip, 1]) @ affine
+    np.testing.assert_allclose(volume.grid.affine, expected, atol=1e-6)
 
 
 def test_other_lengths_than_millimetres_are_refused(tmp_path):
@@ -168,7 +168,7 @@ def test_voxels_that_are_not_finite_are_refused(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("mm", "code"), [("0.9", "SPACING_CHANGES"), ("0.001", None)])
 def test_slices_that_were_uneven_are_refused(tmp_path, name, mm, code):
-    """ITK writes so into what it made of a series with gaps."""
+    """ITK writes so into a volume that it made of a series with gaps."""
     image, _ = drawn()
     image.SetMetaData("ITK_non_uniform_sampling_deviation", mm)
     SimpleITK.WriteImage(image, str(tmp_path / name))

@@ -1,4 +1,4 @@
-"""MetaImage headers by what MetaIO does; SimpleITK and known values are the witnesses."""
+"""MetaImage headers are read as MetaIO does; SimpleITK and known values are the witnesses."""
 
 from __future__ import annotations
 
@@ -196,9 +196,9 @@ def test_a_file_that_ends_too_early_is_truncated(tmp_path, kept, changes):
 
 def test_compressed_data_of_another_length_than_said(tmp_path):
     data = zlib.compress(noise().tobytes("F"))
-    said = {"CompressedData": "True", "data": data}
-    path = write(tmp_path / "a.mha", CompressedDataSize=str(len(data)), **said)
+    fields = {"CompressedData": "True", "data": data}
+    path = write(tmp_path / "a.mha", CompressedDataSize=str(len(data)), **fields)
     np.testing.assert_array_equal(scanloom.load_volume(path).array, noise())
-    assert code_of(write(path, CompressedDataSize=str(len(data) - 9), **said)) == "TRUNCATED"
-    assert code_of(write(path, CompressedDataSize=str(len(data) + 9), **said)) == "TRUNCATED"
-    assert code_of(write(path, CompressedDataSize="-1", **said)) == "DAMAGED"
+    assert code_of(write(path, CompressedDataSize=str(len(data) - 9), **fields)) == "TRUNCATED"
+    assert code_of(write(path, CompressedDataSize=str(len(data) + 9), **fields)) == "TRUNCATED"
+    assert code_of(write(path, CompressedDataSize="-1", **fields)) == "DAMAGED"

@@ -61,7 +61,7 @@ def test_each_of_several_volumes_is_one(tmp_path: Path) -> None:
 
 
 def test_what_follows_the_voxels_is_passed_over(tmp_path: Path) -> None:
-    """FreeSurfer writes there what was done to a volume; older programs write nothing."""
+    """FreeSurfer writes a processing history there; older programs write nothing."""
     whole = write_mgh(tmp_path / "a.mgh").read_bytes()
     end = 284 + noise().nbytes
     for rest in (b"", bytes(20), whole[end:] + b"\0\0\0\3 mri_convert" * 99):

@@ -1,4 +1,4 @@
-"""Which form of a NIfTI counts, in which unit, how straight; and which of several volumes."""
+"""The form of a NIfTI that counts, its unit and angles; and the choice of several volumes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_qform_that_can_not_be_is_left_out_if_there_is_a_sform(tmp_path, name)
 
 @pytest.mark.parametrize(("qfac", "sign"), [(0, 1), (1, 1), (-1, -1), (-3, -1), (7, 1)])
 def test_pixdim_0_says_by_its_sign_which_way_k_grows(tmp_path, qfac, sign):
-    """nifti1.h: 0 is 1; nibabel refuses what is neither 1 nor -1."""
+    """nifti1.h: 0 is 1; nibabel refuses all values but 1 and -1."""
     path = patched(save(tmp_path / "a.nii", None, None, np.diag([*SPACING, 1])), {76: qfac})
     volume = scanloom.load_volume(path)
     np.testing.assert_allclose(volume.grid.affine[:3, 2], (0, 0, sign * 2.5), atol=1e-6)
@@ -174,8 +174,8 @@ def test_rounded_directions_are_made_exactly_orthonormal(tmp_path, cosine):
     np.testing.assert_allclose(axes.T @ axes, np.eye(3), atol=1e-12)
     np.testing.assert_allclose(volume.grid.spacing, SPACING, rtol=1e-6)
     middle = (np.array(SHAPE) - 1) / 2
-    wanted = affine[:3, :3] @ middle + affine[:3, 3]
-    np.testing.assert_allclose(volume.grid.world(middle), wanted, atol=1e-5)
+    expected = affine[:3, :3] @ middle + affine[:3, 3]
+    np.testing.assert_allclose(volume.grid.world(middle), expected, atol=1e-5)
     corners = np.array([(0, 0, 0), (23, 19, 5), (23, 0, 5)])
     moved = volume.grid.world(corners) - (corners @ affine[:3, :3].T + affine[:3, 3])
     assert np.abs(moved).max() < 2e-3

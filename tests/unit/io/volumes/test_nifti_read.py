@@ -93,9 +93,9 @@ def test_scaling_is_applied_as_nibabel_does(tmp_path):
     image.to_filename(tmp_path / "a.nii")
     volume = scanloom.load_volume(tmp_path / "a.nii")
     assert volume.array.dtype == np.float32
-    wanted = nibabel.load(tmp_path / "a.nii").get_fdata()
-    np.testing.assert_allclose(volume.array, wanted, rtol=1e-6)
-    assert abs(wanted).max() > 0
+    expected = nibabel.load(tmp_path / "a.nii").get_fdata()
+    np.testing.assert_allclose(volume.array, expected, rtol=1e-6)
+    assert abs(expected).max() > 0
 
 
 def test_one_volume_of_several(tmp_path):

@@ -329,10 +329,10 @@ def test_a_file_that_holds_more_than_it_says_is_damaged(tmp_path, encoding):
     assert code_of(write(tmp_path / "a.nrrd", array, encoding=encoding)) == "DAMAGED"
 
 
-@pytest.mark.parametrize("word", ["x", "1.5", "99999", "1" * 400])
-def test_text_that_is_no_number_of_the_type_is_damaged(tmp_path, word):
-    words = [b"7"] * (24 * 20 * 6 - 1) + [word.encode()]
-    path = write(tmp_path / "a.nrrd", data=b"\n".join(words), encoding="ascii")
+@pytest.mark.parametrize("token", ["x", "1.5", "99999", "1" * 400])
+def test_text_that_is_no_number_of_the_type_is_damaged(tmp_path, token):
+    tokens = [b"7"] * (24 * 20 * 6 - 1) + [token.encode()]
+    path = write(tmp_path / "a.nrrd", data=b"\n".join(tokens), encoding="ascii")
     assert code_of(path) == "DAMAGED"
 
 

@@ -1,4 +1,4 @@
-"""Rotations as a NIfTI's qform holds them, judged by those who read it."""
+"""Rotations as a NIfTI's qform holds them, judged by its readers."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_axes_that_lean_are_not_said() -> None:
 @pytest.mark.parametrize("quaternion", [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.1, -0.7, 0.3)])
 def test_rotations_are_those_of_scipy(quaternion: tuple[float, ...]) -> None:
     rest = math.sqrt(1 - sum(x * x for x in quaternion))
-    wanted = Rotation.from_quat((*quaternion, rest)).as_matrix()
+    expected = Rotation.from_quat((*quaternion, rest)).as_matrix()
     np.testing.assert_allclose(
-        rotations_from_quaternions(np.array([quaternion]))[0], wanted, atol=1e-15
+        rotations_from_quaternions(np.array([quaternion]))[0], expected, atol=1e-15
     )

@@ -1,4 +1,4 @@
-"""What a header asks for is judged before it is given: limits, bombs, sizes that do not fit."""
+"""Sizes in a header are judged before memory is allocated: limits, bombs, sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ ABSURD = (32767, 32767, 32767)
 
 
 def files_that_promise_too_much(folder):
-    """Files that say more than the limit, in few bytes; what they are refused by."""
+    """Small files whose headers exceed the limit, and the reason for which they are refused."""
     (folder / "a.nii").write_bytes(nifti_header(ABSURD) + bytes(1000))
     yield folder / "a.nii", "TRUNCATED"
     zeros = gzip.compress(bytes(1 << 20), 1)

@@ -50,7 +50,7 @@ def write(
     order: str = "LPS",
     **changes: str | None,
 ) -> Path:
-    """Write a header and its data, an equal share to each file; `file` is what the header says."""
+    """Write a header and its data, an equal share to each file; `file` is a field of the header."""
     array = noise() if array is None else array
     kind = "nrrd" if path.suffix == ".nhdr" else "metaimage"
     last = "data_file" if kind == "nrrd" else "ElementDataFile"
@@ -171,20 +171,20 @@ def test_all_files_belong_to_the_series_also_those_in_folders_below(
     path = write(scans / header, names, "LIST")
     [series] = find_series(path)
     assert list(series.files) == [path, *(scans / name for name in names)]
-    found = build_index([scans], bytes(32))
-    assert found.counts() == {
+    index = build_index([scans], bytes(32))
+    assert index.counts() == {
         "found": 7,
         "used": 7,
         "skipped": 0,
         "ambiguous": 0,
         "failed": 0,
     }
-    [one] = found.series
-    assert one.id == case_id(series, bytes(32))
-    assert found.as_series(one).stamp == series.stamp
+    [only] = index.series
+    assert only.id == case_id(series, bytes(32))
+    assert index.as_series(only).stamp == series.stamp
     (scans / names[2]).write_bytes(bytes(960))
     [changed] = build_index([scans], bytes(32)).series
-    assert changed.id != one.id
+    assert changed.id != only.id
 
 
 @pytest.mark.parametrize("header", ["a.nrrd", "a.mha"])
@@ -250,26 +250,28 @@ def test_no_file_out_of_the_folder_is_read(tmp_path: Path, header: str, where: s
 @pytest.mark.parametrize("header", KINDS)
 def test_a_file_that_is_too_short_too_long_or_none_is_refused(tmp_path: Path, header: str) -> None:
     path = write(tmp_path / header, TEN, "LIST")
-    part = tmp_path / TEN[3]
-    data = part.read_bytes()
-    part.write_bytes(data[:-1])
+    data_file = tmp_path / TEN[3]
+    data = data_file.read_bytes()
+    data_file.write_bytes(data[:-1])
     assert code_of(path) == "TRUNCATED"
-    part.write_bytes(data + b"1")
+    data_file.write_bytes(data + b"1")
     assert code_of(path) == "DAMAGED"
-    part.unlink()
+    data_file.unlink()
     assert code_of(path) == "NOT_FOUND"
-    os.mkfifo(part)
+    os.mkfifo(data_file)
     assert code_of(path) == "NOT_FOUND"
 
 
 def test_a_packed_file_that_holds_too_little_or_too_much_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nhdr", TEN, "LIST", pack=gzip.compress, encoding="gzip")
-    part, other = tmp_path / TEN[3], tmp_path / TEN[4]
-    data = gzip.decompress(part.read_bytes())
-    part.write_bytes(gzip.compress(data[:-1]))
-    other.write_bytes(gzip.compress(gzip.decompress(other.read_bytes()) + b"1"))  # the sum is right
+    data_file, second_file = tmp_path / TEN[3], tmp_path / TEN[4]
+    data = gzip.decompress(data_file.read_bytes())
+    data_file.write_bytes(gzip.compress(data[:-1]))
+    second_file.write_bytes(
+        gzip.compress(gzip.decompress(second_file.read_bytes()) + b"1")
+    )  # the sum is right
     assert code_of(path) == "TRUNCATED"
-    part.write_bytes(gzip.compress(data))
+    data_file.write_bytes(gzip.compress(data))
     assert code_of(path) == "DAMAGED"
 
 

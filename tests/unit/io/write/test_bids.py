@@ -35,12 +35,12 @@ def out(tmp_path: Path) -> Path:
     """A case of one model, and one of two models of which one has three layers."""
     out = tmp_path / "out"
     scan = nifti_scan(grid_of(np.diag((-1.0, -1.0, 1.0))))
-    for n, parts in enumerate(
+    for n, structures in enumerate(
         ([segmentation_of(scan)], [segmentation_of(scan), overlapping(scan, "the-regions_2")])
     ):
-        rows = [measured(s.model, "liver", 5.0) for s in parts]
+        rows = [measured(s.model, "liver", 5.0) for s in structures]
         folder = add_case(out, id_of(n), rows)
-        write_results(folder, parts, scan, case_with(), ())
+        write_results(folder, structures, scan, case_with(), ())
     return out
 
 

@@ -1,4 +1,4 @@
-"""What a DICOM SEG says besides its voxels: UIDs, dates, text, references."""
+"""Attributes of a DICOM SEG besides its voxels: UIDs, dates, text, references."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(
 
 
 def put(header: Dataset, name: str, value: object) -> None:
-    """Set what is not valid, as a file may hold it."""
+    """Set a value that is not valid, as a file may hold it."""
     with pydicom.config.disable_value_validation():
         header.pop(name, None)  # an element remembers how its first value was checked
         setattr(header, name, value)
@@ -50,13 +50,13 @@ def own_uids(dataset: Dataset, source: Scan) -> set[str]:
     """Return all UIDs in a file that are neither the standard's nor the source's."""
     assert isinstance(source.source, DicomSource)
     theirs = {str(element.value) for element in source.source.first if element.VR == "UI"}
-    theirs |= {one.sop_instance for one in source.source.slices if one}
-    found = set()
+    theirs |= {image.sop_instance for image in source.source.slices if image}
+    uids = set()
     for element in dataset.iterall():
         if element.VR == "UI":
             values = element.value if element.VM > 1 else [element.value]
-            found |= {str(v) for v in values if not str(v).startswith("1.2.840.10008.")}
-    return found - theirs
+            uids |= {str(v) for v in values if not str(v).startswith("1.2.840.10008.")}
+    return uids - theirs
 
 
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
@@ -95,7 +95,9 @@ def another_type(scan: Scan) -> tuple[Scan, Segmentation, Case]:
 def another_source(scan: Scan) -> tuple[Scan, Segmentation, Case]:
     source = scan.source
     assert isinstance(source, DicomSource)
-    slices = [replace(one, sop_instance=one.sop_instance + "1") for one in source.slices if one]
+    slices = [
+        replace(image, sop_instance=image.sop_instance + "1") for image in source.slices if image
+    ]
     scan = replace(scan, source=replace(source, slices=tuple(slices)))
     return scan, case_folders.segmentation_of(scan), case_folders.case_with()
 
@@ -120,10 +122,10 @@ def another_place(scan: Scan) -> tuple[Scan, Segmentation, Case]:
     source = scan.source
     assert isinstance(source, DicomSource)
     slices = []
-    for one in source.slices:
-        assert one is not None
-        x, *others = one.position
-        slices.append(replace(one, position=(str(float(x) + 1), *others)))
+    for image in source.slices:
+        assert image is not None
+        x, *yz = image.position
+        slices.append(replace(image, position=(str(float(x) + 1), *yz)))
     scan = replace(scan, source=replace(source, slices=tuple(slices)))
     return scan, case_folders.segmentation_of(scan), case_folders.case_with()
 
@@ -242,17 +244,17 @@ def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) 
 def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None:
     source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
-    one = source.slices[3]
-    assert one is not None
-    other = replace(one, **{name: value})  # type: ignore[arg-type]
-    assert not replace(source, slices=(*source.slices[:3], other, *source.slices[4:])).can_refer
+    image = source.slices[3]
+    assert image is not None
+    changed = replace(image, **{name: value})  # type: ignore[arg-type]
+    assert not replace(source, slices=(*source.slices[:3], changed, *source.slices[4:])).can_refer
 
 
 def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
     source = case_folders.with_slices(case_folders.dicom_scan(), sop_instance="1.2.3").source
     assert isinstance(source, DicomSource)
     assert not source.can_refer
-    slices = tuple(replace(one, frame=k + 1) for k, one in enumerate(source.slices) if one)
+    slices = tuple(replace(image, frame=k + 1) for k, image in enumerate(source.slices) if image)
     assert replace(source, slices=slices).can_refer
 
 
@@ -262,10 +264,10 @@ def frames_of(scan: Scan, gap: int | None = None) -> Scan:
     assert isinstance(source, DicomSource)
     count = len(source.slices)
     slices = [
-        replace(one, sop_class=ENHANCED_CT, sop_instance="1.2.826.0.1.9", frame=count - k)
-        if one and k != gap
+        replace(image, sop_class=ENHANCED_CT, sop_instance="1.2.826.0.1.9", frame=count - k)
+        if image and k != gap
         else None
-        for k, one in enumerate(source.slices)
+        for k, image in enumerate(source.slices)
     ]
     return replace(scan, source=replace(source, slices=tuple(slices)))
 
@@ -309,8 +311,8 @@ def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path
     grid = segmentation.grid
     filled = [k for k in range(grid.shape[2]) if labels[..., k].any() and k != 4]
     assert labels[..., 4].any()
-    wanted = sorted(float(grid.world((0, 0, k))[2]) for k in filled)
-    np.testing.assert_allclose(sorted(depths), wanted, atol=1e-4)
+    expected = sorted(float(grid.world((0, 0, k))[2]) for k in filled)
+    np.testing.assert_allclose(sorted(depths), expected, atol=1e-4)
     check_segs(tmp_path, segmentation, scan.source, case, [segmentation.model])  # type: ignore[arg-type]
 
 
@@ -325,7 +327,7 @@ def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
 
 
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
-    """What is missing or not valid in the source is empty, and no reason to fail."""
+    """Values that are missing or not valid in the source are empty, and no reason to fail."""
     scan = case_folders.dicom_scan()
     faults = {
         "PatientBirthDate": "unknown",
@@ -415,9 +417,9 @@ def test_how_identity_was_removed_is_taken_over(
     if method is not None:
         scan.source.first.DeidentificationMethod = method
     first = write(tmp_path, scan)
-    found = first.get("DeidentificationMethod", [])
+    methods = first.get("DeidentificationMethod", [])
     assert first.get("PatientIdentityRemoved") == reported
-    assert ([found] if isinstance(found, str) else list(found)) == how
+    assert ([methods] if isinstance(methods, str) else list(methods)) == how
 
 
 def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
@@ -436,13 +438,13 @@ def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
 def test_overlap_that_does_not_happen_needs_no_masks(tmp_path: Path) -> None:
     """Layers that share no voxel give the same file as one layer."""
     scan = case_folders.dicom_scan()
-    one = case_folders.segmentation_of(scan)
+    whole = case_folders.segmentation_of(scan)
     layers = tuple(
-        case_folders.subset_of(one, s.label).layers[0]
+        case_folders.subset_of(whole, s.label).layers[0]
         for s in (case_folders.SPLEEN, case_folders.LIVER, case_folders.KIDNEY)
     )
-    first = write(tmp_path / "a", scan, one)
-    second = write(tmp_path / "b", scan, case_folders.replace(one, layers=layers))
+    first = write(tmp_path / "a", scan, whole)
+    second = write(tmp_path / "b", scan, case_folders.replace(whole, layers=layers))
     assert first.SegmentsOverlap == second.SegmentsOverlap == "NO"
     assert first.PixelData == second.PixelData
     assert first.SOPInstanceUID == second.SOPInstanceUID
@@ -473,6 +475,29 @@ def test_numbers_above_255(tmp_path: Path) -> None:
     ]
 
 
+def test_both_grids_state_how_a_segmentation_was_made(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan(tilt=12.0)
+    segmentation = case_folders.segmentation_of(scan)
+    write(tmp_path, scan, replace(segmentation, corrected=True, changes="not mirrored"))
+    for path in (tmp_path / "dicom").iterdir():
+        for segment in pydicom.dcmread(path).SegmentSequence:
+            [algorithm] = segment.SegmentationAlgorithmIdentificationSequence
+            assert segment.SegmentAlgorithmType == "SEMIAUTOMATIC"
+            assert algorithm.AlgorithmParameters == "changes=not mirrored"
+
+
+def test_labels_of_16_bits_with_small_numbers_are_readable(tmp_path: Path) -> None:
+    """A subset of many structures keeps the type of its label map."""
+    scan = case_folders.dicom_scan()
+    segmentation = case_folders.segmentation_of(scan)
+    [layer] = segmentation.layers
+    wide = case_folders.Layer(layer.labels.astype(np.uint16), layer.structures)
+    segmentation = replace(segmentation, layers=(wide,))
+    dataset = write(tmp_path, scan, segmentation, case_folders.case_with(seg="labelmap"))
+    assert dataset.BitsAllocated == 16
+    assert set(np.unique(dataset.pixel_array)) == {0, 1, 2, 3}
+
+
 def single_images(scan: Scan) -> list[Dataset]:
     """Return the header of each source image, with the distance of slices as their thickness."""
     source = scan.source
@@ -492,7 +517,7 @@ def single_images(scan: Scan) -> list[Dataset]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_frames_stand_as_highdicom_puts_them(overlap: bool, tmp_path: Path) -> None:
-    """What is beside each frame, and its pixels, equal what highdicom makes of whole masks."""
+    """All elements but UIDs, dates and equipment equal those of highdicom for whole masks."""
     scan = case_folders.dicom_scan("PIR")
     segmentation = case_folders.overlapping(scan) if overlap else case_folders.segmentation_of(scan)
     ours = write(tmp_path, scan, segmentation)

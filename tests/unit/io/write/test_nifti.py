@@ -61,9 +61,11 @@ def test_sheared_grid_has_no_qform(tmp_path: Path) -> None:
 def test_nifti_source_keeps_its_own_forms(sform: int, qform: int, tmp_path: Path) -> None:
     """Result and scan lie alike in every tool, whichever form it prefers."""
     grid = case_folders.grid_of(case_folders.turned(case_folders.directions("RAI")))
-    other = np.array(grid.affine)
-    other[:3, 3] += (5.0, -7.0, 2.0)  # the forms disagree, as they may
-    source = NiftiSource(grid.affine if sform else None, sform, other if qform else None, qform)
+    second_form = np.array(grid.affine)
+    second_form[:3, 3] += (5.0, -7.0, 2.0)  # the forms disagree, as they may
+    source = NiftiSource(
+        grid.affine if sform else None, sform, second_form if qform else None, qform
+    )
     path = tmp_path / "x.nii.gz"
     write(Scan(case_folders.volume_of(grid), source), path)
     header = nib.load(path).header
@@ -71,7 +73,7 @@ def test_nifti_source_keeps_its_own_forms(sform: int, qform: int, tmp_path: Path
     if sform:
         np.testing.assert_allclose(header.get_sform(), grid.affine, atol=1e-5)
     if qform:
-        np.testing.assert_allclose(header.get_qform(), other, atol=1e-4)
+        np.testing.assert_allclose(header.get_qform(), second_form, atol=1e-4)
 
 
 def test_nifti_without_forms_gets_the_orientation_it_was_given(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ TASKS = Path(totalsegmentator.__file__).with_suffix(".json")
 
 
 def test_structures_come_by_volume():
-    """The largest first, each with its name, colour and volume; what is absent is not there."""
+    """The largest first, each with its name, colour and volume; absent structures are left out."""
     array, labels, affine = torso()
     structures = (
         structure(2, "Left", (1, 2, 3)),
@@ -111,7 +111,7 @@ def test_volumes_have_the_digits_that_mean_something(volume, text):
 
 
 def test_notes_say_what_must_be_known():
-    """Flags once each, a part as a part, what is missing by name, and not a word more."""
+    """Flags once each, a part as a part, missing structures by name, and not a word more."""
     array, labels, affine = torso()
     structures = (structure(1, "Body"), *(structure(n, f"No {n}") for n in range(10, 18)))
     _, segmentations, inside = case(array, labels, affine, structures)

@@ -70,7 +70,7 @@ def panels(page: np.ndarray, scan) -> dict[str, tuple[np.ndarray, Plane]]:
     return cut
 
 
-def place(panel: tuple[np.ndarray, Plane], color) -> tuple[float, float] | None:
+def centre_of(panel: tuple[np.ndarray, Plane], color) -> tuple[float, float] | None:
     """Return where a marker lies in a plane, in LPI mm."""
     pixels, plane = panel
     at = center(pixels, color)
@@ -85,8 +85,8 @@ def place(panel: tuple[np.ndarray, Plane], color) -> tuple[float, float] | None:
 def center(panel: np.ndarray, color) -> tuple[float, float] | None:
     """Return where a marker lies in a panel: shares of its width and height."""
     channel = int(np.argmax(color))
-    others = [n for n in range(3) if n != channel]
-    seen = (panel[..., channel] - panel[..., others].max(axis=-1)) > 70
+    other_channels = [n for n in range(3) if n != channel]
+    seen = (panel[..., channel] - panel[..., other_channels].max(axis=-1)) > 70
     if not seen.any():
         return None
     rows, columns = np.nonzero(seen)
@@ -98,21 +98,21 @@ def test_left_front_and_head_are_where_radiologists_look(tmp_path):
     scan = case(*torso())
     page = drawn(tmp_path / "p.png", *scan)
     affine = torso()[2]
-    left, front, head = (
+    left_edge, front, head = (
         -(affine @ (*index, 1))[:3]
         for index in ((9, 24.5, 19.5), (29.5, 42, 19.5), (29.5, 24.5, 30.5))
     )
 
     seen = panels(page, scan)
 
-    assert place(seen["axial"], LEFT) == pytest.approx(left[[0, 1]], abs=4)
-    assert place(seen["axial"], FRONT) == pytest.approx(front[[0, 1]], abs=4)
-    assert place(seen["coronal"], LEFT) == pytest.approx(left[[0, 2]], abs=4)
-    assert place(seen["coronal"], HEAD) == pytest.approx(head[[0, 2]], abs=4)
-    assert place(seen["sagittal"], FRONT) == pytest.approx(front[[1, 2]], abs=4)
-    assert place(seen["sagittal"], HEAD) == pytest.approx(head[[1, 2]], abs=4)
-    assert place(seen["sagittal"], LEFT) is None
-    assert place(seen["scan"], LEFT) is None
+    assert centre_of(seen["axial"], LEFT) == pytest.approx(left_edge[[0, 1]], abs=4)
+    assert centre_of(seen["axial"], FRONT) == pytest.approx(front[[0, 1]], abs=4)
+    assert centre_of(seen["coronal"], LEFT) == pytest.approx(left_edge[[0, 2]], abs=4)
+    assert centre_of(seen["coronal"], HEAD) == pytest.approx(head[[0, 2]], abs=4)
+    assert centre_of(seen["sagittal"], FRONT) == pytest.approx(front[[1, 2]], abs=4)
+    assert centre_of(seen["sagittal"], HEAD) == pytest.approx(head[[1, 2]], abs=4)
+    assert centre_of(seen["sagittal"], LEFT) is None
+    assert centre_of(seen["scan"], LEFT) is None
 
 
 @pytest.mark.parametrize("codes", one_in(7, ORDERS))
@@ -155,7 +155,7 @@ def test_a_tilted_scan_is_shown_upright(direction, kind):
 
     pixels = np.asarray(content.picture(plane, tuple(round(mm * 2) for mm in area.size)))
 
-    columns, rows = place((pixels.astype(int), plane), (255, 0, 0))
+    columns, rows = centre_of((pixels.astype(int), plane), (255, 0, 0))
     assert (columns, rows) == pytest.approx(
         (-world[direction.across], -world[direction.down]), abs=1.5
     )
@@ -279,7 +279,7 @@ def test_a_scan_with_burned_in_text_gets_no_picture(tmp_path):
 
 
 def test_flags_and_the_empty_result_are_said(tmp_path):
-    """What must be known takes room on the page: each flag, and that nothing was found."""
+    """Notes take room on the page: each flag, and that nothing was found."""
     array, labels, affine = torso()
     full = drawn(tmp_path / "a.png", *case(array, labels, affine))
     flagged = drawn(tmp_path / "b.png", *case(array, labels, affine), [Flag.SHEARED])
@@ -335,21 +335,21 @@ def test_models_and_layers_lie_on_each_other(tmp_path):
     layers = tuple(
         Layer(np.where(labels == n, n, 0).astype(np.uint8), (MARKERS[n - 1],)) for n in (1, 2, 3)
     )
-    one = Segmentation("one", layers, grid)
+    segmentation = Segmentation("one", layers, grid)
     two = Segmentation(
         "two", (Layer(np.where(labels == 4, 4, 0).astype(np.uint8), (MARKERS[3],)),), grid
     )
     volume = Volume(array, grid, "HU", "CT")
 
-    measurements = measure(one, volume) + measure(two, volume)
+    measurements = measure(segmentation, volume) + measure(two, volume)
 
-    page = drawn(tmp_path / "p.png", volume, (one, two), measurements)
+    page = drawn(tmp_path / "p.png", volume, (segmentation, two), measurements)
 
     for color in (BODY, LEFT, FRONT, HEAD):
         assert (page == color).all(axis=-1).sum() > 150  # the swatch in the legend
-    coronal = panels(page, (volume, (one, two), measurements))["coronal"]
-    assert place(coronal, LEFT) is not None
-    assert place(coronal, HEAD) is not None
+    coronal = panels(page, (volume, (segmentation, two), measurements))["coronal"]
+    assert centre_of(coronal, LEFT) is not None
+    assert centre_of(coronal, HEAD) is not None
 
 
 def test_a_hundred_structures_are_all_named(tmp_path):

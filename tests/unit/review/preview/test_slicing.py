@@ -98,7 +98,7 @@ def test_an_oblique_cut_is_what_simpleitk_resamples(direction, grid):
 
 
 def itk_values(array, grid: Grid, ras) -> np.ndarray:
-    """Return what ITK interpolates at RAS positions; NaN outside of its buffer.
+    """Return the values that ITK interpolates at RAS positions; NaN outside of its buffer.
 
     A sheared grid, which ITK can't hold, is given to it in index space.
     """
@@ -111,11 +111,11 @@ def itk_values(array, grid: Grid, ras) -> np.ndarray:
         image.SetOrigin(lps @ grid.affine[:3, 3])
         index = ras @ lps
     values = np.full(ras.shape[:-1], np.nan)
-    for place in np.ndindex(*values.shape):
-        point = tuple(float(x) for x in index[place])
+    for pixel in np.ndindex(*values.shape):
+        point = tuple(float(x) for x in index[pixel])
         ends = image.TransformPhysicalPointToContinuousIndex(point)
         if all(0 <= e <= n - 1 for e, n in zip(ends, array.shape, strict=True)):
-            values[place] = image.EvaluateAtPhysicalPoint(point, sitk.sitkLinear)
+            values[pixel] = image.EvaluateAtPhysicalPoint(point, sitk.sitkLinear)
     return values
 
 

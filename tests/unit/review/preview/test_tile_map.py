@@ -1,4 +1,4 @@
-"""Where slices and structures are on a page, compared with the pixels that were drawn there."""
+"""Positions of slices and structures on a page, compared with the pixels that were drawn there."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def drawn(folder: Path, codes: str, tilted: bool = False) -> tuple[np.ndarray, T
 @pytest.mark.parametrize(("codes", "tilted"), [("RAS", False), ("LPS", True), ("SPL", False)])
 def test_outlines_hold_the_contours(tmp_path: Path, codes: str, tilted: bool) -> None:
     page, tiles, measurements = drawn(tmp_path, codes, tilted)
-    left = next(m for m in measurements if m.label == "s2")
-    tile = tiles.nearest(left.box)
+    left_structure = next(m for m in measurements if m.label == "s2")
+    tile = tiles.nearest(left_structure.box)
 
-    x, y, width, height = tiles.outline(left.box, tile)
+    x, y, width, height = tiles.outline(left_structure.box, tile)
 
     picture = page[tile.y : tile.y + tiles.size[1], tile.x : tile.x + tiles.size[0]]
     red = (picture[..., 0] - picture[..., 1:].max(axis=-1)) > 60

@@ -64,10 +64,10 @@ def test_it_is_not_written_unless_requested(out: Path) -> None:
 
 
 def test_it_needs_the_key(out: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    load_key(other)
+    second_out = tmp_path / "other"
+    load_key(second_out)
 
-    refused = scanloom("report", out, "--private", "--key", other, "--json")
+    refused = scanloom("report", out, "--private", "--key", second_out, "--json")
 
     assert refused.document["error"]["code"] == "KEY_MISMATCH"
     assert not (out / "private" / "report.html").exists()

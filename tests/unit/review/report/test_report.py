@@ -1,4 +1,4 @@
-"""The report's page: what stands on it, what can't get into it, and what it asks for."""
+"""The report's page: its content, content that can't get into it, and its requests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """What the script is given."""
+        """The data of the script."""
         return json.loads(self.scripts[0])
 
 
@@ -139,8 +139,8 @@ def test_a_box_of_the_chart_spans_the_quartiles(tmp_path: Path) -> None:
     }
     slope, first = np.polyfit([*ticks.values()], np.log10([*ticks]), 1)
     [box] = svg.iter(f"{name}rect")
-    left, width = float(box.attrib["x"]), float(box.attrib["width"])
-    low, high = 10 ** (first + slope * np.array([left, left + width]))
+    remaining, width = float(box.attrib["x"]), float(box.attrib["width"])
+    low, high = 10 ** (first + slope * np.array([remaining, remaining + width]))
     np.testing.assert_allclose((low, high), np.percentile(volumes, (25, 75)), rtol=0.01)
     beyond = [10 ** (first + slope * float(dot.attrib["cx"])) for dot in svg.iter(f"{name}circle")]
     np.testing.assert_allclose(sorted(beyond), (1.0, 900.0), rtol=0.01)
@@ -202,6 +202,18 @@ def test_its_policy_lets_only_its_own_script_run(thirty: Path) -> None:
     digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
     assert rules["script-src"] == f"'sha256-{digest}'"
     assert "unsafe" not in policy
+
+
+def test_names_of_its_modules_differ(thirty: Path) -> None:
+    """They are joined into one module: a name that stands twice would be a syntax error."""
+    script = page_of(thirty).scripts[1]
+    names = re.findall(
+        r"^(?:async )?(?:const|let|class|function) (?:\{.*\} = )?(\w+)", script, re.MULTILINE
+    )
+
+    assert len(names) > 10
+    assert len(set(names)) == len(names)
+    assert not re.search(r"^(?:import|export)\b", script, re.MULTILINE)
 
 
 def test_nothing_hostile_gets_out_of_its_place(tmp_path: Path) -> None:
@@ -370,6 +382,6 @@ def test_files_of_others_among_the_thumbnails_stay(tmp_path: Path) -> None:
 
     write_report(out)
 
-    left = {path.name for path in thumbs.iterdir()}
-    assert left >= {"notes.txt", ".hidden.webp"}
-    assert f"{id_of(99)}.webp" not in left
+    remaining = {path.name for path in thumbs.iterdir()}
+    assert remaining >= {"notes.txt", ".hidden.webp"}
+    assert f"{id_of(99)}.webp" not in remaining

@@ -51,8 +51,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scan = case(*torso())
     page = out / "phantom.png"
     draw_preview(*scan, [], page)
-    left = next(m for m in scan[2] if m.label == "s2")
-    seen = measured("organs", "liver", 4000.0, box=left.box, flags=(Flag.TOUCHES_BORDER,))
+    left_structure = next(m for m in scan[2] if m.label == "s2")
+    seen = measured("organs", "liver", 4000.0, box=left_structure.box, flags=(Flag.TOUCHES_BORDER,))
     rest = usual(np.random.default_rng(5))[1:]
     add_case(out, id_of(500), [seen, *rest], flags=(Flag.SHEARED,), preview=page)
     return out
@@ -79,12 +79,12 @@ def opened(
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=False
     )
-    tab, said = context.new_page(), []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.on("request", lambda r: r.url.startswith("file:") or said.append(r.url))
+    tab, messages = context.new_page(), []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
+    tab.on("request", lambda r: r.url.startswith("file:") or messages.append(r.url))
     tab.goto(page.as_uri() + hash_)
-    return tab, said
+    return tab, messages
 
 
 def overflow(tab: Any) -> int:
@@ -94,7 +94,7 @@ def overflow(tab: Any) -> int:
 
 @pytest.mark.parametrize("width", [1400, 768, 390, 320])
 def test_nothing_is_wider_than_the_screen(chromium: Any, page: Path, width: int) -> None:
-    tab, said = opened(chromium, page, width)
+    tab, messages = opened(chromium, page, width)
 
     assert overflow(tab) <= 0
     assert tab.locator("#rows tr").count() == 30
@@ -103,11 +103,11 @@ def test_nothing_is_wider_than_the_screen(chromium: Any, page: Path, width: int)
     assert overflow(tab) <= 0
     body = tab.locator("#case-body")
     assert body.evaluate("e => e.scrollWidth - e.clientWidth") <= 0
-    assert said == []
+    assert messages == []
 
 
 def test_cases_are_filtered_and_sorted(chromium: Any, page: Path) -> None:
-    tab, said = opened(chromium, page)
+    tab, messages = opened(chromium, page)
     count = tab.locator("#count")
 
     assert count.inner_text() == "81 of 81 series"
@@ -122,7 +122,7 @@ def test_cases_are_filtered_and_sorted(chromium: Any, page: Path) -> None:
     first = tab.locator("#rows th").first.inner_text()
     assert first == min(id_of(n) for n in (*range(80), 500))
     assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
-    assert said == []
+    assert messages == []
 
 
 def test_failed_series_are_found_by_their_reason(chromium: Any, page: Path) -> None:
@@ -138,7 +138,7 @@ def test_failed_series_are_found_by_their_reason(chromium: Any, page: Path) -> N
 
 
 def test_the_count_of_failures_leads_to_their_rows(chromium: Any, page: Path) -> None:
-    tab, said = opened(chromium, page)
+    tab, messages = opened(chromium, page)
     count = tab.locator(".figures div", has_text="failed").locator("a")
     failed = int(count.inner_text())
 
@@ -147,11 +147,11 @@ def test_the_count_of_failures_leads_to_their_rows(chromium: Any, page: Path) ->
     wait_until(tab, "document.getElementById('status').value === 'failed'")
     assert tab.locator("#rows tr").count() == failed == 3
     assert tab.locator("#rows td.failed").count() == failed
-    assert said == []
+    assert messages == []
 
 
 def test_reasons_unfold_to_their_series(chromium: Any, page: Path) -> None:
-    tab, said = opened(chromium, page)
+    tab, messages = opened(chromium, page)
     reason = tab.locator("#reasons tr", has_text="SLICE_GAP")
     reason.locator("summary").click()
     case_id = reason.locator("a.id").inner_text()
@@ -160,11 +160,11 @@ def test_reasons_unfold_to_their_series(chromium: Any, page: Path) -> None:
 
     assert tab.locator("#case-title").inner_text() == f"Case {case_id}"
     assert f"scanloom where {case_id}" in tab.locator("#case-body").inner_text()
-    assert said == []
+    assert messages == []
 
 
 def test_back_keeps_filter_and_order(chromium: Any, page: Path) -> None:
-    tab, said = opened(chromium, page)
+    tab, messages = opened(chromium, page)
     tab.locator("#search").fill("kidney")
     tab.locator("th[data-key=volume] button").click()
     first = tab.locator("#rows th a").first.inner_text()
@@ -187,11 +187,11 @@ def test_back_keeps_filter_and_order(chromium: Any, page: Path) -> None:
     wait_until(tab, "document.getElementById('case').open")
     assert tab.locator("#case-title").inner_text() == f"Case {first}"
     assert tab.locator("#search").input_value() == "kidney"
-    assert said == []
+    assert messages == []
 
 
 def test_the_viewer_goes_to_the_next_and_the_previous_case(chromium: Any, page: Path) -> None:
-    tab, said = opened(chromium, page)
+    tab, messages = opened(chromium, page)
     ids = tab.locator("#rows th a").all_inner_texts()[:3]
     title = tab.locator("#case-title")
     tab.locator("#rows th a").first.click()
@@ -206,23 +206,23 @@ def test_the_viewer_goes_to_the_next_and_the_previous_case(chromium: Any, page: 
     tab.keyboard.press("Escape")
     wait_until(tab, "!location.hash.includes('case=')")
     assert not tab.locator("#case").is_visible()
-    assert said == []
+    assert messages == []
 
 
 def test_a_case_has_an_address(chromium: Any, page: Path) -> None:
     """Its page lists findings, measurements, flags, files and the way to the source."""
-    tab, said = opened(chromium, page, hash_=f"#case={id_of(500)}")
+    tab, messages = opened(chromium, page, hash_=f"#case={id_of(500)}")
     body = tab.locator("#case-body")
 
     assert tab.locator("#case").is_visible()
     text = body.inner_text()
-    for part in ("Measurements", "Flags", "Files", "Source", "SHEARED", "4000", "case.json"):
-        assert part in text
+    for heading in ("Measurements", "Flags", "Files", "Source", "SHEARED", "4000", "case.json"):
+        assert heading in text
     assert Flag.SHEARED.text in text
     links = body.locator(".files a").evaluate_all("links => links.map((link) => link.href)")
     assert links
     assert all(Path(link.removeprefix("file://")).is_file() for link in links)
-    assert said == []
+    assert messages == []
 
 
 def test_a_finding_shows_its_place_in_the_cohort(chromium: Any, page: Path) -> None:
@@ -260,13 +260,13 @@ def test_a_finding_shows_its_slice(chromium: Any, page: Path) -> None:
 
 def test_a_few_cases_are_compared_with_the_card(chromium: Any, tmp_path: Path) -> None:
     add_case(tmp_path, id_of(1), [measured("organs", "liver", 900.0)], references=[REFERENCE])
-    tab, said = opened(chromium, write_report(tmp_path), hash_=f"#case={id_of(1)}")
+    tab, messages = opened(chromium, write_report(tmp_path), hash_=f"#case={id_of(1)}")
     finding = tab.locator(".cards li")
 
     assert "mean 50 HU is high (reference range 0 to 40 HU)" in finding.inner_text()
     assert "A page of a book." in finding.inner_text()
     assert finding.locator("svg.strip .unusual").count() == 1
-    assert said == []
+    assert messages == []
 
 
 def test_without_cohort_and_reference_ranges_the_page_tells_it(
@@ -306,17 +306,17 @@ def test_pictures_load(chromium: Any, page: Path) -> None:
 
 
 def test_a_hostile_word_stays_a_word(chromium: Any, tmp_path: Path) -> None:
-    word = "<img src=x onerror=\"document.title='taken'\">"
-    add_case(tmp_path, id_of(1), [measured(word, word, 5.0)])
-    add_failure(tmp_path, id_of(2), Reason.DAMAGED, word)
-    tab, said = opened(chromium, write_report(tmp_path))
+    payload = "<img src=x onerror=\"document.title='taken'\">"
+    add_case(tmp_path, id_of(1), [measured(payload, payload, 5.0)])
+    add_failure(tmp_path, id_of(2), Reason.DAMAGED, payload)
+    tab, messages = opened(chromium, write_report(tmp_path))
 
     tab.locator("#rows summary").click()
 
-    assert word in tab.locator("#rows").inner_text()
+    assert payload in tab.locator("#rows").inner_text()
     assert tab.title() == "scanloom: report"
     assert tab.locator("#rows img").count() == 0
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -38,9 +38,9 @@ def chromium() -> Iterator[Any]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three cases: accepted, to be edited, not reviewed."""
     folder = tmp_path_factory.mktemp("verdicts")
-    found = [publish(folder, scan_array(n), affine_of(), str(n)) for n in range(len(DECISIONS))]
+    published = [publish(folder, scan_array(n), affine_of(), str(n)) for n in range(len(DECISIONS))]
     with closing(VerdictLog(folder / "out")) as log:
-        for case, decision in zip(found, DECISIONS, strict=True):
+        for case, decision in zip(published, DECISIONS, strict=True):
             if decision is not None:
                 log.append(Verdict(case.name, "r1", seen_of(case), decision))
     return write_report(folder / "out")
@@ -57,9 +57,9 @@ def test_verdicts_are_filtered_sorted_and_shown(chromium: Any, page: Path, width
         tab.get_by_role("button", name="Verdict", exact=True).click()
     else:
         tab.locator("#sort").select_option("verdict")
-    told = [cell.inner_text() for cell in tab.locator("#rows td[data-name=Verdict]").all()]
-    assert told == sorted(told, reverse=told[0] > told[-1])
-    assert {"accepted", "needs edit", "not reviewed"} == set(told)
+    shown = [cell.inner_text() for cell in tab.locator("#rows td[data-name=Verdict]").all()]
+    assert shown == sorted(shown, reverse=shown[0] > shown[-1])
+    assert {"accepted", "needs edit", "not reviewed"} == set(shown)
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     tab.evaluate(axe_core())
     assert violations(tab) == []

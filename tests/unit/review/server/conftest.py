@@ -17,11 +17,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # newer releases of starlette prefer another client
     from starlette.testclient import TestClient
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
-from scanloom.review.server.desk import Desk
 from scanloom.review.server.security import Sessions
+from scanloom.review.server.state import ReviewState
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
 from support.review_cases import affine_of, enter, publish, scan_array
@@ -36,14 +36,14 @@ class Server:
     Parameters
     ----------
     out : Path
-    desk : Desk
+    state : ReviewState
     sessions : Sessions
     app : ASGI application
     cases : names of its cases
     """
 
     out: Path
-    desk: Desk
+    state: ReviewState
     sessions: Sessions
     app: Any
     cases: list[str]
@@ -89,14 +89,14 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
         logs.append(log)
         key = published / "key"
         names = {code: name for name, code in codes.items()}
-        desk = Desk(
+        state = ReviewState(
             *(out, log, Readers(tuple(names), **sharing), OpenCases(out, key), names),
             partial(_publish, out, key),
         )
-        desk.worklist.refresh()
+        state.worklist.refresh()
         sessions = Sessions(list(names))
-        app = make_app(desk, sessions, [ORIGIN])
-        return Server(out, desk, sessions, app, sorted(desk.worklist.cases))
+        app = make_app(state, sessions, [ORIGIN])
+        return Server(out, state, sessions, app, sorted(state.worklist.cases))
 
     yield start
     while logs:

@@ -1,4 +1,4 @@
-"""Routes: what reviewers get, what they may send, and what nobody gets."""
+"""Routes: answers to reviewers, requests that they may send, and files that nobody gets."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_link_works_once_and_its_session_for_one_reviewer(server: Any) -> None
     stranger = server.client(None)
     used = stranger.post("/api/session", json={"token": token, "reviewer": "r2"})
     assert (used.status_code, used.json()["reason"]) == (403, "SESSION")
-    other = server.sessions.tokens["r1"]
-    foreign = stranger.post("/api/session", json={"token": other, "reviewer": "r2"})
+    second = server.sessions.tokens["r1"]
+    foreign = stranger.post("/api/session", json={"token": second, "reviewer": "r2"})
     assert foreign.status_code == 403
-    assert stranger.post("/api/session", json={"token": other, "reviewer": "r1"}).is_success
+    assert stranger.post("/api/session", json={"token": second, "reviewer": "r1"}).is_success
     assert client.get("/api/me").json()["name"] == "ben"
 
 
@@ -102,7 +102,7 @@ def test_pages_hold_nothing_of_the_results(server: Any) -> None:
     pages = [client.get("/r1/"), client.get(f"/r1/case/{name}"), client.get("/")]
     assert [each.status_code for each in pages] == [200, 200, 403]
     assert client.get("/r9/").status_code == 403
-    assert not any(word in each.text for each in pages for word in (*server.cases, "anna"))
+    assert not any(secret in each.text for each in pages for secret in (*server.cases, "anna"))
 
 
 def test_other_sites_and_hosts_are_refused(server: Any) -> None:
@@ -189,17 +189,17 @@ def test_a_verdict_is_kept_shown_and_undone(server: Any) -> None:
     shown = about(client, name)
     assert shown["verdict"]["comment"] == "why"
     assert shown["state"] == "edit"
-    others = about(server.client("r2"), name)
-    assert (others["verdict"], others["others"][0]["reviewer"]) == (None, "anna")
+    second_view = about(server.client("r2"), name)
+    assert (second_view["verdict"], second_view["others"][0]["reviewer"]) == (None, "anna")
     undone = client.post(f"/api/case/{name}/undo", json={})
     assert (undone.json()["state"], undone.json()["verdict"]) == ("open", None)
     assert client.post(f"/api/case/{name}/undo", json={}).status_code == 409
 
 
 def test_the_list_follows(server: Any) -> None:
-    client, other = server.client("r1"), server.client("r2")
+    client, second = server.client("r1"), server.client("r2")
     decide(client, server.cases[0], "accept")
-    decide(other, server.cases[0], "reject")
+    decide(second, server.cases[0], "reject")
     decide(client, server.cases[1], "accept")
 
     listed = client.get("/api/worklist").json()
@@ -263,7 +263,7 @@ def test_comments_are_kept_as_they_are_and_only_in_private(server: Any) -> None:
 def test_a_full_disk_is_not_answered_as_kept(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client, name = server.client(), server.cases[0]
     body = body_of(client, name)
-    log = server.desk.log
+    log = server.state.log
     monkeypatch.setattr(
         type(log), "append", lambda *_: (_ for _ in ()).throw(ScanError(Reason.DISK_FULL, "full"))
     )
@@ -290,7 +290,7 @@ def test_no_route_shows_a_blind_reader_the_others_verdict(serve: Any) -> None:
         for path in ("/api/worklist", f"/api/case/{name}", f"/r2/case/{name}", "/r2/", "/api/me")
     ]
 
-    assert not any(word in text for text in before for word in ("seen by", "anna"))
+    assert not any(secret in text for text in before for secret in ("seen by", "anna"))
     assert (about(second, name)["state"], about(second, name)["others"]) == ("open", [])
     listed = second.get("/api/worklist").json()
     [row] = [dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"][:1]]
@@ -302,12 +302,12 @@ def test_no_route_shows_a_blind_reader_the_others_verdict(serve: Any) -> None:
 
 def test_cases_of_others_are_not_served(serve: Any) -> None:
     server = serve(("anna", "ben", "cleo"), double=1e-9)
-    clients = {who: server.client(who) for who in ("r1", "r2", "r3")}
+    clients = {code: server.client(code) for code in ("r1", "r2", "r3")}
     for name in server.cases:
-        [reader] = server.desk.readers.assigned(name, {})
-        for who, client in clients.items():
+        [reader] = server.state.readers.assigned(name, {})
+        for code, client in clients.items():
             answer = client.get(f"/api/case/{name}")
-            assert answer.status_code == (200 if who == reader else 404)
+            assert answer.status_code == (200 if code == reader else 404)
 
 
 # --- corrections ----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     assert (saved.status_code, saved.json()) == (200, {"revision": 1})
     [revision] = revision_folders(server.out, name)
     file = case["layers"][0]["file"]
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     shown = opened.view.of(read_label_maps(revision)[file])
     np.testing.assert_array_equal(shown, opened.layers[0].labels)
     pixels = np.frombuffer(drafted, f"<u{case['layers'][0]['bytes']}")
@@ -385,10 +385,10 @@ def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any)
 
     assert (late.status_code, late.json()["reason"]) == (409, "STALE")
     labels = f"/api/case/{name}/labels/0/axial/3-3"
-    left = ben.get(f"/api/case/{name}/draft").json()
-    assert (left["undo"], left["carried"], left["dropped"]) == (1, 1, 0)
+    draft = ben.get(f"/api/case/{name}/draft").json()
+    assert (draft["undo"], draft["carried"], draft["dropped"]) == (1, 1, 0)
     assert ben.get(f"/api/case/{name}/draft").json()["carried"] == 0
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     label = opened.layers[0].structures[0]["number"]
     x, y = np.indices(opened.view.shape[:2])
     spacing = about(ben, name)["spacing"]
@@ -427,11 +427,11 @@ def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server:
 
 
 def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
-    """Each of two windows repeats what was refused: the sum is what NumPy paints."""
+    """Each of two windows repeats refused strokes: the sum is as NumPy paints it."""
     client, name, windows = server.client(), server.cases[0], 2
     case = about(client, name)
     label, shape = case["layers"][0]["labels"][0]["value"], case["shape"]
-    opened = server.desk.open_cases.get(name)
+    opened = server.state.open_cases.get(name)
     expected, spacing = opened.layers[0].labels.copy(), case["spacing"]
     rng = np.random.default_rng(0)
     points = [[int(rng.integers(n)) for n in shape] for _ in range(40)]
@@ -471,16 +471,16 @@ def test_saved_corrections_leave_no_arrays(server: Any) -> None:
     client, held = server.client(), list[tuple[int, int]]()
     for n in range(12):
         name = server.cases[n % 2]
-        label = server.desk.opened(name).layers[0].structures[n % 3]["number"]
+        label = server.state.opened(name).layers[0].structures[n % 3]["number"]
         paint(client, name, label=label, points=[[2 + n % 5, 2 + n // 2]])
         paint(client, name, label=label, points=[[9, 2 + n // 2]])
         assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
         gc.collect()
-        found = gc.get_objects()
-        held.append(tuple(sum(type(o) is t for o in found) for t in (OpenedCase, Draft)))
+        objects = gc.get_objects()
+        held.append(tuple(sum(type(o) is t for o in objects) for t in (OpenedCase, Draft)))
 
     assert max(held[2:]) <= (2, 0)
-    assert server.desk.worklist.findings.keys() == set(server.cases)
+    assert server.state.worklist.findings.keys() == set(server.cases)
 
 
 def test_a_correction_that_can_t_be_saved_is_kept(
@@ -488,18 +488,18 @@ def test_a_correction_that_can_t_be_saved_is_kept(
 ) -> None:
     client, name = server.client(), server.cases[0]
     painted, labels = paint(client, name).json(), f"/api/case/{name}/labels/0/axial/3-3?draft=1"
-    before, publish_it = client.get(labels).content, server.desk.publish
+    before, publish_it = client.get(labels).content, server.state.publish
 
     def full(*_: object) -> Path:
         raise ScanError(Reason.DISK_FULL, "the revision was not written")
 
-    server.desk.publish = full
+    server.state.publish = full
     answer = change(client, name, "draft/save")
 
     assert (answer.status_code, answer.json()["reason"]) == (507, "DISK_FULL")
     assert client.get(labels).content == before
     assert client.get(f"/api/case/{name}/draft").json()["version"] == painted["version"]
-    server.desk.publish = publish_it
+    server.state.publish = publish_it
     assert change(client, name, "draft/undo").json()["undo"] == 0
     assert change(client, name, "draft/redo").json()["undo"] == 1
     assert change(client, name, "draft/save").json() == {"revision": 1}
@@ -508,21 +508,21 @@ def test_a_correction_that_can_t_be_saved_is_kept(
 
 def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -> None:
     """A stroke that comes while the correction is written is refused, not answered as painted."""
-    client, name, publish_it = server.client(), server.cases[0], server.desk.publish
+    client, name, publish_it = server.client(), server.cases[0], server.state.publish
     version = paint(client, name).json()["version"]
     begun, answers = threading.Event(), list[Any]()
 
-    def publish_slowly(*given: Any) -> Path:
+    def publish_slowly(*arguments: Any) -> Path:
         begun.set()
         time.sleep(0.3)
-        return Path(publish_it(*given))
+        return Path(publish_it(*arguments))
 
-    server.desk.publish = publish_slowly
+    server.state.publish = publish_slowly
     saving = threading.Thread(target=change, args=(client, name, "draft/save", version))
     saving.start()
     begun.wait()
     stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[2, 2]], "radius_mm": 2.0}
-    label = server.desk.open_cases.get(name).layers[0].structures[0]["number"]
+    label = server.state.open_cases.get(name).layers[0].structures[0]["number"]
     answers.append(change(client, name, "stroke", version, label=label, **stroke))
     saving.join()
 
@@ -536,16 +536,16 @@ def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(
     names = tuple(f"reader {n}" for n in range(6))
     server = serve(names)
     name = server.cases[0]
-    clients = [server.client(code) for code in server.desk.names]
+    clients = [server.client(code) for code in server.state.names]
     painted = []
     for n, client in enumerate(clients):
         paint(client, name, points=[[2 + n, 4]], radius_mm=2.0)
         if n == 0:
-            size = server.desk.drafts.find(name, "r1").painted.nbytes
+            size = server.state.drafts.find(name, "r1").painted.nbytes
             monkeypatch.setattr(drafts, "MAX_PAINTED_BYTES", 5 * size // 2)
         painted.append(client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content)
 
-    held = [server.desk.drafts.find(name, code) for code in server.desk.names]
+    held = [server.state.drafts.find(name, code) for code in server.state.names]
     again = [
         client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content for client in clients
     ]
@@ -674,7 +674,7 @@ def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
 
 def test_a_case_has_room_ahead_only_beside_those_that_are_shown(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
-    open_cases = server.desk.open_cases
+    open_cases = server.state.open_cases
     about(client, first)
     opened = open_cases.get(first)
     open_cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
@@ -692,7 +692,7 @@ def test_no_reviewer_closes_the_case_of_another(
 ) -> None:
     """Each keeps the case that he looks at, also if there is room for one only."""
     anna, ben, (first, second) = server.client("r1"), server.client("r2"), server.cases
-    open_cases = server.desk.open_cases
+    open_cases = server.state.open_cases
     open_cases.limit = 1
     about(anna, first)
     of_anna = open_cases.get(first)
@@ -722,7 +722,7 @@ def test_without_the_scan_labels_are_shown(
     if cause == "other key":
         key.write_bytes(b"o" * 32)
         key.chmod(0o600)
-    server.desk.open_cases.key = published / "key" if cause == "moved" else key
+    server.state.open_cases.key = published / "key" if cause == "moved" else key
     scans = published / "scans"
     if cause == "moved":
         scans.rename(published / "elsewhere")
@@ -826,8 +826,8 @@ def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
     client = getattr(server, "kept", None) or server.client()
     server.kept = client
     known = st.sampled_from(server.cases)
-    parts = data.draw(st.lists(SEGMENTS | known, min_size=1, max_size=6))
-    path = "/" + "/".join(parts)
+    segments = data.draw(st.lists(SEGMENTS | known, min_size=1, max_size=6))
+    path = "/" + "/".join(segments)
     if data.draw(st.booleans()):
         name = data.draw(known)
         path = f"/api/case/{name}/" + "/".join(data.draw(st.lists(SEGMENTS, max_size=4)))

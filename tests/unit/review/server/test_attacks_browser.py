@@ -68,9 +68,9 @@ def out(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bait() -> Iterator[str]:
-    """A server of another user at another port of 127.0.0.1; it notes what browsers send."""
-    words = [sys.executable, "-c", LISTENER, str(NOBODY)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+    """A server of another user at another port of 127.0.0.1; it notes the requests of browsers."""
+    command = [sys.executable, "-c", LISTENER, str(NOBODY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
@@ -88,9 +88,9 @@ def test_a_server_of_another_user_gets_nothing_and_can_do_nothing(
         origin, name = origin_of(tab.url), tab.inner_text("#rows a >> nth=0")
         about = asked(tab, f"/api/case/{name}").json()
         verdict = {"decision": "reject", "recipe": about["recipe"], "seen": about["seen"]}
-        other = tab.context.new_page()
-        other.goto(bait)
-        tried = other.evaluate(
+        second_tab = tab.context.new_page()
+        second_tab.goto(bait)
+        tried = second_tab.evaluate(
             """async ([origin, path, body]) => {
               const sent = { method: "POST", credentials: "include", mode: "cors",
                 headers: { "Content-Type": "application/json" }, body };
@@ -105,7 +105,7 @@ def test_a_server_of_another_user_gets_nothing_and_can_do_nothing(
             }""",
             [origin, f"/api/case/{name}/verdict", json.dumps(verdict)],
         )
-        uid, heard = json.loads(other.request.get(f"{bait}/heard").text())
+        uid, heard = json.loads(second_tab.request.get(f"{bait}/heard").text())
         assert heard
         assert uid == (NOBODY if os.getuid() == 0 else os.getuid())
         session = tab.evaluate("localStorage.getItem('scanloom session r1')")
@@ -113,7 +113,7 @@ def test_a_server_of_another_user_gets_nothing_and_can_do_nothing(
         for each in heard:
             stolen = {k: v for k, v in each.items() if k.lower() in ("cookie", "authorization")}
             for path in ("/api/me", "/api/worklist", f"/api/case/{name}"):
-                answer = other.request.get(f"{origin}{path}", headers=stolen)
+                answer = second_tab.request.get(f"{origin}{path}", headers=stolen)
                 assert answer.status == 403
         assert tried == ["refused", "refused", "refused", 0, ""]
         assert read_verdicts(out) == []
@@ -176,13 +176,13 @@ def test_strokes_that_were_answered_survive_kills(chromium: Any, folder: Path, o
         tab, _ = opened(chromium, server.links["anna"])
         tab.locator("#rows a").first.click()
         tab.wait_for_selector("body[data-opened]")
-        name, told = tab.inner_text("#name"), list[int]()
+        name, statuses = tab.inner_text("#name"), list[int]()
         tab.wait_for_timeout(200)
         assert asked(tab, f"/api/case/{name}/draft").json()["undo"] >= answered - lost
 
-        def hear(response: Any, told: list[int] = told) -> None:
+        def hear(response: Any, statuses: list[int] = statuses) -> None:
             if response.url.endswith("/stroke") and response.status == 200:
-                told.append(json.loads(response.body())["undo"])
+                statuses.append(json.loads(response.body())["undo"])
 
         tab.on("response", hear)
         if tab.get_attribute("#correct", "aria-pressed") != "true":
@@ -200,14 +200,14 @@ def test_strokes_that_were_answered_survive_kills(chromium: Any, folder: Path, o
         server.process.send_signal(signal.SIGKILL)
         server.process.communicate(timeout=30)
         tab.wait_for_timeout(100)
-        answered = max([answered, *told])
+        answered = max([answered, *statuses])
         tab.context.close()
     server = Running(out, folder / "key", "--reviewers", "anna")
     try:
         tab, _ = opened(chromium, server.links["anna"])
-        left = asked(tab, f"/api/case/{name}/draft").json()["undo"]
-        assert left >= answered >= KILLS
-        print(f"{answered} strokes answered, {left} there after {KILLS} kills")
+        undo_count = asked(tab, f"/api/case/{name}/draft").json()["undo"]
+        assert undo_count >= answered >= KILLS
+        print(f"{answered} strokes answered, {undo_count} there after {KILLS} kills")
     finally:
-        said = server.stop()
-    assert f"{left} strokes of anna on case {name}" in said
+        messages = server.stop()
+    assert f"{undo_count} strokes of anna on case {name}" in messages

@@ -60,15 +60,15 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def answered(client: socket.socket, pieces: Iterator[bytes]) -> bytes:
-    """Send pieces in turn until the server closes the connection; return what it sent."""
+    """Send pieces in turn until the server closes the connection; return its answer."""
     client.settimeout(SOON_S / 10)
     received = bytearray()
     for piece in pieces:
         with contextlib.suppress(TimeoutError):
             try:
                 client.sendall(piece)
-                while part := client.recv(1 << 16):
-                    received += part
+                while chunk := client.recv(1 << 16):
+                    received += chunk
             except ConnectionError:
                 return bytes(received)
             return bytes(received)
@@ -83,8 +83,8 @@ def trickle(begin: bytes, pieces: int = 200) -> Iterator[bytes]:
 
 
 def head(address: tuple[str, int], length: int) -> bytes:
-    place = b"%s:%d" % (address[0].encode(), address[1])
-    return HEAD % (1, place, place) + b"Content-Length: %d\r\n\r\n" % length
+    host = b"%s:%d" % (address[0].encode(), address[1])
+    return HEAD % (1, host, host) + b"Content-Length: %d\r\n\r\n" % length
 
 
 @pytest.mark.parametrize("begin", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: "])
@@ -100,9 +100,9 @@ def test_a_body_in_single_bytes_is_not_waited_for(address: tuple[str, int]) -> N
 
 
 def test_a_body_after_the_answer_is_not_waited_for(address: tuple[str, int]) -> None:
-    """The body of a GET is not read: what follows its answer is no request."""
-    place = b"%s:%d" % (address[0].encode(), address[1])
-    begin = b"GET / HTTP/1.1\r\nHost: %s\r\nContent-Length: 100000\r\n\r\n" % place
+    """The body of a GET is not read, nor taken as the next request."""
+    host = b"%s:%d" % (address[0].encode(), address[1])
+    begin = b"GET / HTTP/1.1\r\nHost: %s\r\nContent-Length: 100000\r\n\r\n" % host
     with socket.create_connection(address) as client:
         answer = answered(client, trickle(begin))
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -120,31 +120,31 @@ def test_slow_clients_do_not_hold_up_others(address: tuple[str, int]) -> None:
 
 
 def test_an_answer_that_is_read_slowly_comes_whole(address: tuple[str, int]) -> None:
-    place = b"%s:%d" % (address[0].encode(), address[1])
+    host = b"%s:%d" % (address[0].encode(), address[1])
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         client.connect(address)
-        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
         client.settimeout(SOON_S * 20)
         received = bytearray()
-        while part := client.recv(1 << 16):
-            if len(received) >> 20 < len(received + part) >> 20:
+        while chunk := client.recv(1 << 16):
+            if len(received) >> 20 < len(received + chunk) >> 20:
                 time.sleep(SOON_S / 4)
-            received += part
+            received += chunk
             if received.endswith(b"\r\n\r\n" + BODY):
                 break
     assert received.endswith(b"\r\n\r\n" + BODY)
 
 
 def test_an_answer_that_is_not_read_is_dropped(address: tuple[str, int]) -> None:
-    place = b"%s:%d" % (address[0].encode(), address[1])
+    host = b"%s:%d" % (address[0].encode(), address[1])
     with socket.create_connection(address) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
         time.sleep(SOON_S * 2.5)
         received = bytearray()
         with contextlib.suppress(ConnectionError):
-            while part := client.recv(1 << 16):
-                received += part
+            while chunk := client.recv(1 << 16):
+                received += chunk
     assert len(received) < len(BODY)
 
 
@@ -171,9 +171,9 @@ def test_of_too_many_connections_those_that_waited_longest_are_closed(
 
 def test_connections_that_are_answered_are_not_closed_for_others(address: tuple[str, int]) -> None:
     with contextlib.ExitStack() as stack:
-        place = b"%s:%d" % (address[0].encode(), address[1])
+        host = b"%s:%d" % (address[0].encode(), address[1])
         waiting = stack.enter_context(socket.create_connection(address))
-        waiting.sendall(b"GET /later HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
+        waiting.sendall(b"GET /later HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
         time.sleep(SOON_S / 8)
         for _ in range(LIMIT_PER_PEER + 3):
             stack.enter_context(socket.create_connection(address))

@@ -32,25 +32,25 @@ def drafted(client: Any, name: str) -> tuple[dict[str, Any], bytes]:
 
 def test_strokes_are_there_again_after_a_restart(serve: Any) -> None:
     server = serve()
-    client, (name, other) = server.client(), server.cases
+    client, (name, second) = server.client(), server.cases
     for n in range(3):
         assert paint(client, name, n).json()["changed"] > 0
     erased = paint(client, name, 1, label=0)
     assert erased.json()["changed"] > 0
     change(client, name, "draft/undo")
-    paint(client, other)
-    before = [drafted(client, each) for each in (name, other)]
+    paint(client, second)
+    before = [drafted(client, each) for each in (name, second)]
 
     server = serve()
     client = server.client()
 
-    assert [drafted(client, each) for each in (name, other)] == before
+    assert [drafted(client, each) for each in (name, second)] == before
     assert (before[0][0]["undo"], before[0][0]["redo"]) == (3, 1)
-    assert server.desk.drafts.kept() == {(name, "r1"): 3, (other, "r1"): 1}
+    assert server.state.drafts.kept() == {(name, "r1"): 3, (second, "r1"): 1}
     assert drafted(server.client("r2"), name)[0]["undo"] == 0
     assert change(client, name, "draft/redo").json()["undo"] == 4
     assert change(client, name, "draft/save").json() == {"revision": 1}
-    assert server.desk.drafts.kept() == {(other, "r1"): 1}
+    assert server.state.drafts.kept() == {(second, "r1"): 1}
 
 
 def test_only_their_owner_may_read_drafts(server: Any) -> None:
@@ -117,17 +117,17 @@ def test_a_stroke_that_does_not_reach_the_disk_is_not_painted(
 def test_blind_readers_save_later_and_lose_nothing(serve: Any) -> None:
     """With double reading the strokes wait on the disk until the other has decided."""
     server = serve(double=1.0)
-    client, other, name = server.client(), server.client("r2"), server.cases[0]
+    client, second, name = server.client(), server.client("r2"), server.cases[0]
     paint(client, name)
     before = drafted(client, name)
     refused = change(client, name, "draft/save")
     assert (refused.status_code, refused.json()["reason"]) == (409, "BLIND")
 
     server = serve(double=1.0)
-    client, other = server.client(), server.client("r2")
+    client, second = server.client(), server.client("r2")
 
     assert drafted(client, name) == before
-    for each in (client, other):
+    for each in (client, second):
         about = each.get(f"/api/case/{name}").json()
         body = {"decision": "edit", "recipe": about["recipe"], "seen": about["seen"]}
         assert each.post(f"/api/case/{name}/verdict", json=body).status_code == 200
@@ -162,10 +162,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let each open of a file in a case fail, as with too many open files."""
     number, opened = [0], os.open
 
-    def refuse(path: Any, *given: Any, **more: Any) -> int:
+    def refuse(path: Any, *arguments: Any, **more: Any) -> int:
         if number[0] and str(path) in ("case.json", "timing.json", "segments.json"):
             raise OSError(number[0], os.strerror(number[0]))
-        return opened(path, *given, **more)
+        return opened(path, *arguments, **more)
 
     monkeypatch.setattr(regular_files.os, "open", refuse)
     return number
@@ -176,21 +176,21 @@ def test_a_case_that_can_t_be_read_for_a_moment_is_not_gone(
     server: Any, failing: list[int], number: int
 ) -> None:
     """Strokes, list and verdict: nothing is lost, and the answer says that it passes."""
-    client, (name, other) = server.client(), server.cases
+    client, (name, second) = server.client(), server.cases
     about = client.get(f"/api/case/{name}").json()
     body = {"decision": "accept", "recipe": about["recipe"], "seen": about["seen"]}
     paint(client, name)
     before = drafted(client, name)
-    server.desk.opened(other)
+    server.state.opened(second)
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[3, 4]], "radius_mm": 3.0}
-    label = server.desk.opened(other).layers[0].structures[0]["number"]
-    version = client.get(f"/api/case/{other}/draft").json()["version"]
+    label = server.state.opened(second).layers[0].structures[0]["number"]
+    version = client.get(f"/api/case/{second}/draft").json()["version"]
     failing[0] = number
 
     verdict = client.post(f"/api/case/{name}/verdict", json=body)
     shown = client.get(f"/api/case/{name}")
-    painted = change(client, other, "stroke", version, label=label, **stroke)
-    server.desk.worklist.refresh(at_once=True)
+    painted = change(client, second, "stroke", version, label=label, **stroke)
+    server.state.worklist.refresh(at_once=True)
 
     listed = client.get("/api/worklist").json()
     assert {(each.status_code, each.json()["reason"]) for each in (verdict, shown)} == {
@@ -210,7 +210,7 @@ def test_a_revision_that_can_t_be_read_for_a_moment_does_not_give_way_to_the_res
     client, name = server.client(), server.cases[0]
     paint(client, name)
     change(client, name, "draft/save")
-    server.desk.open_cases.forget(name)
+    server.state.open_cases.forget(name)
     failing[0] = errno.EMFILE
 
     answers = [client.get(f"/api/case/{name}/{LABELS}"), client.get(f"/api/case/{name}")]
@@ -257,7 +257,7 @@ def test_corrections_side_by_side_stay_painted(
     for name in server.cases:
         for client in clients:
             assert paint(client, name).json()["changed"] > 0
-    held = list(server.desk.drafts._held.values())
+    held = list(server.state.drafts._held.values())
     assert len(held) == 4
     assert all(each.painted for each in held)
 

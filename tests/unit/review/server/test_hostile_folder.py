@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from scanloom.core import ScanError
-from scanloom.engine.revisions.export import export
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, export, publish_revision
 from scanloom.io.output.case_folder import check_writable
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (
@@ -146,7 +145,7 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
     client, name = server.client(), server.cases[0]
     drafts = server.out / "private" / "drafts"
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    label = server.state.opened(name).layers[0].structures[0]["number"]
     (drafts / name).mkdir(parents=True)
     (drafts / name / "r1.jsonl").symlink_to(hers / "diary")
     assert change(client, name, "stroke", "x", label=label, **stroke).status_code in (409, 503)
@@ -162,9 +161,9 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
 
 
 def test_reports_and_exports_open_no_links(server: Any, hers: Path, tmp_path: Path) -> None:
-    picture, [case, other] = hers / "moved", sorted((server.out / "cases").iterdir())
-    for each in (case, other):
-        server.desk.log.append(Verdict(each.name, "r1", seen(each), "accept"))
+    picture, [case, second] = hers / "moved", sorted((server.out / "cases").iterdir())
+    for each in (case, second):
+        server.state.log.append(Verdict(each.name, "r1", seen(each), "accept"))
     shutil.copy2(case / "preview.png", picture)
     replace(case / "preview.png", picture)
     fit(case)
@@ -224,11 +223,11 @@ def test_no_part_of_a_path_below_a_guarded_folder_may_be_a_link(tmp_path: Path) 
 
 def test_a_link_that_is_placed_meanwhile_is_not_followed(tmp_path: Path) -> None:
     """A folder is changed to a link and back as fast as it goes: no open gets through."""
-    out, other = tmp_path / "out", tmp_path / "other"
-    for folder, text in ((out / "cases", "result"), (other, "secret")):
+    out, second = tmp_path / "out", tmp_path / "other"
+    for folder, text in ((out / "cases", "result"), (second, "secret")):
         folder.mkdir(parents=True)
         (folder / "file").write_text(text)
-    (out / "link").symlink_to(other)
+    (out / "link").symlink_to(second)
     refuse_links_below(out)
     stop, read, refused = threading.Event(), set[str](), 0
 
@@ -374,7 +373,7 @@ def test_private_files_of_another_user_are_not_filled(out: Path) -> None:
 def test_strokes_are_not_kept_in_a_folder_of_another_user(server: Any) -> None:
     client, name = server.client(), server.cases[0]
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    label = server.desk.opened(name).layers[0].structures[0]["number"]
+    label = server.state.opened(name).layers[0].structures[0]["number"]
     version = client.get(f"/api/case/{name}/draft").json()["version"]
     give_away(server.out / "private")
 
@@ -419,8 +418,8 @@ def test_a_key_s_fingerprint_is_not_read_through_a_link(
     table = hers / "table.csv"
     table.write_text(f"case\n{case}\n")
 
-    asked = case if command == "where" else table
-    result = scanloom(command, asked, "--out", out, "--key", published / "key")
+    argument = case if command == "where" else table
+    result = scanloom(command, argument, "--out", out, "--key", published / "key")
 
     assert (result.code, result.out) == (74, "")
     assert "OUTPUT_UNWRITABLE" in result.err

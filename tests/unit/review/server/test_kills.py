@@ -1,4 +1,4 @@
-"""A server that is killed under two reviewers: what was answered is kept."""
+"""A server that is killed under two reviewers: verdicts that were answered are kept."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_answered_verdicts_survive_kills_of_the_server(published: Path, tmp_path
     shutil.copytree(published / "out", out, copy_function=shutil.copy2)
     answered: Answered = []
     for n in range(KILLS):
-        found, refused = killed(out, 0.011 * (n % 7))
-        answered += found
+        accepted, refused = killed(out, 0.011 * (n % 7))
+        answered += accepted
         kept = read_verdicts(out)
         assert refused == []
         assert [each.number for each in kept] == list(range(1, len(kept) + 1))

@@ -32,8 +32,8 @@ def revise(server: Any, name: str) -> None:
     latest = latest_result(server.out, name)
     [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
-    server.desk.publish(name, revision_number(latest), {file: changed}, "r1")
-    server.desk.worklist.refresh(at_once=True)
+    server.state.publish(name, revision_number(latest), {file: changed}, "r1")
+    server.state.worklist.refresh(at_once=True)
 
 
 def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> None:
@@ -117,10 +117,10 @@ def test_a_case_comes_back_once_without_the_own_verdict(
 ) -> None:
     monkeypatch.setattr(readers_module, "REPEAT_AFTER", 1)
     server = serve(repeat=1.0)
-    client, (name, other) = server.client(), server.cases
+    client, (name, second) = server.client(), server.cases
     decide(client, name, "reject", tags=["leak"])
     assert not about(client, name)["again"]
-    decide(client, other, "accept")
+    decide(client, second, "accept")
 
     back = about(client, name)
     assert (back["again"], back["verdict"], back["state"]) == (True, None, "open")
@@ -128,4 +128,4 @@ def test_a_case_comes_back_once_without_the_own_verdict(
 
     assert not about(client, name)["again"]
     kept = [(each.case, each.reading) for each in read_verdicts(server.out)]
-    assert kept == [(name, 1), (other, 1), (name, 2)]
+    assert kept == [(name, 1), (second, 1), (name, 2)]

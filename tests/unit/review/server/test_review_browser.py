@@ -1,4 +1,4 @@
-"""The review in a real browser: what is seen is right, by keyboard, on a phone, judged by axe-core.
+"""The review in a real browser: right pictures, by keyboard, on a phone, checked by axe-core.
 
 Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-core as for the report.
 """
@@ -93,7 +93,7 @@ def coloured(values: np.ndarray, layers: list[tuple[np.ndarray, Any]], window: A
 def test_pixels_are_the_scan_windowed_and_coloured(
     chromium: Any, running: Any, folder: Path
 ) -> None:
-    tab, said = opened(chromium, running.links["anna"])
+    tab, messages = opened(chromium, running.links["anna"])
     for case in sorted((running.out / "cases").iterdir()):
         open_case(tab, case.name)
         about = asked(tab, f"/api/case/{case.name}").json()
@@ -114,7 +114,7 @@ def test_pixels_are_the_scan_windowed_and_coloured(
             )
         tab.go_back()
         tab.wait_for_selector("#filters button")
-    assert said == []
+    assert messages == []
 
 
 def scan_of(folder: Path, about: dict[str, Any], case: Path) -> Path:
@@ -139,13 +139,13 @@ def test_values_and_places_are_those_of_simpleitk(
             tab.keyboard.press(key)
         tab.wait_for_timeout(150)
         text = tab.inner_text("#readout")
-        left, back, up = map(float, re.findall(r"[LPS] (-?[\d.]+)", text)[:3])
+        left_mm, back, up = map(float, re.findall(r"[LPS] (-?[\d.]+)", text)[:3])
         value = float(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
-        assert value == image.GetPixel(image.TransformPhysicalPointToIndex((left, back, up)))
+        assert value == image.GetPixel(image.TransformPhysicalPointToIndex((left_mm, back, up)))
 
 
 def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
-    tab, said = opened(chromium, running.links["ben"])
+    tab, messages = opened(chromium, running.links["ben"])
     tab.keyboard.press("n")
     for decision in "aer":
         tab.wait_for_selector("body[data-opened]")
@@ -165,11 +165,11 @@ def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
     tab.keyboard.press("u")
     tab.wait_for_timeout(300)
     assert read_verdicts(running.out)[-1].undoes == 3
-    assert said == []
+    assert messages == []
 
 
 def test_a_correction_by_brush(chromium: Any, running: Any) -> None:
-    tab, said = opened(chromium, running.links["anna"])
+    tab, messages = opened(chromium, running.links["anna"])
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
     name = tab.inner_text("#name")
@@ -181,7 +181,7 @@ def test_a_correction_by_brush(chromium: Any, running: Any) -> None:
     tab.click("#save-correction")
     tab.wait_for_selector("text=Saved as revision 1")
     assert (running.out / "review" / "revisions" / name / "1" / "SHA256SUMS").is_file()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -190,17 +190,17 @@ def test_axe_finds_nothing(chromium: Any, running: Any, width: int, scheme: str)
     script = axe_core()
     tab, _ = opened(chromium, running.links["anna"], width, scheme)
     tab.evaluate(script)
-    found = violations(tab)
+    faults = violations(tab)
     tab.locator("#rows a").first.click()
     tab.wait_for_selector("body[data-opened]")
     assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     tab.evaluate(script)
-    found += violations(tab)
+    faults += violations(tab)
     tab.keyboard.press("b")
-    found += violations(tab)
+    faults += violations(tab)
     tab.keyboard.press("?")
-    found += violations(tab)
-    assert found == []
+    faults += violations(tab)
+    assert faults == []
 
 
 def judged(tab: Any) -> list[str]:
@@ -214,12 +214,12 @@ def test_an_empty_folder_and_no_access_are_told(
     (tmp_path / "out" / "cases").mkdir(parents=True)
     server = Running(tmp_path / "out", folder / "key")
     try:
-        tab, said = opened(chromium, server.links["reviewer"], 390)
+        tab, messages = opened(chromium, server.links["reviewer"], 390)
         assert "No case has a result yet" in tab.inner_text("#status")
         assert not tab.is_visible("#filters")
         assert not tab.is_visible("table")
         assert judged(tab) == []
-        assert said == []
+        assert messages == []
         stranger = chromium.new_context().new_page()
         stranger.goto(server.links["reviewer"])
         stranger.wait_for_selector("h1:has-text('no access')")
@@ -252,7 +252,7 @@ def fingers(session: Any, kind: str, *places: tuple[float, float]) -> None:
 
 
 def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) -> None:
-    tab, said = opened(chromium, running.links["anna"], 390)
+    tab, messages = opened(chromium, running.links["anna"], 390)
     session = tab.context.new_cdp_session(tab)
     tab.tap("#rows a >> nth=0")
     tab.wait_for_selector("body[data-opened]")
@@ -277,15 +277,15 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     tab.tap("#correct")
     tab.evaluate("scrollTo(0, 0)")
     for tool in ("brush-label", "radius", "eraser", "stroke-undo", "discard", "save-correction"):
-        place = tab.locator(f"#{tool}").bounding_box()  # in reach of a thumb, under the picture
-        assert 600 < place["y"] < place["y"] + place["height"] <= 900, tool
+        position = tab.locator(f"#{tool}").bounding_box()  # in reach of a thumb, under the picture
+        assert 600 < position["y"] < position["y"] + position["height"] <= 900, tool
     figure = tab.locator("#coronal").bounding_box()
     assert figure["y"] + figure["height"] < tab.locator(".tools").bounding_box()["y"]
     fingers(session, "touchStart", (x, y))
     fingers(session, "touchMove", (x + 30, y))
     fingers(session, "touchEnd")
     tab.wait_for_selector("text=voxels changed")
-    assert said == []
+    assert messages == []
 
 
 def test_strokes_that_are_not_saved_stay_when_the_case_is_left(chromium: Any, running: Any) -> None:
@@ -308,8 +308,8 @@ def test_strokes_that_are_not_saved_stay_when_the_case_is_left(chromium: Any, ru
 
 
 def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -> None:
-    """Of 40 strokes at once from two windows none is lost, and a window says what happened."""
-    tab, said = opened(chromium, running.links["anna"])
+    """Of 40 strokes at once from two windows none is lost; a window says that both painted."""
+    tab, messages = opened(chromium, running.links["anna"])
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
     name, twin = tab.inner_text("#name"), tab.context.new_page()
@@ -345,7 +345,7 @@ def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -
     tab.wait_for_timeout(500)
     texts = [each.inner_text("#status") for each in (tab, twin)]
     assert any("Another window changed this correction" in text for text in texts)
-    assert all("409" in text for text in said)
+    assert all("409" in text for text in messages)
 
 
 def test_strokes_wait_for_a_server_that_does_not_answer(chromium: Any, running: Any) -> None:
@@ -375,13 +375,13 @@ def test_strokes_on_a_result_that_was_replaced_are_told(chromium: Any, running: 
     tab.keyboard.press("b")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("text=voxels changed")
-    other, _ = opened(chromium, running.links["ben"])
-    open_case(other, name)
+    second_tab, _ = opened(chromium, running.links["ben"])
+    open_case(second_tab, name)
     for key in ("b", "x", "Enter"):
-        other.keyboard.press(key)
-    other.wait_for_selector("text=voxels changed")
-    other.click("#save-correction")
-    other.wait_for_selector("text=Saved as revision 1")
+        second_tab.keyboard.press(key)
+    second_tab.wait_for_selector("text=voxels changed")
+    second_tab.click("#save-correction")
+    second_tab.wait_for_selector("text=Saved as revision 1")
 
     for key in ("ArrowDown", "Enter"):
         tab.keyboard.press(key)
@@ -395,7 +395,7 @@ def test_strokes_on_a_result_that_was_replaced_are_told(chromium: Any, running: 
 def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     chromium: Any, running: Any
 ) -> None:
-    tab, said = opened(chromium, running.links["anna"])
+    tab, messages = opened(chromium, running.links["anna"])
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
     name = tab.inner_text("#name")
@@ -426,7 +426,7 @@ def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     tab.wait_for_selector("body[data-opened]")
     tab.keyboard.press("l")
     tab.wait_for_selector("#filters button")
-    assert said == []
+    assert messages == []
 
 
 def test_a_case_that_was_corrected_by_another_is_opened_anew(chromium: Any, running: Any) -> None:
@@ -434,13 +434,13 @@ def test_a_case_that_was_corrected_by_another_is_opened_anew(chromium: Any, runn
     tab.keyboard.press("n")
     tab.wait_for_selector("body[data-opened]")
     name = tab.inner_text("#name")
-    other, _ = opened(chromium, running.links["ben"])
-    open_case(other, name)
+    second_tab, _ = opened(chromium, running.links["ben"])
+    open_case(second_tab, name)
     for key in ("b", "Enter"):
-        other.keyboard.press(key)
-    other.wait_for_selector("text=voxels changed")
-    other.click("#save-correction")
-    other.wait_for_selector("text=Saved as revision 1")
+        second_tab.keyboard.press(key)
+    second_tab.wait_for_selector("text=voxels changed")
+    second_tab.click("#save-correction")
+    second_tab.wait_for_selector("text=Saved as revision 1")
     tab.fill("#comment", "mine")
     tab.click("[data-decision=accept]")
     tab.click("#save")
@@ -468,8 +468,8 @@ def test_keys_move_the_focus_and_places_are_told(chromium: Any, running: Any) ->
     assert tab.evaluate("document.activeElement.id") == "coronal"
     tab.keyboard.press("ArrowDown")
     tab.wait_for_timeout(1000)
-    place = tab.inner_text("#coronal .where")
-    assert tab.text_content("#told").startswith(f"{place}: L ")
+    position = tab.inner_text("#coronal .where")
+    assert tab.text_content("#told").startswith(f"{position}: L ")
     picture = shown(tab, "coronal")[1]
     tab.keyboard.press("]")
     tab.wait_for_timeout(300)
@@ -501,7 +501,7 @@ def test_news_leave_the_focus_and_filters_stand_in_the_address(chromium: Any, ru
 
 def axis_orders() -> list[str]:
     """Return the 24 right-handed orders of axes."""
-    found = []
+    faults = []
     for order, signs in itertools.product(
         itertools.permutations(range(3)), itertools.product((0, 1), repeat=3)
     ):
@@ -509,8 +509,8 @@ def axis_orders() -> list[str]:
             ("LR", "PA", "IS")[axis][sign] for axis, sign in zip(order, signs, strict=True)
         )
         if np.linalg.det(affine_of(codes)[:3, :3]) > 0:
-            found.append(codes)
-    return found
+            faults.append(codes)
+    return faults
 
 
 @pytest.fixture(scope="module")
@@ -523,7 +523,7 @@ def turned_scans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     return folder, scans
 
 
-def place(tab: Any) -> tuple[np.ndarray, int]:
+def position(tab: Any) -> tuple[np.ndarray, int]:
     """Return the crosshair's LPS mm and value, as the page states them."""
     text = tab.inner_text("#readout")
     mm = [float(n) for n in re.findall(r"[LPS] (-?[\d.]+)", text)[:3]]
@@ -543,7 +543,7 @@ def test_pixels_of_24_axis_orders(
     folder, scans = turned_scans
     server = Running(folder / "out", folder / "key")
     try:
-        tab, said = opened(chromium, server.links["reviewer"])
+        tab, messages = opened(chromium, server.links["reviewer"])
         origin = tab.url
         for n, (name, scan) in enumerate(scans.items()):
             tab.goto(f"{origin}case/{name}")
@@ -553,18 +553,18 @@ def test_pixels_of_24_axis_orders(
                 middle = about["planes"][plane]["count"] // 2
                 tab.locator(f"#{plane}").focus()
                 tab.keyboard.press("ArrowDown" if n % 3 else "ArrowUp")
-                wanted = middle + (1 if n % 3 else -1)
-                canvas = f"#{plane} canvas[data-index='{wanted}']"
+                target = middle + (1 if n % 3 else -1)
+                canvas = f"#{plane} canvas[data-index='{target}']"
                 tab.wait_for_selector(canvas, state="attached")
                 index, picture = shown(tab, plane)
-                assert index == wanted
+                assert index == target
                 files = [(folder / "out" / "cases" / name / e["file"], e) for e in about["layers"]]
                 layers = [(by_simpleitk(f, about, plane, index), e) for f, e in files]
                 values = by_simpleitk(scan, about, plane, index)
                 drawn = coloured(values, layers, about["windows"][0])
                 assert np.ptp(drawn) > 100
                 np.testing.assert_allclose(picture, drawn, atol=1, err_msg=f"{scan.name} {plane}")
-        assert said == []
+        assert messages == []
     finally:
         server.stop()
 
@@ -588,7 +588,7 @@ def test_sides_places_and_values_of_24_axis_orders(
     assert len(scans) == 24
     server = Running(folder / "out", folder / "key")
     try:
-        tab, said = opened(chromium, server.links["reviewer"])
+        tab, messages = opened(chromium, server.links["reviewer"])
         origin = tab.url
         for name, scan in scans.items():
             tab.goto(f"{origin}case/{name}")
@@ -596,21 +596,21 @@ def test_sides_places_and_values_of_24_axis_orders(
             image = sitk.ReadImage(str(scan))
             for plane in ("axial", "coronal", "sagittal"):
                 box = tab.locator(f"#{plane} canvas").bounding_box()
-                found = {}
+                faults = {}
                 for side, (x, y) in SIDES.items():
                     tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
                     tab.wait_for_timeout(60)
-                    found[side], value = place(tab)
-                    index = image.TransformPhysicalPointToIndex(found[side].tolist())
+                    faults[side], value = position(tab)
+                    index = image.TransformPhysicalPointToIndex(faults[side].tolist())
                     assert value == image.GetPixel(index), (scan.name, plane, side)
                 shown_letters = {s: tab.inner_text(f"#{plane} .letter.{s}") for s in SIDES}
-                across, down = found["right"] - found["left"], found["bottom"] - found["top"]
+                across, down = faults["right"] - faults["left"], faults["bottom"] - faults["top"]
                 assert shown_letters == {
                     "right": letter(across),
                     "left": letter(-across),
                     "bottom": letter(down),
                     "top": letter(-down),
                 }, (scan.name, plane)
-        assert said == []
+        assert messages == []
     finally:
         server.stop()

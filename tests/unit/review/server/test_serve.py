@@ -1,4 +1,4 @@
-"""A review server at an address: TLS, and what keeps it from starting."""
+"""A review server at an address: TLS, and reasons that keep it from starting."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def test_undo_and_redo_follow_the_strokes() -> None:
 
 def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strokes that can't be undone any more stay: they are still to be saved."""
-    given = np.zeros((128, 128, 4), np.uint8, order="F")
-    draft = Draft([given], (1.0, 1.0, 1.0))
+    array = np.zeros((128, 128, 4), np.uint8, order="F")
+    draft = Draft([array], (1.0, 1.0, 1.0))
     monkeypatch.setattr(module, "MAX_UNDO_BYTES", 64 << 10)
     for n in range(40):
         draft.stroke(Stroke(0, 2, 0, 1, n % 4, [(3 * n, 60)], 40.0, 1 + n % 3))

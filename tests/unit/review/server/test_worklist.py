@@ -1,4 +1,4 @@
-"""The list follows what changes in an output folder, without reading all of it again."""
+"""The list follows changes of an output folder, without reading all of it again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
-from scanloom.review.server.desk import Worklist
+from scanloom.review.server.state import Worklist
 from support.review_cases import affine_of, publish, scan_array, seen
 
 
@@ -41,16 +41,16 @@ def correct(out: Path, name: str, key: Path) -> Path:
 def test_a_correction_is_listed_and_no_other_case_is_read(out: Path, three: Path) -> None:
     worklist = Worklist(out)
     worklist.refresh()
-    first, name, other = worklist.cases
+    first, name, third = worklist.cases
     before = {**worklist.cases}
     revision = correct(out, name, three / "key")
 
     worklist.update(name)
 
-    assert list(worklist.cases) == [first, name, other]
+    assert list(worklist.cases) == [first, name, third]
     assert worklist.cases[name].seen == seen(revision)
     assert worklist.cases[name].revision == 1
-    assert all(worklist.cases[each] is before[each] for each in (first, other))
+    assert all(worklist.cases[each] is before[each] for each in (first, third))
     version = worklist.version
     worklist.update(name)
     assert worklist.version == version

@@ -16,12 +16,12 @@ from scanloom.review.verdicts.verdict import Seen, Verdict
 
 def tables(count: int) -> list[np.ndarray]:
     rng = np.random.default_rng(4)
-    found = []
+    values = []
     for _ in range(count):
         table = rng.integers(0, 3, (rng.integers(2, 5), rng.integers(2, 40))).astype(float)
         table[rng.random(table.shape) < rng.random() * 0.6] = np.nan
-        found.append(table)
-    return found
+        values.append(table)
+    return values
 
 
 def test_both_are_those_of_the_libraries() -> None:
@@ -59,18 +59,18 @@ def test_intervals_hold_the_value_and_narrow_with_cases() -> None:
 
 def test_cases_and_structures_are_told_apart() -> None:
     seen = Seen("r", {})
-    given = [
-        Verdict(case, who, seen, "accept" if case < "c" else "reject", {"m/liver": liver})
+    judged = [
+        Verdict(case, reader, seen, "accept" if case < "c" else "reject", {"m/liver": liver})
         for case in "abcd"
-        for who, liver in (("r1", "accept"), ("r2", "edit" if case == "a" else "accept"))
+        for reader, liver in (("r1", "accept"), ("r2", "edit" if case == "a" else "accept"))
     ]
 
-    found = {(each.subject, each.measure): each for each in agreements(given)}  # type: ignore[arg-type]
+    values = {(each.subject, each.measure): each for each in agreements(judged)}  # type: ignore[arg-type]
 
-    assert found["case", "alpha"].value == found["case", "kappa r1 r2"].value == 1
-    assert found["case", "alpha"].cases == 4
-    assert found["m/liver", "kappa r1 r2"].value == 0
-    assert agreements(given[:1]) == []  # type: ignore[arg-type]
+    assert values["case", "alpha"].value == values["case", "kappa r1 r2"].value == 1
+    assert values["case", "alpha"].cases == 4
+    assert values["m/liver", "kappa r1 r2"].value == 0
+    assert agreements(judged[:1]) == []  # type: ignore[arg-type]
 
 
 def test_intervals_are_those_of_scipy_over_the_libraries() -> None:
@@ -92,8 +92,8 @@ def test_intervals_are_those_of_scipy_over_the_libraries() -> None:
     np.testing.assert_allclose(interval(np.array((first, second)), kappa), expected, atol=0.04)
 
 
-def given(case: str, who: str, decision: str, number: int, **more: Any) -> Verdict:
-    return Verdict(case, who, Seen("r", {}), decision, number=number, **more)  # type: ignore[arg-type]
+def judged(case: str, reader: str, decision: str, number: int, **more: Any) -> Verdict:
+    return Verdict(case, reader, Seen("r", {}), decision, number=number, **more)  # type: ignore[arg-type]
 
 
 def cells(verdicts: list[Verdict]) -> dict[str, tuple[float, int]]:
@@ -101,19 +101,19 @@ def cells(verdicts: list[Verdict]) -> dict[str, tuple[float, int]]:
 
 
 def test_verdicts_about_different_results_are_not_compared() -> None:
-    verdicts = [given(c, who, "accept", 1) for c in "ab" for who in ("r1", "r2")]
-    other = replace(verdicts[0], seen=Seen("r", {"segmentation.nii.gz": "1" * 64}))
+    verdicts = [judged(c, reader, "accept", 1) for c in "ab" for reader in ("r1", "r2")]
+    changed = replace(verdicts[0], seen=Seen("r", {"segmentation.nii.gz": "1" * 64}))
 
-    assert cells([*verdicts[1:], other])["alpha"][1] == 1
+    assert cells([*verdicts[1:], changed])["alpha"][1] == 1
     assert cells(verdicts)["alpha"][1] == 2
 
 
 def test_only_independent_verdicts_are_compared() -> None:
-    verdicts = [given(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
-    verdicts += [given(c, "r2", "reject" if c in "ac" else "accept", 2) for c in "abcd"]
+    verdicts = [judged(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
+    verdicts += [judged(c, "r2", "reject" if c in "ac" else "accept", 2) for c in "abcd"]
     expected = cells(verdicts)
 
-    agreed = [given(c, "r2", "accept", 3, independent=False) for c in "abcd"]
+    agreed = [judged(c, "r2", "accept", 3, independent=False) for c in "abcd"]
 
     assert cells([*verdicts, *agreed]) == expected
     assert expected["kappa r1 r2"] == (0, 4)
@@ -121,7 +121,7 @@ def test_only_independent_verdicts_are_compared() -> None:
 
 
 def test_two_readings_of_a_reviewer_are_compared() -> None:
-    verdicts = [given(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
-    verdicts += [given(c, "r1", "accept" if c < "d" else "reject", 2, reading=2) for c in "bcd"]
+    verdicts = [judged(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
+    verdicts += [judged(c, "r1", "accept" if c < "d" else "reject", 2, reading=2) for c in "bcd"]
 
     assert cells(verdicts) == {"kappa r1 r1": (pytest.approx(0.4), 3)}

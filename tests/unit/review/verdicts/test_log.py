@@ -46,9 +46,9 @@ def file_of(out: Path) -> Path:
 
 
 def test_verdicts_come_back_as_they_were(log: VerdictLog) -> None:
-    given = Verdict("a", "r1", SEEN, "edit", {"m/liver": "reject"}, ("leak",), 12.5)
+    judged = Verdict("a", "r1", SEEN, "edit", {"m/liver": "reject"}, ("leak",), 12.5)
 
-    kept = log.append(given)
+    kept = log.append(judged)
 
     assert read_verdicts(log.out) == [kept]
     assert (kept.number, kept.decision, kept.structures) == (1, "edit", {"m/liver": "reject"})
@@ -59,13 +59,13 @@ def test_the_last_verdict_counts_and_undo_restores_the_one_before(log: VerdictLo
     log.append(verdict(decision="accept"))
     log.append(verdict(decision="reject"))
     log.append(verdict(reviewer="r2"))
-    assert log.current()["a"]["r1"].decision == "reject"
+    assert log.stack.current()["a"]["r1"].decision == "reject"
 
     log.undo("r1", "a")
 
-    assert log.current()["a"]["r1"].decision == "accept"
+    assert log.stack.current()["a"]["r1"].decision == "accept"
     log.undo("r1", "a")
-    assert set(log.current()["a"]) == {"r2"}
+    assert set(log.stack.current()["a"]) == {"r2"}
     assert log.undo("r1", "a") is None
     assert log.count == len(read_verdicts(log.out)) == 5
 
@@ -310,8 +310,8 @@ print(answered > 10, answered == len(read_verdicts(out)) == VerdictLog(out).coun
 
 def test_a_full_file_system_keeps_what_was_answered(tmp_path: Path) -> None:
     script = f'mount -t tmpfs -o size=64k none "$1"; {sys.executable} -c \'{FILLER}\' "$1"'
-    said = on_small_disk(script, [tmp_path / "disk"])
-    assert said.split() == ["DISK_FULL", "True", "True"]
+    output = on_small_disk(script, [tmp_path / "disk"])
+    assert output.split() == ["DISK_FULL", "True", "True"]
 
 
 WRITER = """
@@ -346,15 +346,15 @@ def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
                 child.kill()
             rest = child.stdout.read()
         answered += [
-            (int(number), case, who)
+            (int(number), case, reader)
             for line in rest.splitlines()
             if line.count(" ") == 2
-            for number, case, who in [line.split()]
+            for number, case, reader in [line.split()]
         ]
         kept = read_verdicts(tmp_path)
         assert [each.number for each in kept] == list(range(1, len(kept) + 1))
     by_number = {each.number: (each.case, each.reviewer) for each in read_verdicts(tmp_path)}
     assert len(answered) > 100
-    assert all(by_number[number] == (case, who) for number, case, who in answered)
+    assert all(by_number[number] == (case, reader) for number, case, reader in answered)
     last = json.loads(file_of(tmp_path).read_bytes().splitlines()[-1])
     assert last["number"] >= max(number for number, _, _ in answered)

@@ -1,4 +1,4 @@
-"""Who reads which case: evenly, the same each time, blind until all have decided."""
+"""Readers of cases: evenly, the same each time, blind until all have decided."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def verdict(case: str, reviewer: str, decision: str, number: int = 1) -> Verdict
 
 def test_without_double_reading_all_read_all() -> None:
     readers = Readers(("r1", "r2"))
-    given = {"r1": verdict("case1", "r1", "accept")}
+    judged = {"r1": verdict("case1", "r1", "accept")}
 
     assert readers.cases_of("r2", CASES, {}) == CASES
-    assert readers.visible("case1", "r2", given, SEEN) == given
+    assert readers.visible("case1", "r2", judged, SEEN) == judged
 
 
 def test_cases_are_shared_evenly_and_a_fifth_twice() -> None:
@@ -60,7 +60,7 @@ def test_a_larger_share_keeps_the_double_cases() -> None:
 def test_verdicts_about_a_replaced_result_leave_readers_blind() -> None:
     case = next(case for case in CASES if THREE.is_double(case))
     first, second = THREE.assigned(case, {})
-    both = {who: verdict(case, who, "accept") for who in (first, second)}
+    both = {reader: verdict(case, reader, "accept") for reader in (first, second)}
     new = Seen("another", {})
     again = {**both, first: replace(both[first], seen=new)}
 
@@ -72,7 +72,7 @@ def test_a_third_reader_comes_when_two_differ() -> None:
     case = next(case for case in CASES if THREE.is_double(case))
     first, second = THREE.assigned(case, {})
     third = ({"r1", "r2", "r3"} - {first, second}).pop()
-    agreed = {who: verdict(case, who, "accept") for who in (first, second)}
+    agreed = {reader: verdict(case, reader, "accept") for reader in (first, second)}
     differing = {**agreed, second: verdict(case, second, "reject")}
 
     assert THREE.assigned(case, agreed) == (first, second)
@@ -87,11 +87,11 @@ def test_a_third_reader_comes_when_two_differ() -> None:
 def test_readers_are_blind_until_both_have_decided() -> None:
     case = next(case for case in CASES if THREE.is_double(case))
     first, second = THREE.assigned(case, {})
-    one = {first: verdict(case, first, "accept")}
+    first_only = {first: verdict(case, first, "accept")}
 
-    assert THREE.visible(case, second, one, SEEN) == {}
-    assert THREE.visible(case, first, one, SEEN) == one
-    both = {**one, second: verdict(case, second, "accept")}
+    assert THREE.visible(case, second, first_only, SEEN) == {}
+    assert THREE.visible(case, first, first_only, SEEN) == first_only
+    both = {**first_only, second: verdict(case, second, "accept")}
     assert THREE.visible(case, second, both, SEEN) == both
 
 
@@ -123,6 +123,6 @@ def test_a_removed_reviewer_stays_reader_of_what_was_decided() -> None:
     for case in map(str, range(100)):
         readers = before.assigned(case, {})
         assert after.assigned(case, decided if "r2" in readers else {}) == readers
-        left = after.assigned(case, {})
-        assert len(left) == len(readers)
-        assert set(readers) - {"r2"} <= set(left) <= {"r1", "r3"}
+        remaining = after.assigned(case, {})
+        assert len(remaining) == len(readers)
+        assert set(readers) - {"r2"} <= set(remaining) <= {"r1", "r3"}

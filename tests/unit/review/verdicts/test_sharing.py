@@ -1,4 +1,4 @@
-"""Who reads which case stays when the server is started again."""
+"""Readers of cases stay when the server is started again."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.results.verify import verify
-from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.report.page import write_report
 from scanloom.review.revisions import latest_result, read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
@@ -64,12 +64,12 @@ def revise(out: Path, key: Path, case: str) -> None:
 
 
 def test_a_row_for_each_decision_that_counts(log: VerdictLog) -> None:
-    one, two = cases(log.out)
-    give(log, one, "r1", "reject")
-    give(log, one, "r1", "edit", structures={"m/liver": "reject"}, tags=("leak", "cut-off"))
-    give(log, one, "r2", "accept", independent=False)
-    give(log, two, "r2", "accept", seconds=12.5)
-    give(log, two, "r2", "edit", reading=2)
+    first, second = cases(log.out)
+    give(log, first, "r1", "reject")
+    give(log, first, "r1", "edit", structures={"m/liver": "reject"}, tags=("leak", "cut-off"))
+    give(log, first, "r2", "accept", independent=False)
+    give(log, second, "r2", "accept", seconds=12.5)
+    give(log, second, "r2", "edit", reading=2)
 
     write_review_tables(log.out)
 
@@ -77,11 +77,11 @@ def test_a_row_for_each_decision_that_counts(log: VerdictLog) -> None:
     assert tuple(table.columns) == COLUMNS
     keys = ["case", "reviewer", "reading", "subject", "decision"]
     assert table[keys].values.tolist() == [
-        [one, "r1", 1, "case", "edit"],
-        [one, "r1", 1, "m/liver", "reject"],
-        [one, "r2", 1, "case", "accept"],
-        [two, "r2", 1, "case", "accept"],
-        [two, "r2", 2, "case", "edit"],
+        [first, "r1", 1, "case", "edit"],
+        [first, "r1", 1, "m/liver", "reject"],
+        [first, "r2", 1, "case", "accept"],
+        [second, "r2", 1, "case", "accept"],
+        [second, "r2", 2, "case", "edit"],
     ]
     assert table["tags"][0] == "leak cut-off"
     assert table["seconds"][3] == 12.5
@@ -125,27 +125,27 @@ def test_agreement_of_reviewers_is_written(log: VerdictLog) -> None:
 
 
 def test_states_of_cases(log: VerdictLog, published: Path) -> None:
-    one, two = cases(log.out)
-    give(log, one, "r1", "accept")
-    assert review_states(log.out) == {one: "accept"}
-    give(log, one, "r2", "reject")
-    give(log, two, "r1", "reject")
-    assert review_states(log.out) == {one: "disagreed", two: "reject"}
-    give(log, one, "r3", "reject")
-    assert review_states(log.out)[one] == "reject"
+    first, second = cases(log.out)
+    give(log, first, "r1", "accept")
+    assert review_states(log.out) == {first: "accept"}
+    give(log, first, "r2", "reject")
+    give(log, second, "r1", "reject")
+    assert review_states(log.out) == {first: "disagreed", second: "reject"}
+    give(log, first, "r3", "reject")
+    assert review_states(log.out)[first] == "reject"
 
-    revise(log.out, published / "key", one)
+    revise(log.out, published / "key", first)
     write_review_tables(log.out)
 
-    assert review_states(log.out) == {one: "stale", two: "reject"}
+    assert review_states(log.out) == {first: "stale", second: "reject"}
     table = pd.read_parquet(log.out / "review" / "review.parquet")
-    assert table.groupby("case")["current"].all().to_dict() == {one: False, two: True}
+    assert table.groupby("case")["current"].all().to_dict() == {first: False, second: True}
 
 
 def test_verdicts_are_in_the_report_and_its_filter(log: VerdictLog) -> None:
-    one, two = cases(log.out)
+    first, second = cases(log.out)
     without = write_report(log.out).read_text()
-    give(log, one, "r1", "edit")
+    give(log, first, "r1", "edit")
 
     page = write_report(log.out).read_text()
 
@@ -154,13 +154,13 @@ def test_verdicts_are_in_the_report_and_its_filter(log: VerdictLog) -> None:
     assert options == ["needs edit", "not reviewed"]
     data = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     rows = {row["id"]: row["verdict"] for row in json.loads(data)["cases"]}
-    assert rows == {one: "needs edit", two: "not reviewed"}
+    assert rows == {first: "needs edit", second: "not reviewed"}
 
 
 def test_totals_are_in_the_status(log: VerdictLog) -> None:
-    one, two = cases(log.out)
-    give(log, one, "r1", "accept")
-    give(log, two, "r1", "edit")
+    first, second = cases(log.out)
+    give(log, first, "r1", "accept")
+    give(log, second, "r1", "edit")
 
     assert "Reviewed: 1 accepted, 1 needs edit." in scanloom("status", log.out).out
     assert scanloom("status", log.out, "--json").document["reviewed"] == {"accept": 1, "edit": 1}
@@ -173,26 +173,26 @@ def test_a_damaged_log_is_told_and_nothing_else_fails(log: VerdictLog) -> None:
 
     reported, checked = scanloom("report", log.out), scanloom("verify", log.out)
 
-    told = "review/verdicts.jsonl: line 1 was changed"
-    assert (reported.code, told in reported.err) == (1, True)
-    assert told in scanloom("status", log.out).err
+    message = "review/verdicts.jsonl: line 1 was changed"
+    assert (reported.code, message in reported.err) == (1, True)
+    assert message in scanloom("status", log.out).err
     assert (checked.code, "line 1 was changed" in checked.out + checked.err) == (1, True)
-    with pytest.raises(ScanError, match=told):
+    with pytest.raises(ScanError, match=message):
         write_review_tables(log.out)
 
 
 def test_a_flipped_byte_of_a_revision_is_named(out: Path, published: Path) -> None:
-    one = cases(out)[0]
-    revise(out, published / "key", one)
+    first = cases(out)[0]
+    revise(out, published / "key", first)
     assert [each for each in verify(out) if "review" in each.file] == []
-    revision = out / "review" / "revisions" / one / "1"
+    revision = out / "review" / "revisions" / first / "1"
     for file in sorted(revision.iterdir()):
         if file.name in ("SHA256SUMS", "timing.json"):  # no checksum, as in a case
             continue
         whole = file.read_bytes()
         file.write_bytes(whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:])
         named = {each.file for each in verify(out) if "review" in each.file}
-        assert named == {f"review/revisions/{one}/1/{file.name}"}
+        assert named == {f"review/revisions/{first}/1/{file.name}"}
         file.write_bytes(whole)
 
 
@@ -206,10 +206,10 @@ def test_nothing_in_review_names_a_person_or_a_path(log: VerdictLog, published: 
     written = [path for path in (log.out / "review").rglob("*") if path.is_file()]
     page = write_report(log.out)
 
-    words = [CANARY.encode(), str(published).encode(), str(log.out).encode()]
+    secrets = [CANARY.encode(), str(published).encode(), str(log.out).encode()]
     assert len(written) > 10
     for path in [*written, page]:
-        assert not any(word in path.read_bytes() for word in words), path
-        assert not any(word.decode() in str(path.relative_to(log.out)) for word in words[:1])
+        assert not any(secret in path.read_bytes() for secret in secrets), path
+        assert not any(secret.decode() in str(path.relative_to(log.out)) for secret in secrets[:1])
     assert any(CANARY.encode() in path.read_bytes() for path in private)
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)

@@ -1,4 +1,4 @@
-"""Siemens mosaics: single-frame files whose one plane holds a whole volume as tiles."""
+"""Siemens mosaics and UIH grids: files whose one plane holds a whole volume as tiles."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def _from_protocol(
     csa_tags = csa_header["tags"]
     protocol = next(csa_tags[name] for name in _PROTOCOL_NAMES if name in csa_tags)
     centres = planned_slice_centres(str(protocol["items"][0]), _MAX_TILES)
-    if _COUNT in dataset and dataset[_COUNT].value not in (len(centres), _raw_us(len(centres))):
+    # Without a known VR the value is bytes: US, little endian
+    counts = len(centres), struct.pack("<H", len(centres))
+    if _COUNT in dataset and dataset[_COUNT].value not in counts:
         raise ValueError("the protocol has a different number of slices")
     row_spacing, column_spacing = header.spacing or (0.0, 0.0)
     centre = np.array(header.position) + row * column_spacing * header.columns / 2
@@ -150,11 +152,6 @@ def _csa_header(dataset: Dataset, kind: Literal["image", "series"]) -> Any:
     return None
 
 
-def _raw_us(count: int) -> bytes:
-    """Return the raw bytes of a count whose VR is unknown (US, little endian)."""
-    return struct.pack("<H", count)
-
-
 def _parse_numbers(items: Sequence[Any], count: int) -> list[float]:
     values = [float(item) for item in items if item != ""]
     if len(values) != count:
@@ -173,7 +170,8 @@ def _slice_spacing(header: Header) -> float:
     return distance
 
 
-Numbers = NDArray[np.float64]
+# --- Siemens' protocol ----------------------------------------------------------------------------
+# Planned slice positions from Siemens' protocol, a text in the series header (CSA).
 
 _PROTOCOL = re.compile(r"### ASCCONV BEGIN.*?###(.*?)### ASCCONV END ###", re.DOTALL)
 _SLICE_COUNT = re.compile(r"^\s*sSliceArray\.lSize\s*=\s*(0x[0-9a-fA-F]+|\d+)\s*$", re.MULTILINE)
@@ -190,7 +188,7 @@ _MAX_TILE_SHIFT = 0.25
 """Distance of the first tile from an end of the plan, in steps from slice to slice."""
 
 
-def planned_slice_centres(protocol: str, max_count: int) -> Numbers:
+def planned_slice_centres(protocol: str, max_count: int) -> _Floats:
     """Return the centre of each slice in the order of the plan.
 
     A coordinate of 0 is left out of the text.
@@ -225,7 +223,7 @@ def planned_slice_centres(protocol: str, max_count: int) -> Numbers:
     return centres
 
 
-def tile_direction(centres: Numbers, first: Numbers, distance: float) -> Numbers:
+def tile_direction(centres: _Floats, first: _Floats, distance: float) -> _Floats:
     """Return the unit vector from tile to tile.
 
     Its sign depends on the end of the plan at which the first tile lies.
@@ -254,7 +252,7 @@ def tile_direction(centres: Numbers, first: Numbers, distance: float) -> Numbers
     if not np.isfinite(first).all():
         raise ValueError("the position of the first tile is not finite")
     steps_from_start = float((first - centres[0]) @ step) / length**2
-    direction: Numbers = step / length
+    direction: _Floats = step / length
     if abs(steps_from_start) < _MAX_TILE_SHIFT:
         return direction
     if abs(steps_from_start - (count - 1)) < _MAX_TILE_SHIFT:
@@ -266,6 +264,12 @@ _UIH_GROUP, _UIH_COUNT, _UIH_FRAMES = 0x0065, 0x50, 0x51
 _UIH_CREATOR = "Image Private Header"
 _UIH_DEFAULT_BLOCK = 0x10
 _POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
+# --- grids of United Imaging ----------------------------------------------------------------------
+# UIH's VFRAME grids: single-frame files whose one plane holds a whole volume as tiles.
+#
+# A private attribute holds the number of tiles, and a private sequence next to it has one item per
+# tile with its position (rordenlab/dcm2niix issue 225).
+
 _COSINE_TOLERANCE = 1e-4
 
 
@@ -292,9 +296,11 @@ def uih_grid_slices(header: Header) -> list[Slice]:
     except (OSError, *PARSE_ERRORS) as exc:
         detail = f"the private attributes of a grid can't be parsed ({type(exc).__name__})"
         raise ScanError(Reason.MOSAIC, detail) from exc
+    orientation = header.orientation or cosines[0] or None
     if any(
-        tile_cosines and _differ(tile_cosines, header.orientation or cosines[0])
-        for tile_cosines in cosines
+        abs(a - b) > _COSINE_TOLERANCE
+        for tile_cosines in filter(None, cosines)
+        for a, b in zip(tile_cosines, orientation or (), strict=True)
     ):
         raise ScanError(Reason.SLICE_ORIENTATION, "tiles of a grid differ in orientation")
     count = len(positions)
@@ -307,7 +313,7 @@ def uih_grid_slices(header: Header) -> list[Slice]:
         replace(
             template,
             position=position,
-            orientation=header.orientation or cosines[0] or None,
+            orientation=orientation,
             tile=Tile(n // across * rows, n % across * columns, rows, columns),
             shared=None,
         )
@@ -320,17 +326,15 @@ def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tupl
 
     The cosines of a tile may be empty. A missing position or a contradictory count is a ValueError.
     """
-    block = next(
-        (
-            element
-            for element in range(_UIH_DEFAULT_BLOCK, 0x100)
-            if _raw_text(dataset, element) == _UIH_CREATOR
-        ),
-        _UIH_DEFAULT_BLOCK,
+    creators = (
+        block
+        for block in range(_UIH_DEFAULT_BLOCK, 0x100)
+        if (_UIH_GROUP, block) in dataset
+        and _text(dataset[_UIH_GROUP, block].value) == _UIH_CREATOR
     )
-    count, items = (_element(dataset, block << 8 | n) for n in (_UIH_COUNT, _UIH_FRAMES))
-    number = parse_decimal(_text(count))
-    frames = _items(items)
+    block = next(creators, _UIH_DEFAULT_BLOCK) << 8
+    number = parse_decimal(_text(dataset[_UIH_GROUP, block | _UIH_COUNT].value))
+    frames = _items(dataset[_UIH_GROUP, block | _UIH_FRAMES].value)
     if not number.is_integer() or not 1 <= number <= _MAX_TILES or number != len(frames):
         raise ValueError("unexpected number of tiles")
     positions = [_finite_numbers(frame, _POSITION, 3) for frame in frames]
@@ -338,16 +342,6 @@ def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tupl
     if () in positions:
         raise ValueError("a tile without a position")
     return positions, cosines
-
-
-def _element(dataset: Dataset, element: int) -> object:
-    return dataset[_UIH_GROUP, element].value
-
-
-def _raw_text(dataset: Dataset, element: int) -> str:
-    if (_UIH_GROUP, element) not in dataset:
-        return ""
-    return _text(dataset[_UIH_GROUP, element].value)
 
 
 def _text(value: object) -> str:
@@ -376,7 +370,3 @@ def _finite_numbers(frame: Dataset, tag: int, count: int) -> tuple[float, ...]:
     if len(values) != count or not all(map(math.isfinite, values)):
         raise ValueError("unexpected number of values")
     return values
-
-
-def _differ(first: Sequence[float], second: Sequence[float]) -> bool:
-    return any(abs(a - b) > _COSINE_TOLERANCE for a, b in zip(first, second, strict=True))

@@ -394,6 +394,9 @@ def _number(attributes: _TagValues, tag: int) -> float | None:
     return numbers[0] if numbers else None
 
 
+# --- frame vectors --------------------------------------------------------------------------------
+# Multi-frame objects without functional groups: nuclear medicine, with frame index vectors.
+
 _DETECTORS, _SLICES, _BETWEEN = (
     tags.DETECTOR_INFORMATION_SEQUENCE,
     tags.SLICE_VECTOR,

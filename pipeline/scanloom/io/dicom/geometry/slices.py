@@ -244,6 +244,9 @@ def doubles_as_text(raw: bytes, *, little: bool) -> str:
     return "\\".join(f"{n:.9g}" for n in numbers)
 
 
+# --- agreement of slices --------------------------------------------------------------------------
+# Compare slices by `SLICE_ATTRIBUTES`: whether they agree on the meaning of their values.
+
 _MEANING, _RECORDED = attributes_with(Rule.MEANING), attributes_with(Rule.RECORDED)
 
 

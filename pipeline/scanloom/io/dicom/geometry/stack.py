@@ -112,6 +112,9 @@ def stack_slices(
     ScanError
         With a reason code for each way in which slices fail to form a regular, complete stack.
     """
+    # Size and orientation first, since positions along a normal need one normal. Positions next: a
+    # missing slice or a changed spacing is the cause that a user can repair, and attributes often
+    # differ because of it. The affine last: it is rounded only if the stack is regular
     _check_consistent(slices)
     row, column, rounded = direction_cosines(slices)
     normal = np.cross(row, column)
@@ -426,6 +429,9 @@ def duplicate_position_error(stack: Stack) -> ScanError:
     )
 
 
+# --- tilt and spacing of the header ---------------------------------------------------------------
+# Compare tilt and spacing in a header with the positions of slices.
+
 MAX_TILT_DIFFERENCE_DEG = 1.0
 """Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
 MAX_SPACING_DIFFERENCE = 0.02
@@ -467,6 +473,10 @@ def _finite_number(header: Header, tag: int) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) else None
+
+
+# --- missing slices -------------------------------------------------------------------------------
+# Interpolate missing slices of a stack from their neighbours.
 
 
 def fill_gaps(

@@ -52,19 +52,24 @@ class PixelFormat:
         return self.representation == 1
 
 
-@dataclass(frozen=True, eq=False)
 class Header:
-    """Attributes of one DICOM file that geometry, values and grouping depend on.
+    """Attributes of one DICOM file that geometry, values and grouping depend on; never changed.
 
     They are converted straight from the bytes: pydicom's own conversion warns with text of the
-    header, which may name a patient.
+    header, which may name a patient. Files of a series share the objects of most of them: the
+    `__init__` of a dataclass with so many fields would take a tenth of the time of reading a file.
 
     Parameters
     ----------
-    path_string : str
-        Path of the file; `path` is the same as a Path.
+    path : Path or str
+        Path of the file.
     elements : Elements
         The unconverted attributes. They may identify the patient.
+
+    Attributes
+    ----------
+    path_string : str
+        Path of the file; `path` is the same as a Path.
     syntax : str
         Transfer syntax UID.
     pixels : PixelDataLocation or None
@@ -122,6 +127,15 @@ class Header:
     phase: tuple[bytes, ...]
     sop_instance: str
     shared: SharedElements
+
+    def __init__(self, path: Path | str, elements: Elements) -> None:
+        own = elements.own
+        vars(self).update(_shared_fields(elements.common))
+        self.path_string, self.elements, self.shared = str(path), elements, elements.common
+        self.pixels, self.lookup_table = elements.pixels, elements.lookup_table
+        self.position = _floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3)
+        self.phase = tuple(map(own.get, _PHASE_TAGS, _EMPTY))
+        self.sop_instance = elements.text(tags.SOP_INSTANCE_UID)
 
     @cached_property
     def path(self) -> Path:
@@ -194,7 +208,7 @@ def _read_header_or_error(path: Path) -> Header | ScanError | None:
 def _read_header(path: Path) -> Header | None:
     try:
         elements = read_elements(path)
-        return None if elements is None else header_from_elements(path, elements)
+        return None if elements is None else Header(path, elements)
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
@@ -229,22 +243,6 @@ def is_dicom(start: bytes) -> bool:
     (long,) = struct.unpack("<I", start[4:8])
     explicit = vr.isalpha() and vr.isupper() and short <= 256
     return group in (2, 8) and element <= 0x20 and (explicit or long <= 256)
-
-
-def header_from_elements(path: Path | str, elements: Elements) -> Header:
-    """Build the header of a file from its elements."""
-    own = elements.own
-    return Header(
-        **_shared_fields(elements.common),
-        shared=elements.common,
-        path_string=str(path),
-        elements=elements,
-        pixels=elements.pixels,
-        position=_floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3),
-        lookup_table=elements.lookup_table,
-        phase=tuple(map(own.get, _PHASE_TAGS, _EMPTY)),
-        sop_instance=elements.text(tags.SOP_INSTANCE_UID),
-    )
 
 
 @lru_cache(1024)

@@ -175,10 +175,16 @@ class UnusualHeaderError(Exception):
     """The header has something unusual that is left to pydicom."""
 
 
-def explicit_end(
-    order: ByteOrder, data: bytes, offset: int, depth: int = MAX_SEQUENCE_DEPTH
+def _sequence_end(
+    order: ByteOrder,
+    data: bytes,
+    offset: int,
+    *,
+    explicit: bool,
+    owner: int,
+    depth: int = MAX_SEQUENCE_DEPTH,
 ) -> int:
-    """Return the end of an explicit VR sequence, its delimiter included (PS3.5 7.5).
+    """Return the end of a sequence of undefined length, its delimiter included (PS3.5 7.5).
 
     Parameters
     ----------
@@ -188,6 +194,10 @@ def explicit_end(
         The file, or its start.
     offset : int
         Start of the first item.
+    explicit : bool
+        Whether elements have a VR.
+    owner : int
+        Tag of the sequence as read, to look up its VR if elements have none.
     depth : int
         Levels of nesting that are still allowed.
 
@@ -198,8 +208,9 @@ def explicit_end(
     struct.error
         If `data` ends too early.
     """
-    if not depth:
+    if not depth or not (explicit or _may_be_sequence(order, data, owner, offset)):
         raise UnusualHeaderError
+    vr = order.sequence_vr
     while True:
         tag, length = order.unpack_implicit(data, offset)
         offset += 8
@@ -208,72 +219,33 @@ def explicit_end(
         if tag != order.item:
             raise UnusualHeaderError
         end = None if length == UNDEFINED_LENGTH else offset + length
-        offset = _explicit_item(order, data, offset, end, depth - 1)
-
-
-def _explicit_item(order: ByteOrder, data: bytes, offset: int, end: int | None, depth: int) -> int:
-    while offset != end:
-        tag, vr, length = order.unpack_explicit(data, offset)
-        if end is None and tag == order.item_end and order.unpack_implicit(data, offset)[1] == 0:
-            return offset + 8
-        if tag & order.group_mask == order.item_group:
-            raise UnusualHeaderError
-        if vr in order.short_vrs:
+        while offset != end:
+            if explicit:
+                tag, vr, length = order.unpack_explicit(data, offset)
+            else:
+                tag, length = order.unpack_implicit(data, offset)
+            if tag & order.group_mask == order.item_group:
+                delimiter = (order.item_end, 0)
+                if end is None and order.unpack_implicit(data, offset) == delimiter:
+                    offset += 8
+                    break
+                raise UnusualHeaderError
             offset += 8
-        elif vr in order.long_vrs:
-            (length,) = order.unpack_length(data, offset + 8)
-            offset += 12
-        else:
-            raise UnusualHeaderError
-        if length != UNDEFINED_LENGTH:
-            offset += length
-        elif vr == order.sequence_vr:
-            offset = explicit_end(order, data, offset, depth)
-        else:
-            raise UnusualHeaderError
-        if end is not None and offset > end:
-            raise UnusualHeaderError
-    return offset
-
-
-def implicit_end(
-    order: ByteOrder, data: bytes, owner: int, offset: int, depth: int = MAX_SEQUENCE_DEPTH
-) -> int:
-    """Return the end of an implicit VR sequence, like `explicit_end`.
-
-    Parameters
-    ----------
-    owner : int
-        Tag of the sequence as read, to look up its VR.
-    """
-    if not depth or not _may_be_sequence(order, data, owner, offset):
-        raise UnusualHeaderError
-    while True:
-        tag, length = order.unpack_implicit(data, offset)
-        offset += 8
-        if tag == order.sequence_end and length == 0:
-            return offset
-        if tag != order.item:
-            raise UnusualHeaderError
-        end = None if length == UNDEFINED_LENGTH else offset + length
-        offset = _implicit_item(order, data, offset, end, depth - 1)
-
-
-def _implicit_item(order: ByteOrder, data: bytes, offset: int, end: int | None, depth: int) -> int:
-    while offset != end:
-        tag, length = order.unpack_implicit(data, offset)
-        offset += 8
-        if end is None and tag == order.item_end and length == 0:
-            return offset
-        if tag & order.group_mask == order.item_group:
-            raise UnusualHeaderError
-        if length == UNDEFINED_LENGTH:
-            offset = implicit_end(order, data, tag, offset, depth)
-        else:
-            offset += length
-        if end is not None and offset > end:
-            raise UnusualHeaderError
-    return offset
+            if explicit and vr not in order.short_vrs:
+                if vr not in order.long_vrs:
+                    raise UnusualHeaderError
+                (length,) = order.unpack_length(data, offset)
+                offset += 4
+            if length != UNDEFINED_LENGTH:
+                offset += length
+            elif vr == order.sequence_vr:
+                offset = _sequence_end(
+                    order, data, offset, explicit=explicit, owner=tag, depth=depth - 1
+                )
+            else:
+                raise UnusualHeaderError
+            if end is not None and offset > end:
+                raise UnusualHeaderError
 
 
 def _may_be_sequence(order: ByteOrder, data: bytes, owner: int, offset: int) -> bool:
@@ -480,10 +452,7 @@ def _walk(
             # pydicom decides about sequences that are kept, and about values without a length
             if kept or vr != order.sequence_vr:
                 raise UnusualHeaderError
-            if explicit:
-                offset = explicit_end(order, data, start)
-            else:
-                offset = implicit_end(order, data, tag, start)
+            offset = _sequence_end(order, data, start, explicit=explicit, owner=tag)
             continue
         offset = start + length
         if kept == MISPLACED:

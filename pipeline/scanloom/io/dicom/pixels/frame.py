@@ -1,4 +1,4 @@
-"""`FrameRef`: reference to one frame of a file, with just the fields that decoding needs."""
+"""Frames of a file: references that decoding needs, and their bytes, native or encapsulated."""
 
 from __future__ import annotations
 
@@ -165,6 +165,9 @@ def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
     return np.dtype(f"<{'i' if pixel_format.signed else 'u'}{itemsize}")
 
 
+# --- native pixel data ----------------------------------------------------------------------------
+# Read native pixel data: whole bytes or packed bits, of either byte order (PS3.5 8.1.1, 8.2).
+
 _BLOCK = 1 << 17
 """Packed samples that are unpacked at a time (one byte a bit); bytes that are checked at a time."""
 
@@ -266,6 +269,9 @@ def _has_swapped_bytes(frame: FrameRef, source: ByteSource) -> bool:
 def _truncated_error() -> ScanError:
     return ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
 
+
+# --- encapsulated pixel data ----------------------------------------------------------------------
+# Locate the frames of encapsulated pixel data (DICOM PS3.5 A.4).
 
 MAX_OVERHEAD_BYTES = 1 << 20
 """Bytes by which a compressed frame may exceed twice the size of its samples."""
@@ -387,6 +393,11 @@ def _has_second_image(source: ByteSource, fragments: Sequence[Fragment]) -> bool
     return False
 
 
+# --- sizes in compressed frames -------------------------------------------------------------------
+# Check the size in a compressed frame against its header, before a decoder trusts it.
+#
+# A damaged size makes decoders allocate gigabytes or loop for hours.
+
 _J2K_START = b"\xff\x4f\xff\x51"  # SOC, and SIZ which must follow (ISO 15444-1 A.5.1)
 _SIZ_STRUCT = struct.Struct(">2x2x8IH")
 _SOF_STRUCT = struct.Struct(">xHHB")
@@ -441,6 +452,9 @@ def _jpeg_contradicts(frame: bytes, rows: int, columns: int) -> bool:
         else:
             position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
 
+
+# --- sources of bytes -----------------------------------------------------------------------------
+# Byte sources for pixel data: the file itself, or its inflated bytes in memory up to a limit.
 
 _MAX_HEADER_BYTES = 1 << 26
 """Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""

@@ -1,8 +1,9 @@
-"""Grids of every size and turn: what is written is published, and lies there for all readers."""
+"""Grids of every size and turn: a written result is published, and lies there for all readers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from support import case_folders
 from support.write_dicom import write_series
 
 FLOAT32 = 1e-3
-"""mm by which float32 may move a corner of the largest grid here, beside what a qform may."""
+"""mm by which float32 may move a corner of the largest grid here, in addition to a qform's."""
 
 
 @st.composite
@@ -67,7 +68,7 @@ def check(grid: Grid, source: Source, scan: np.ndarray, path: Path) -> nib.Nifti
     return header
 
 
-def of_dicom(grid: Grid, one: Slice) -> tuple[Grid, np.ndarray]:
+def of_dicom(grid: Grid, slice_: Slice) -> tuple[Grid, np.ndarray]:
     """Return the grid of a stack as it is read, and the scan's affine by PS3.3 C.7.6.2.1.1.
 
     `one` is a slice of a file, to be put where the slices are: its numbers, as decimal strings
@@ -78,11 +79,15 @@ def of_dicom(grid: Grid, one: Slice) -> tuple[Grid, np.ndarray]:
     step = axes[:, 2] * grid.spacing[2]
     if np.cross(axes[:, 0], axes[:, 1]) @ step < 0:
         step = -step  # slices ascend along row x column
-    orientation, spacing = said(axes[:, :2].T.ravel()), said((grid.spacing[1], grid.spacing[0]))
-    places = [said(grid.affine[:3, 3] * case_folders.LPS + k * step) for k in range(count)]
-    header = replace(one.header, rows=rows, columns=columns)
-    one = replace(one, header=header, orientation=orientation, spacing=spacing)
-    stack = stack_slices([replace(one, position=place) for place in places])
+    orientation, spacing = (
+        as_written(axes[:, :2].T.ravel()),
+        as_written((grid.spacing[1], grid.spacing[0])),
+    )
+    places = [as_written(grid.affine[:3, 3] * case_folders.LPS + k * step) for k in range(count)]
+    header = copy(slice_.header)
+    header.rows, header.columns = rows, columns
+    slice_ = replace(slice_, header=header, orientation=orientation, spacing=spacing)
+    stack = stack_slices([replace(slice_, position=position) for position in places])
     scan = np.eye(4)
     scan[:3, 0] = np.array(orientation[:3]) * spacing[1]
     scan[:3, 1] = np.array(orientation[3:]) * spacing[0]
@@ -94,7 +99,7 @@ def of_dicom(grid: Grid, one: Slice) -> tuple[Grid, np.ndarray]:
     ) @ scan
 
 
-def said(numbers: Iterable[float]) -> tuple[float, ...]:
+def as_written(numbers: Iterable[float]) -> tuple[float, ...]:
     return tuple(float(format_number_as_ds(float(v))) for v in numbers)
 
 
@@ -104,7 +109,7 @@ def a_slice(folder: Path) -> Slice:
 
 
 def of_nifti(grid: Grid, forms: str, path: Path) -> tuple[Grid, NiftiSource]:
-    """Return what is read of a NIfTI with these forms, as nibabel writes them."""
+    """Return the grid that is read from a NIfTI with these forms, as nibabel writes them."""
     header = case_folders.header_with(grid.shape)
     header.set_zooms(grid.spacing)
     if forms != "qform":
@@ -131,7 +136,7 @@ def place_of_dicom(grid: Grid, folder: Path) -> None:
 
 
 def place_of_nifti(forms: str) -> Callable[[Grid, Path], None]:
-    def place(grid: Grid, folder: Path) -> None:
+    def write_nifti_and_compare(grid: Grid, folder: Path) -> None:
         assume(not (grid.sheared and forms == "qform"))
         read, source = of_nifti(grid, forms, folder / "x.nii")
         scan = source.sform if source.sform is not None else read.affine
@@ -141,7 +146,7 @@ def place_of_nifti(forms: str) -> Callable[[Grid, Path], None]:
             assert header[name] == theirs[name]
         assert header["pixdim"][0] == theirs["pixdim"][0]
 
-    return place
+    return write_nifti_and_compare
 
 
 def test_axes_that_itk_would_refuse_are_straightened(tmp_path: Path) -> None:

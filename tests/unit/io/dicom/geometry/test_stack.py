@@ -80,7 +80,7 @@ def test_slices_and_headers_ascend_along_row_cross_column(tmp_path):
 
     scan = read_scan(find_series(tmp_path)[0])
 
-    positions = np.array([one.position for one in scan.source.slices], dtype=float)
+    positions = np.array([slice_.position for slice_ in scan.source.slices], dtype=float)
     np.testing.assert_allclose(np.diff(positions @ geometry.normal), geometry.step, atol=1e-6)
     assert "PixelData" not in scan.source.first
 
@@ -125,11 +125,11 @@ def test_values_are_slope_times_stored_plus_intercept(tmp_path, name):
 
     array = scanloom.load_volume(tmp_path).array
 
-    wanted = stored * float(coding.slope) + float(coding.intercept)
-    np.testing.assert_array_equal(array.astype(np.float32), wanted.astype(np.float32))
+    expected = stored * float(coding.slope) + float(coding.intercept)
+    np.testing.assert_array_equal(array.astype(np.float32), expected.astype(np.float32))
     if float(coding.slope).is_integer() and coding.stored < 32:
         assert array.dtype.kind == "i"
-        np.testing.assert_array_equal(array, wanted)
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_rescale_is_per_slice(tmp_path):
@@ -231,8 +231,8 @@ UNITS: dict[str, tuple[Words, str, tuple[Flag, ...]]] = {
 
 @pytest.mark.parametrize("name", UNITS)
 def test_unit_and_flags(tmp_path, name):
-    words, unit, flags = UNITS[name]
-    write_series(tmp_path, noise(), words=words)
+    attributes, unit, flags = UNITS[name]
+    write_series(tmp_path, noise(), words=attributes)
     volume = scanloom.load_volume(tmp_path)
     assert (volume.unit, volume.flags) == (unit, flags)
 
@@ -443,7 +443,7 @@ def test_tilt_is_kept_as_shear(tmp_path, name, tilt):
     assert volume.grid.shear_axis == 2
 
 
-SAID: dict[str, tuple[float, dict[str, str], bool]] = {
+HEADER_VALUES: dict[str, tuple[float, dict[str, str], bool]] = {
     "tilt as it is": (0.7, {"GantryDetectorTilt": "15.64"}, False),
     "tilt with another sign": (0.7, {"GantryDetectorTilt": "-15.64"}, False),
     "another tilt": (0.7, {"GantryDetectorTilt": "10"}, True),
@@ -459,9 +459,9 @@ SAID: dict[str, tuple[float, dict[str, str], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", HEADER_VALUES)
 def test_positions_override_contradictory_attributes_with_a_flag(tmp_path, name):
-    tilt, more, contradict = SAID[name]
+    tilt, more, contradict = HEADER_VALUES[name]
     geometry = Geometry(tilt=tilt)
     write_series(tmp_path, noise(), geometry, words=Words(more=more))
     volume = scanloom.load_volume(tmp_path)
@@ -476,15 +476,15 @@ def test_two_slices_are_not_a_volume(tmp_path):
 
 def test_phases_are_not_mixed(tmp_path):
     for number in (1, 2):
-        words = Words(more={"AcquisitionNumber": number})
-        write_series(tmp_path / str(number), noise(seed=number), words=words)
+        attributes = Words(more={"AcquisitionNumber": number})
+        write_series(tmp_path / str(number), noise(seed=number), words=attributes)
     assert code_of(tmp_path) == "PHASES"
 
 
 def test_a_phase_that_lacks_slices_is_still_a_phase(tmp_path):
     for number in (1, 2):
-        words = Words(more={"AcquisitionNumber": number})
-        paths = write_series(tmp_path / str(number), noise(seed=number), words=words)
+        attributes = Words(more={"AcquisitionNumber": number})
+        paths = write_series(tmp_path / str(number), noise(seed=number), words=attributes)
     paths[0].unlink()
     assert code_of(tmp_path) == "PHASES"
 

@@ -132,9 +132,9 @@ def dataset_of(path: Path, frames: np.ndarray, bits: int = 0, **more: int) -> Da
     """Return the header of a CT image with these frames."""
     kind = {1: 8, 2: 16, 4: 32}[frames.itemsize]
     coding = Coding(kind, bits or kind, frames.dtype.kind == "i")
-    [made] = write_series(path.parent, frames[0].T[..., None], coding=coding)
-    dataset = pydicom.dcmread(made)
-    made.unlink()
+    [path_of_series] = write_series(path.parent, frames[0].T[..., None], coding=coding)
+    dataset = pydicom.dcmread(path_of_series)
+    path_of_series.unlink()
     dataset.NumberOfFrames = len(frames)
     for keyword, value in more.items():
         setattr(dataset, keyword, value)
@@ -183,14 +183,14 @@ def test_frames_are_located_in_fragments(syntax, pieces, table, tmp_path):
     if table == "extended" and pieces > 1:
         pytest.skip("the standard forbids it")
     frames = smooth(4, 16)
-    parts = [encoded(f, syntax, 16) for f in frames]
+    encoded_frames = [encoded(f, syntax, 16) for f in frames]
     dataset = dataset_of(tmp_path / "a", frames)
     if table == "extended":
         data, dataset.ExtendedOffsetTable, dataset.ExtendedOffsetTableLengths = (
-            encapsulate_extended(parts)
+            encapsulate_extended(encoded_frames)
         )
     else:
-        data = encapsulate(parts, fragments_per_frame=pieces, has_bot=table != "none")
+        data = encapsulate(encoded_frames, fragments_per_frame=pieces, has_bot=table != "none")
     if table == "wrong":
         start = struct.unpack("<I", data[12:16])[0]
         data = data[:12] + struct.pack("<I", start + 2) + data[16:]
@@ -201,10 +201,13 @@ def test_frames_are_located_in_fragments(syntax, pieces, table, tmp_path):
 
 def test_reading_a_frame_decodes_no_other_frame(tmp_path):
     frames = smooth(3, 16)
-    parts = [encoded(f, JPEG + "80", 16) for f in frames]
-    parts[0] = parts[2] = b"\xff\xd8" + bytes(60) + b"\xff\xd9"
+    encoded_frames = [encoded(f, JPEG + "80", 16) for f in frames]
+    encoded_frames[0] = encoded_frames[2] = b"\xff\xd8" + bytes(60) + b"\xff\xd9"
     path = save(
-        tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), encapsulate(parts), JPEG + "80"
+        tmp_path / "a.dcm",
+        dataset_of(tmp_path / "a", frames),
+        encapsulate(encoded_frames),
+        JPEG + "80",
     )
     np.testing.assert_array_equal(frame_of(path, 1), frames[1])
     assert code_of(frame_of, path, 2) == "DAMAGED"
@@ -422,8 +425,8 @@ def test_a_deflated_bomb_is_refused(tmp_path):
     start = 144 + struct.unpack("<I", data[140:144])[0]
     plain = zlib.decompress(data[start:], -15)
     state = zlib.compressobj(9, wbits=-15)
-    parts = [state.compress(plain)] + [state.compress(bytes(1 << 20)) for _ in range(160)]
-    path.write_bytes(data[:start] + b"".join(parts) + state.flush())
+    chunks = [state.compress(plain)] + [state.compress(bytes(1 << 20)) for _ in range(160)]
+    path.write_bytes(data[:start] + b"".join(chunks) + state.flush())
     assert code_of(frame_of, path) == "TOO_LARGE"
 
 
@@ -540,11 +543,11 @@ def test_the_tiles_of_a_frame_are_read_together(tmp_path):
         dataset = dataset_of(tmp_path / "a", frame[None])
         data = frame.tobytes() if syntax == EXPLICIT else encapsulate([encoded(frame, RLE, 16)])
         whole = single_slice(header_of(save(tmp_path / "a.dcm", dataset, data, syntax)))
-        corners = [(top, left) for top in (0, 4) for left in (0, 4, 8)]
+        corners = [(row, column) for row in (0, 4) for column in (0, 4, 8)]
         tiles = [replace(whole, tile=Tile(*corner, 4, 4)) for corner in corners]
         values = read_values(tiles)
-        for k, (top, left) in enumerate(corners):
-            wanted = frame[top : top + 4, left : left + 4].astype(int) - 1024
-            np.testing.assert_array_equal(values[..., k].T, wanted)
+        for k, (row, column) in enumerate(corners):
+            expected = frame[row : row + 4, column : column + 4].astype(int) - 1024
+            np.testing.assert_array_equal(values[..., k].T, expected)
         assert same_pixels(tiles[0], tiles[0])
         assert not same_pixels(tiles[0], tiles[1])

@@ -1,17 +1,37 @@
-"""Options of several commands: those of every command, and those of commands that read scans."""
+"""Options of the commands, as panels: dataclasses whose fields are options.
+
+An option is written once, as a field of a panel:
+
+    @dataclass(frozen=True)
+    class InputPanel:
+        panel: ClassVar[str] = "Input"
+        archives: Annotated[bool, typer.Option(help="...")] = False
+
+    @takes_panels
+    def segment(scans: InputPanel, options: SegmentOptions) -> None: ...
+
+or in `scanloom.options`, whose classes are taken like panels. typer sees one parameter for each
+field; the command is called with the panels.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
+from scanloom.cli import values
 from scanloom.cli.command import read_defaults
 from scanloom.cli.console import OutputMode
-from scanloom.cli.options import values
-from scanloom.options import DEFAULT_OUT
+from scanloom.options import DEFAULT_OUT, PANELS, walk_options
 
 
 @dataclass(frozen=True)
@@ -62,9 +82,34 @@ class Reporting(General):
         return OutputMode(self.json, self.debug, self.quiet, self.verbose, self.log)
 
 
-KeyOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File with the key of the case ids.")
-]
+def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
+    """Return the type and the option that typer needs for a field of `scanloom.options`."""
+    command, schema = field.metadata["command"], field.metadata["schema"]
+    parser = command["parser"] and getattr(values, command["parser"])
+    info = typer.Option(
+        *command["flags"],
+        help=command["help"],
+        metavar=command["metavar"],
+        parser=parser,
+        autocompletion=command["completion"] and getattr(values, command["completion"]),
+        rich_help_panel=command["panel"],
+        min=None if parser else schema.get("ge"),
+        max=None if parser else schema.get("le"),
+        case_sensitive=False,
+    )
+    if get_origin(hint) is not tuple:
+        return hint, info
+    return list[str] | None, info  # repeated; a parser may give several items of one text
+
+
+def _shared(name: str) -> OptionInfo:
+    """Return an option of `scanloom.options` that other commands have too."""
+    return next(
+        _command_option(each, hint)[1] for _, each, hint in walk_options() if each.name == name
+    )
+
+
+KeyOption = Annotated[Path | None, _shared("key")]
 
 
 @dataclass(frozen=True)
@@ -119,17 +164,13 @@ InputOption = Annotated[
     list[Path] | None,
     typer.Option("--input", "-i", metavar="PATH", help="The same as PATH; may be repeated."),
 ]
-ArchivesOption = Annotated[
-    bool, typer.Option("--archives", help="Also read zip and tar archives inside folders.")
-]
-OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")]
+ArchivesOption = Annotated[bool, _shared("archives")]
+OutOption = Annotated[Path, _shared("out")]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if any series failed or was skipped."),
 ]
-ReplaceOption = Annotated[
-    bool, typer.Option("--replace", help="Replace results of other models or options.")
-]
+ReplaceOption = Annotated[bool, _shared("replace")]
 
 
 def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]:
@@ -159,7 +200,7 @@ class PathOptions:
     input: InputOption = None
 
     @property
-    def given(self) -> list[Path]:
+    def all_paths(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
         return given_paths(self.paths, self.input)
 
@@ -196,7 +237,7 @@ class WorkflowOptions:
     ] = None
 
     @property
-    def given(self) -> list[Path]:
+    def all_paths(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
         if not self.paths and not self.input and Path(self.workflow).is_dir():
             raise typer.BadParameter(
@@ -218,3 +259,84 @@ class RunOutputOptions:
         bool, typer.Option("--retry-failed", help="Retry all failed cases.")
     ] = False
     key: KeyOption = None
+
+
+Values = Mapping[str, Any]
+
+
+def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with one keyword parameter for each field of its panels, in panel order."""
+    hints = get_type_hints(command, include_extras=True)
+    flat: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            flat += _parameters(hints[name])
+        else:
+            flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+    flat.sort(key=_panel_number)
+
+    @functools.wraps(command)
+    def flattened(**values_by_name: Any) -> None:
+        command(
+            **{
+                name: _filled(hint, values_by_name) if is_dataclass(hint) else values_by_name[name]
+                for name, hint in hints.items()
+                if name != "return"
+            }
+        )
+
+    del flattened.__wrapped__
+    flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    flattened.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]  # for typer
+    return flattened
+
+
+def _panel_number(parameter: inspect.Parameter) -> int:
+    """Return the number of a parameter's panel in help; arguments come first."""
+    info = get_args(parameter.annotation)[1]
+    panel = info.rich_help_panel if isinstance(info, OptionInfo) else None
+    return PANELS.index(panel) if panel in PANELS else -1 if panel is None else len(PANELS)
+
+
+def _parameters(panel: Any) -> list[inspect.Parameter]:
+    """Return a parameter for each field of a panel, and of the dataclasses in it."""
+    hints = get_type_hints(panel, include_extras=True)
+    parameters = []
+    for field in fields(panel):
+        hint, default = hints[field.name], field.default
+        if is_dataclass(hint):
+            parameters += _parameters(hint)
+            continue
+        if "command" in field.metadata:
+            kind, info = _command_option(field, hint)
+            default = None if default == () else default
+        else:
+            kind, info = get_args(hint)
+            info = copy(info)
+            if isinstance(info, OptionInfo):
+                info.rich_help_panel = panel.panel
+        parameters.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=Annotated[kind, info],
+            )
+        )
+    return parameters
+
+
+def _filled(panel: Any, values_by_name: Values) -> Any:
+    """Return a panel with its values, and with the dataclasses in it."""
+    hints = get_type_hints(panel)
+    arguments = {}
+    for field in fields(panel):
+        if is_dataclass(hints[field.name]):
+            arguments[field.name] = _filled(hints[field.name], values_by_name)
+            continue
+        value = values_by_name[field.name]
+        if "command" in field.metadata and get_origin(hints[field.name]) is tuple:
+            items = [each if isinstance(each, tuple) else (each,) for each in value or ()]
+            value = tuple(chain.from_iterable(items))
+        arguments[field.name] = value
+    return panel(**arguments)

@@ -1,7 +1,8 @@
-"""A case's memory, from header and card alone."""
+"""A case is judged in one order: earlier result, modality, headers, memory."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,19 @@ import numpy as np
 import pytest
 
 from scanloom.cards.card import Argmax, Decision, Threshold
-from scanloom.core import Outputs, Reason, ScanError, format_bytes
-from scanloom.engine.case.memory_estimate import (
+from scanloom.core import Outputs, ReadOptions, Reason, ScanError, format_bytes
+from scanloom.engine.prepare import (
     MEASUREMENT_BYTES,
+    OutputTarget,
     check_memory,
     estimate_case,
+    prepare,
 )
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore.restorers import ScoreRestorer
-from support import model_cards
+from scanloom.io.output.published import ResultState
+from scanloom.options import Modality
+from support import engine_models, model_cards
 
 
 def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) -> None:
@@ -55,7 +60,6 @@ def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     need = estimate_case(model_cards.grid((512, 512, 1000)), np.int16, [card], Outputs())
     check_memory(need, need.peak)
-    check_memory(need, None)
     with pytest.raises(ScanError) as caught:
         check_memory(need, 10**9)
     assert caught.value.reason is Reason.OUT_OF_MEMORY
@@ -78,3 +82,51 @@ def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
         estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
         < (several.host["restore"])
     )
+
+
+def test_an_earlier_result_answers_although_the_scan_would_be_refused_today(
+    tmp_path: Path,
+) -> None:
+    case = engine_models.make_case(tmp_path, "a")
+    target = OutputTarget(tmp_path / "out", "print")
+    folder = target.out / "cases" / case.id
+    folder.mkdir(parents=True)
+    document = {"recipe": case.recipe, "source": {"hash": case.source_hash}}
+    (folder / "case.json").write_text(json.dumps(document))
+    (folder / "timing.json").write_text("{}")
+    case.series.files[0].unlink()
+
+    prepared = prepare(case, [model_cards.card(model_cards.small_weights(tmp_path))], target)
+
+    assert (prepared.state, prepared.refusal) == (ResultState.CURRENT, None)
+    record = prepared.ended()
+    assert record is not None
+    assert record.reused
+
+
+@pytest.mark.parametrize(
+    ("modality", "reason"), [("MR", Reason.MODALITY), ("CT", Reason.UNREADABLE)]
+)
+def test_the_modality_is_judged_before_headers_are_read_and_headers_before_memory(
+    modality: Modality, reason: Reason, tmp_path: Path
+) -> None:
+    case = engine_models.make_case(tmp_path, "a")
+    case = replace(case, read=ReadOptions(modality=modality))
+    case.series.files[0].unlink()
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+
+    prepared = prepare(case, [card], None, memory_limit=1)
+
+    assert prepared.refusal is not None
+    assert prepared.refusal.reason is reason
+    assert not prepared.is_too_large
+
+
+def test_a_fault_of_the_program_is_a_refusal_too(tmp_path: Path) -> None:
+    case = engine_models.make_case(tmp_path, "a")
+    case = replace(case, series=replace(case.series, kind="no format"))
+
+    record = prepare(case, [], None).ended()
+
+    assert record is not None
+    assert record.reason is Reason.INTERNAL

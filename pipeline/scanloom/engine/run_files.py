@@ -1,24 +1,35 @@
-"""Lock of a run: one run at a time per output folder, and the holder's host and process.
+"""Files of a run: its folder `OUT/runs/<run id>/` with workflow, versions and log, and its lock.
 
-The lock is a folder, `OUT/.work/run.lock`, with a file that names its holder. It is made under
-another name and renamed: a rename onto a folder that is not empty fails on every file system, so
-that of several processes exactly one succeeds, and the lock has its holder's name from its first
-moment on. Shares that know neither hard links nor flock(2) can do that.
+One run at a time works on an output folder, or on a shard of it. Its lock is a folder,
+`OUT/.work/run.lock`, with a file that names its holder's host and process. It is made under another
+name and renamed: a rename onto a folder that is not empty fails on every file system, so that of
+several processes exactly one succeeds, and the lock has its holder's name from its first moment on.
+Shares that know neither hard links nor flock(2) can do that.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from scanloom.core import Reason, ScanError
+from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
+from scanloom.core import Case, Reason, ScanError
+from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
-from scanloom.io.output.private import check_links
+from scanloom.engine.case.documents import VERSIONED_PACKAGES
+from scanloom.engine.worker.supervisor import CaseOutcome
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output.json_file import write_json
+from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.output.work_folder import (
     HOLDER,
     LOCK_PREFIX,
@@ -31,6 +42,97 @@ from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
+
+RUNS = "runs"
+WORKFLOW = "workflow.json"
+
+
+def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+    """Create the folder of a new run; return the run's id."""
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    folder = out / RUNS / name
+    folder.mkdir(parents=True)
+    write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
+    versions: dict[str, Any] = {
+        "python": platform.python_version(),
+        **package_versions((*VERSIONED_PACKAGES, "distributed")),
+        "models": {card.name: card_digest(card) for card in cards},
+    }
+    write_json(folder / "versions.json", versions)
+    return name
+
+
+def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
+    """Return the folder of a run in `OUT/private/`, created if it is missing."""
+    with private_folder(out, fingerprint) as private:
+        for folder in (private / RUNS, private / RUNS / name):
+            folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
+def save_workflow(private: Path, workflow: Workflow) -> None:
+    """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
+    document = workflow.model_dump(mode="json")
+    write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
+
+
+def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
+    """Return a workflow as results may publish it: without paths and the site's cluster.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        The requested workflow, which may name bundles by their folders.
+    models : sequence of str
+        The names of its models.
+
+    Returns
+    -------
+    dict
+        Plain data, again a valid workflow.
+    """
+    document = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
+    return {**document, "models": list(models)}
+
+
+LOG = "log.jsonl"
+
+
+class RunLog:
+    """Append the ends of cases to the log of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        `OUT/runs/<run id>`, which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOG
+
+    def write(self, case: Case, outcome: CaseOutcome) -> None:
+        """Append a line with the outcome of a case, its attempts, and its time on the device."""
+        record = outcome.record
+        entry = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "case": case.id,
+            "reason": record.reason.code if record and record.reason else None,
+            "recalled": bool(record and record.reused),
+            "remade": bool(record and record.updated),
+            "tries": [
+                {
+                    "end": attempt.end,
+                    "alone": attempt.alone,
+                    "seconds": round(attempt.seconds, 3),
+                }
+                for attempt in outcome.tries
+            ],
+            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+            "engine": outcome.engine,
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
 
 _WORK = ".work"
 _MAX_LOCK_BYTES = 1 << 12

@@ -1,16 +1,19 @@
-"""The three steps of every case: load, segment, write.
+"""The three steps of every case, load, segment and write, and `run_case`, which publishes it.
 
 Plain functions: no globals, no Dask, no printing. The command line, a run over an archive, the
-tests and a worker call the same three.
+tests and a worker call the same ones, after `scanloom.engine.prepare`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scanloom.cards.check import check_assumed_modality, check_scan
+from scanloom.cards.check import check_scan
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -27,13 +30,96 @@ from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.engine.prepare import (
+    OutputTarget,
+    Prepared,
+    estimate_case,
+    failed_record,
+    file_states,
+    placement_of,
+)
 from scanloom.io.output import file_names
-from scanloom.io.output.case_folder import CaseContent
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
+from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.published import ResultState
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import add_shares, measure
 from scanloom.ops.uncertainty import add_uncertainty
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory import CaseEstimate
+
+logger = logging.getLogger(__name__)
+"""Logs at DEBUG only: tracebacks may hold foreign text."""
+
+
+def run_case(
+    prepared: Prepared,
+    make_predictors: Callable[[], Sequence[Predictor]],
+    target: OutputTarget,
+    clock: StepTimer | None = None,
+    device: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    source: SourceRecord | None = None,
+) -> CaseRecord:
+    """Read, segment, write and publish a case that is to run; see `Prepared.ended`.
+
+    Parameters
+    ----------
+    prepared : Prepared
+        The case.
+    make_predictors : callable
+        Function that returns the models; called when the scan is in memory.
+    target : OutputTarget
+        Output folder and key.
+    clock : StepTimer or None
+        Timer of each step.
+    device : callable
+        Returns a context manager that is held while the device is used.
+    source : SourceRecord or None
+        Source of the case, if the crosswalk does not have it yet.
+
+    Returns
+    -------
+    CaseRecord
+        No exception is raised: a failure is the `reason` of the record.
+    """
+    case, clock = prepared.case, clock or StepTimer()
+    try:
+        loaded = load(case, clock)
+        _check_unchanged(prepared)
+        clock.announce("models")
+        predictors = make_predictors()
+        with device():
+            segmented = segment(loaded, predictors)
+        estimate = prepared.estimate
+        if estimate is None or estimate.placement is None:
+            volume, cards = loaded.scan.volume, [predictor.card for predictor in predictors]
+            estimate = estimate_case(
+                volume.grid,
+                volume.array.dtype,
+                cards,
+                case.outputs,
+                placement_of(predictors),
+                case.relations,
+            )
+        with CaseFolder(target.out, case.folder_name, target.fingerprint) as draft:
+            record = write(segmented, draft.path, estimate)
+            published = draft.publish(replace=target.replace, source=source)
+        updated = prepared.state is ResultState.CHANGED
+        return replace(record, folder=published, updated=updated)
+    except Exception as error:  # a fault in one case must not stop the others
+        logger.debug("case not used", exc_info=True)
+        return failed_record(case.id, error)
+
+
+def _check_unchanged(prepared: Prepared) -> None:
+    # a file that was missing at first has not been read before it reappeared
+    states = zip(file_states(prepared.case), prepared.files, strict=True)
+    if any(before is not None and now != before for now, before in states):
+        raise ScanError(Reason.SOURCE_CHANGED, "a file was changed while it was read")
 
 
 def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
@@ -68,7 +154,6 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     flags = list(volume.flags)
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
-    check_assumed_modality(volume.modality, [predictor.card for predictor in predictors])
     for predictor in predictors:
         flags.extend(check_scan(volume, predictor.card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
@@ -81,10 +166,11 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     )
 
 
-def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
+def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> CaseRecord:
     """Write all results of a case into `folder`, then read them back and compare.
 
-    Nothing is published here: the folder becomes a result when it is renamed into place.
+    Nothing is published here: the folder becomes a result when it is renamed into place. Its
+    `timing.json` compares the estimate of memory with the peak.
 
     Raises
     ------
@@ -115,7 +201,7 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
         write_document(folder / file_names.CASE, case_json(segmented))
     with clock.step("readback"):
         read_back(folder, content, writers)
-    write_document(folder / file_names.TIMING, timing_json(segmented))
+    write_document(folder / file_names.TIMING, timing_json(segmented, estimate))
     seconds = sum(s.wall for s in clock.steps.values())
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scanloom.cli.tables import limitation_lines
+from scanloom.cli.commands.segment import limitation_lines
 from support.commands import scanloom, write_tiny_bundle
 
 SENTENCES = ["Misses ribs.", "Takes metal for bone."]

@@ -1,6 +1,6 @@
-"""Values of options that are given as text, and their completion by the shell.
+"""Values of options that are listed as text, and their completion by the shell.
 
-`scanloom.options` names these functions. Wrong values are refused with what is expected.
+`scanloom.options` names these functions. Wrong values are refused with the expected ones.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def extra_name(text: str) -> str:
 
 def names(text: str) -> tuple[str, ...]:
     """Return the names of a text with commas between them; refuse one without any name."""
-    given = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not given:
+    listed = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not listed:
         raise typer.BadParameter("at least one name, such as liver,spleen; leave it out for all")
-    return given
+    return listed
 
 
 def volume(text: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cli.segment_output import progress
+from scanloom.cli.commands.segment import progress
 from scanloom.core.timing import WindowCount
 
 

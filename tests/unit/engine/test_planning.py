@@ -16,31 +16,30 @@ from rich.console import Console
 
 from scanloom.cli.commands.plan import compared_rows, excluded_lines, table
 from scanloom.convert.store import find_model
-from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.core import CaseRecord, Reason
 from scanloom.core.paths import shipped
-from scanloom.engine.case.memory_estimate import Placement
-from scanloom.engine.planning.costs import (
+from scanloom.engine.planning import (
     Costs,
+    ExecutionSite,
     MeasuredCase,
+    PlannedCase,
+    RunPlan,
     RunTimeline,
+    choose_cases,
+    compare_devices,
     compare_with_plan,
     costs_file,
     costs_key,
-    states_something,
-)
-from scanloom.engine.planning.plan import (
-    ExecutionSite,
-    Plan,
-    PlannedCase,
-    compare_devices,
     make_plan,
     save_plan,
+    states_something,
     summarize,
 )
-from scanloom.engine.planning.trial import Candidate, choose_cases
+from scanloom.engine.prepare import Request
 from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.selection import Scope
+from scanloom.inference.memory import Placement
 from scanloom.io.identity import load_key, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.failures import write_failure
@@ -167,9 +166,9 @@ def test_a_run_is_shared_out_among_its_cases(
         course.published[f"case{n}"] = folder.name
     course.first_on_device, course.last_end = 103.0, 203.0
 
-    assert compare_with_plan(tmp_path, course, workflow, [], "r") is None
+    assert compare_with_plan(tmp_path, course, Request(workflow, ())) is None
 
-    costs = Costs.load(costs_key([], "cpu", "float32", workflow))
+    costs = Costs.load(costs_key(Request(workflow, ()), "cpu", "float32"))
     assert sum(case.network + case.rest for case in costs.cases) == pytest.approx(100 - 4 * 5)
     assert costs.cases[0].network == pytest.approx(3 * costs.cases[0].rest)
     assert costs.starts == [3.0]
@@ -203,13 +202,12 @@ def test_cases_of_runs_take_the_place_of_cases_tried_alone() -> None:
 def test_costs_depend_on_device_and_engine_but_not_on_the_number_of_windows(
     workflow: Workflow,
 ) -> None:
-    cards = [find_model("ct_tissue")]
+    cards = (find_model("ct_tissue"),)
 
     def key(device: str = "cpu", **execution: object) -> str:
         changed = workflow.execution.model_copy(update=execution)
-        return costs_key(
-            cards, device, "float32", workflow.model_copy(update={"execution": changed})
-        )
+        other = workflow.model_copy(update={"execution": changed})
+        return costs_key(Request(other, cards), device, "float32")
 
     assert key() == key(overlap=0.75) == key(mirror="no")
     assert key("cuda:0") == key("cuda:1")
@@ -245,9 +243,8 @@ def test_costs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert not Costs.load("one").cases
 
 
-def candidate(size: int) -> Candidate:
-    case = Case(str(size), Series("nifti", (Path("a"),)), Outputs(), "", "")
-    return Candidate(case, size, size)
+def candidate(size: int) -> PlannedCase:
+    return PlannedCase(str(size), size, size)
 
 
 def test_the_smallest_case_is_tried_and_cases_in_which_the_cost_lies() -> None:
@@ -271,7 +268,7 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     case, folder = "a" * 26, published(tmp_path, "A-1", network=3.0, write=1.0)
     (tmp_path / "runs").mkdir()
     plan = {
-        "recipe": "r",
+        "recipe": Request(workflow, ()).recipe,
         "cases": [
             {"case": case, "seconds": [5.0, 6.0], "written": [9.0, 10.0]},
             {"case": "b" * 26, "seconds": [5.0, 6.0], "written": [9.0, 10.0]},
@@ -283,7 +280,7 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     course.note(CaseOutcome(CaseRecord(case, None, "", (), folder), ()))
     course.began, course.last_end = 0.0, 24.0
 
-    compared = compare_with_plan(tmp_path, course, workflow, [], "r")
+    compared = compare_with_plan(tmp_path, course, Request(workflow, ()))
 
     assert compared is not None
     assert compared["cases"] == 1
@@ -292,7 +289,8 @@ def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
     assert compared["ratio"]["seconds"] == 0.25
     assert compared["ratio"]["host"] == 0.5
     assert ("time", "24 s, 5.0 s to 6.0 s planned") in compared_rows(compared)
-    assert compare_with_plan(tmp_path, course, workflow, [], "other recipe") is None
+    cards = (find_model("ct_tissue"),)
+    assert compare_with_plan(tmp_path, course, Request(workflow, cards)) is None
 
 
 @pytest.fixture
@@ -372,9 +370,20 @@ def test_cases_that_do_not_fit_are_named_in_the_plan(
 def shown(totals: object, selected: int = 10) -> str:
     """Return the table of a plan of two cases as text."""
     cases = tuple(PlannedCase(str(n)) for n in range(2))
-    plan = Plan(
-        *("w", "r", "cpu", "float32", 1, 1, {"found": 10}),
-        *(0, selected, {}, (), cases, totals),  # type: ignore[arg-type]
+    plan = RunPlan(
+        workflow="w",
+        recipe="r",
+        device="cpu",
+        precision="float32",
+        workers=1,
+        in_flight=1,
+        files={"found": 10},
+        before=0,
+        selected=selected,
+        left_out={},
+        left=(),
+        cases=cases,
+        totals=totals,  # type: ignore[arg-type]
     )
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table(plan))
@@ -448,7 +457,7 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     workflow = make_workflow(
         name="w", models=[str(bundle)], select={"modality": "CT"}, execution=execution
     )
-    name = costs_key([find_model(str(bundle))], "cpu", "float32", workflow)
+    name = costs_key(Request.of(workflow), "cpu", "float32")
     costs = Costs()
     costs.learn([MeasuredCase(32 * 32 * 16.0, TINY, 0.1, 0.5, 1e4)], 2.0)
     costs.save(name)

@@ -1,1 +1,0 @@
-"""Checks of `scanloom doctor`: each yields findings and never raises."""

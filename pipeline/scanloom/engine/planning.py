@@ -1,0 +1,1088 @@
+"""Plan a run: its cases and their memory from headers, its duration and bytes from measured cases.
+
+A case has a network's time, which follows from its windows, and the time of all other steps, which
+follows from the scan's voxels. Both are ranges, from cases that this machine has segmented with the
+same models: their `timing.json` is read when a run ends, and kept in the user's cache folder by
+models and device, without anything of a scan but its size. If these cases say too little of an
+archive, a few of its cases are segmented for a plan, in a folder that is then removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.cards.requested import describe_changes, networks
+from scanloom.core import (
+    DICOM,
+    Case,
+    Grid,
+    Reason,
+    ScanError,
+    counted,
+    format_bytes,
+    format_duration,
+    user_cache_folder,
+)
+from scanloom.engine.case.models import check_networks, load_models
+from scanloom.engine.machine.devices import local_devices
+from scanloom.engine.prepare import (
+    Outline,
+    OutputTarget,
+    Prepared,
+    Request,
+    prepare,
+)
+from scanloom.engine.results.run_cases import RunCases
+from scanloom.engine.worker.memory_admission import MEMORY_SHARE
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.engine.workflow.selection import Scope
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.index.build import build_index
+from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.walk import check_paths
+from scanloom.io.output.engines import ENGINES
+from scanloom.io.output.file_names import CASE, TIMING
+from scanloom.io.output.json_file import read_json, write_document
+from scanloom.io.output.layout import CASES
+from scanloom.io.output.private import load_key_of, private_folder, write_private
+from scanloom.io.session import read_session
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.own_python import make_private_folder
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory import Placement
+
+logger = logging.getLogger(__name__)
+
+Range = tuple[float, float]
+"""Lowest and highest expected amount."""
+Ranges = NDArray[np.float64]
+"""Lowest and highest expected amounts, (N, 2)."""
+
+PLAN_FILE = "plan.json"
+"""File name of the newest plan in `OUT/runs/`, and of a run's comparison with it in its folder."""
+_SCHEMA = 2
+_MAX_CASES = 2000
+"""Measured cases that are kept, and published cases of a run that are read: the newest, and evenly
+spaced ones. A mean over more would not follow a changed machine."""
+_MAX_STARTS = 10
+_FEW = 3
+"""Below this many measurements, quantiles say nothing."""
+_SPREAD_OF_FEW, _LEAST_SPREAD = 1.5, 1.25
+"""Factors to both sides of the measured times: of fewer than `_FEW`, and of any number, since a
+machine is not as busy the next time."""
+_GROWTH = 2.0
+"""Up to this multiple of the largest size that was measured, a scan counts as of a known size."""
+_CLUSTER_START_S = 10.0
+"""Time that Dask's scheduler and workers add to the start of a process that runs cases alone."""
+_WIDEST_RANGE = 10.0
+"""A range whose ends differ by a larger factor states nothing: the time is unknown."""
+_LEAST_KNOWN_SHARE = 0.5
+"""If less of a run's voxels are in scans of sizes that were tried, a few cases are tried first."""
+_TRIAL_S = 30.0
+"""A further case is tried only if all cases are expected to end within this time."""
+_LONGEST_TRIAL_S = 120.0
+"""The smallest case is tried without knowing what it costs: all is given up after this time."""
+_REST_S_PER_VOXEL = 3e-7
+"""Time around the network that is expected of a scan before any was tried: twice that of a CT of
+the thorax on two slow cores."""
+_SHARES = (0.5, 0.9, 0.25, 0.75)
+"""The cases below and at which these shares of all voxels lie, in the order in which they are
+tried: half the cost of an archive is in scans larger than the first of them."""
+_AXES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
+"""Patient axes of a scan's columns, rows and slices, by the plane of its slices."""
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """Measured cost of one case.
+
+    Parameters
+    ----------
+    values, voxels : float
+        Voxels of all windows of all models, and of the scan.
+    network, rest : float
+        Seconds of the network, and of all other steps. If several cases were worked on at once,
+        their share of the time that has passed.
+    written : float
+        Bytes of the case folder.
+    alone : bool
+        Whether the case was tried for a plan, without others beside it.
+    """
+
+    values: float
+    voxels: float
+    network: float
+    rest: float
+    written: float
+    alone: bool = False
+
+
+@dataclass
+class Costs:
+    """Measured cases of one workflow on one kind of device.
+
+    Parameters
+    ----------
+    cases : list of MeasuredCase
+        The newest ones last.
+    starts : list of float
+        Seconds from the request for workers until the first case held the device.
+    """
+
+    cases: list[MeasuredCase] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+
+    def learn(self, cases: Iterable[MeasuredCase], start: float) -> None:
+        """Add measured cases; those of a run take the place of cases that were tried alone."""
+        new = list(cases)
+        if new and not new[0].alone:
+            if self.alone:
+                self.starts.clear()
+            self.cases = [case for case in self.cases if not case.alone]
+        self.cases = [*self.cases, *new][-_MAX_CASES:]
+        self.starts = [*self.starts, start][-_MAX_STARTS:]
+
+    @property
+    def alone(self) -> bool:
+        """Whether any case was measured without others beside it, as a run has them."""
+        return any(case.alone for case in self.cases)
+
+    def network(self, values: Sequence[float]) -> Ranges:
+        """Return the seconds of the networks of scans, by the voxels of their windows.
+
+        Windows of a model cost the same, so that beyond the largest scan that was measured the
+        lower end grows too. It is half of the proportion: a scan of one window has costs that more
+        windows do not repeat.
+        """
+        measured = [(case.values, case.network) for case in self.cases]
+        largest = max(_bands(measured), key=lambda band: band.size)
+        ranges, sizes = _between(measured, values), np.asarray(values)
+        grown = np.maximum(ranges[:, 0], 0.5 * largest.low * sizes / largest.size)
+        ranges[:, 0] = np.where(sizes > _GROWTH * largest.largest, grown, ranges[:, 0])
+        return ranges
+
+    def rest(self, voxels: Sequence[float]) -> Ranges:
+        """Return the seconds of all other steps of scans, by their voxels."""
+        return _between([(case.voxels, case.rest) for case in self.cases], voxels)
+
+    def written(self, voxels: Sequence[float]) -> Ranges:
+        """Return the bytes of the results of scans, by their voxels."""
+        return _between([(case.voxels, case.written) for case in self.cases], voxels)
+
+    def share_of_known_sizes(self, voxels: Sequence[float]) -> float:
+        """Return the share of some scans' voxels in scans of no more than known size."""
+        largest = _GROWTH * max((case.voxels for case in self.cases), default=0.0)
+        total = sum(voxels)
+        return sum(size for size in voxels if size <= largest) / total if total else 0.0
+
+    def run_time(
+        self,
+        values: Sequence[float],
+        voxels: Sequence[float],
+        workers: int,
+        in_flight: int,
+        times: float = 1.0,
+    ) -> Range:
+        """Return the seconds of a run from the request for workers to the end of its last case.
+
+        Parameters
+        ----------
+        values, voxels : sequence of float
+            Window voxels and voxels of each case.
+        workers, in_flight : int
+            Workers that speed the run up, and cases that each of them holds at once.
+        times : float
+            By how much the cases are multiplied: for an archive of which they are a part.
+        """
+        if not values:
+            return 0.0, 0.0
+        network, rest = self.network(values), self.rest(voxels)
+        total = network.sum(axis=0) + rest.sum(axis=0)
+        if self.alone and in_flight > 1:  # reading and writing may hide behind the network, or not
+            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / in_flight)
+        start = np.array((0.0, _CLUSTER_START_S))
+        if self.starts:
+            spread = _LEAST_SPREAD if len(self.starts) >= _FEW else _SPREAD_OF_FEW
+            late = _CLUSTER_START_S if self.alone else 0.0
+            start = np.array((min(self.starts) / spread, max(self.starts) * spread + late))
+        longest = (network + rest).max(axis=0)
+        low, high = np.maximum(total * times / workers, longest) + start
+        return float(low), float(high)
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Return the costs that are cached under a key; none if they are missing or damaged."""
+        try:
+            document = json.loads(costs_file(name).read_text(encoding="utf-8"))
+            if document["schema"] != _SCHEMA:
+                return cls()
+            cases = [MeasuredCase(**case) for case in document["cases"]]
+            numbers = [n for case in cases for n in asdict(case).values()]
+            starts = [float(start) for start in document["starts"]]
+            if not all(math.isfinite(n) and n >= 0 for n in [*numbers, *starts]):
+                return cls()
+            return cls(cases, starts)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls()
+
+    def save(self, name: str) -> None:
+        """Cache the costs under a key; without a writable cache folder nothing is saved."""
+        path = costs_file(name)
+        document = json.dumps({"schema": _SCHEMA, **asdict(self)})
+        try:
+            make_private_folder(path.parent)
+            write_private(path, lambda draft: draft.write_text(document, encoding="utf-8"))
+        except OSError:
+            logger.debug("the measured costs can't be saved", exc_info=True)
+
+
+def states_something(expected: Sequence[float]) -> bool:
+    """Return whether a range is narrow enough to be shown."""
+    return expected[1] <= _WIDEST_RANGE * expected[0]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Mean and largest size of measurements within one power of two, and range of the amount."""
+
+    size: float
+    largest: float
+    low: float
+    high: float
+
+
+def _bands(measured: Sequence[tuple[float, float]]) -> list[_Band]:
+    """Return the bands of measured (size, amount), by size."""
+    by_octave: dict[int, list[tuple[float, float]]] = {}
+    for size, amount in measured:
+        by_octave.setdefault(math.floor(math.log2(max(size, 1.0))), []).append((size, amount))
+    bands = []
+    for _, pairs in sorted(by_octave.items()):
+        sizes, amounts = np.array(pairs).T
+        low, high = amounts.min() / _SPREAD_OF_FEW, amounts.max() * _SPREAD_OF_FEW
+        if len(pairs) >= _FEW:  # without outliers: a machine that was busy for one case
+            low, high = np.quantile(amounts, (0.1, 0.9))
+            low = min(low, amounts.mean() / _LEAST_SPREAD)
+            high = max(high, amounts.mean() * _LEAST_SPREAD)
+        bands.append(_Band(float(sizes.mean()), float(sizes.max()), float(low), float(high)))
+    return bands
+
+
+def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) -> Ranges:
+    """Return the range of an amount for each size, between and beyond measured (size, amount).
+
+    A larger scan costs no less than a smaller one, and at most as much more as it is larger. So
+    each measurement bounds all other sizes, the nearest ones most.
+    """
+    bands, ranges = _bands(measured), []
+    for size in sizes:
+        smaller = [band for band in bands if band.size <= size][-1:]
+        larger = [band for band in bands if band.size > size][:1]
+        bounds = [
+            (band.low * min(1.0, size / band.size), band.high * max(1.0, size / band.size))
+            for band in smaller + larger
+        ]
+        low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+        ranges.append((min(low, high), max(low, high)))  # crossed where measurements scatter
+    return np.array(ranges, np.float64).reshape(-1, 2)
+
+
+def costs_key(request: Request, device: str, precision: str) -> str:
+    """Return the key under which the costs of a request on a kind of device are cached.
+
+    Overlap and mirrored passes are left out: they change the number of windows, which is known,
+    not the time of one.
+    """
+    workflow, compute = request.workflow, asdict(request.workflow.compute_options)
+    document = {
+        "models": list(request.digests),
+        "device": device.partition(":")[0],
+        "precision": precision,
+        "outputs": workflow.outputs.model_dump(mode="json"),
+        "threads": workflow.execution.threads,
+        "compute": {name: compute[name] for name in compute if name not in ("overlap", "mirror")},
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def costs_file(name: str) -> Path:
+    """Return the path of the costs that are cached under a key."""
+    return user_cache_folder() / "rates" / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class _PublishedCase:
+    """Cost of one published case.
+
+    Parameters
+    ----------
+    cost : MeasuredCase
+        Its steps, as measured.
+    engine : float
+        Seconds in which an engine was prepared, which no other case repeats.
+    peak : int
+        Its process's peak memory until then, in bytes.
+    site : (str, str) or None
+        Device and precision; None if it does not state them.
+    """
+
+    cost: MeasuredCase
+    engine: float
+    peak: int
+    site: tuple[str, str] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read a case; None if it is not there any more, or was written by another version."""
+        try:
+            timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
+            shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
+            seconds = {step: float(times["wall_s"]) for step, times in timing["steps"].items()}
+            network, engine = seconds.pop("network", 0.0), seconds.pop("engine", 0.0)
+            files = (Path(base) / name for base, _, names in os.walk(folder) for name in names)
+            cost = MeasuredCase(
+                values=float(timing["window_values"]),
+                voxels=float(math.prod(shape)),
+                network=network,
+                rest=sum(seconds.values()),
+                written=float(sum(file.stat().st_size for file in files)),
+            )
+            places = timing.get("device"), timing.get("precision")
+            site = (str(places[0][0]), str(places[1][0])) if all(places) else None
+            return cls(cost, engine, int(timing["peak_memory_bytes"]), site)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+@dataclass
+class RunTimeline:
+    """Timeline of a run; moments are seconds of CLOCK_MONOTONIC.
+
+    Parameters
+    ----------
+    began : float
+        When the workers were requested.
+    first_on_device : float or None
+        When the first case acquired the device.
+    last_end : float or None
+        When the last case ended.
+    published : dict of str to str
+        Names of the case folders that this run published, by case id; without reused results.
+    """
+
+    began: float
+    first_on_device: float | None = None
+    last_end: float | None = None
+    published: dict[str, str] = field(default_factory=dict)
+
+    def note(self, outcome: CaseOutcome) -> None:
+        """Record that a case ended."""
+        self.last_end = time.monotonic()
+        if outcome.device is not None:
+            start, first = outcome.device[0], self.first_on_device
+            self.first_on_device = start if first is None else min(first, start)
+        record = outcome.record
+        if record is not None and record.reason is None and not record.reused:
+            self.published[record.id] = record.folder.name if record.folder else record.id
+
+
+def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
+    """Add a run to the costs of this machine, and compare the run with its plan.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    timeline : RunTimeline
+        The timeline of the run.
+    request : Request
+        The workflow of the run with its models.
+
+    Returns
+    -------
+    dict or None
+        "planned" ranges, "happened", and for each the "ratio": 1 within the range, else of the
+        nearer end to what happened. None if the output folder has no plan of this recipe.
+    """
+    count = len(timeline.published)
+    step = max(1, math.ceil(count / _MAX_CASES))
+    folders = itertools.islice(timeline.published.values(), 0, None, step)
+    measured = [case for name in folders if (case := _PublishedCase.read(out / CASES / name))]
+    if not measured or timeline.last_end is None:
+        return None
+    if timeline.first_on_device is not None and measured[0].site is not None:
+        device, precision = measured[0].site
+        execution = request.workflow.execution
+        workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
+        name = costs_key(request, device, precision)
+        costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
+        passed = (timeline.last_end - timeline.first_on_device) * workers
+        costs.learn(_shared_out(measured, passed * len(measured) / count), start)
+        costs.save(name)
+    happened = {
+        "seconds": timeline.last_end - timeline.began,
+        "written": sum(case.cost.written for case in measured) * (count / len(measured)),
+        "host": max(case.peak for case in measured),
+    }
+    try:
+        plan = read_json(out / "runs" / PLAN_FILE)
+        if plan["recipe"] != request.recipe:
+            return None
+        planned = _planned_ranges(plan, timeline.published)
+        ratio = {
+            name: min(max(happened[name], expected[0]), expected[1]) / happened[name]
+            for name, expected in planned.items()
+            if expected is not None
+        }
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, ScanError):
+        return None  # no plan, or not one that scanloom wrote
+    return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
+
+
+def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> Iterator[MeasuredCase]:
+    """Yield the costs of cases that took some seconds in all, so that concurrent work counts once.
+
+    The time of preparing an engine is not that of any case.
+    """
+    spent = sum(case.cost.network + case.cost.rest for case in measured)
+    share = max(0.0, seconds - sum(case.engine for case in measured)) / spent if spent else 0.0
+    for case in measured:
+        cost = case.cost
+        yield replace(cost, network=share * cost.network, rest=share * cost.rest)
+
+
+def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[str, Range | None]:
+    """Return the planned ranges of the cases that a run published.
+
+    Raises
+    ------
+    LookupError
+        If the plan lacks a case.
+    """
+    by_case = {case["case"]: case for case in plan["cases"]}
+    matched, totals = [by_case[case] for case in published], plan["totals"]
+    planned: dict[str, Range | None] = {"host": (0.0, totals["host"])}
+    for name in ("seconds", "written"):
+        planned[name] = None
+        if totals[name] is not None:
+            published_sum, planned_sum = (
+                np.sum([case[name] for case in cases if case[name]] or [[0.0, 0.0]], axis=0)
+                for cases in (matched, plan["cases"])
+            )
+            low, high = (
+                np.array(totals[name]) * published_sum / np.where(planned_sum, planned_sum, 1.0)
+            )
+            planned[name] = (float(low), float(high))
+    return planned
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """Expected cost of one case, or the reason why it would be refused.
+
+    Parameters
+    ----------
+    case : str
+        The case id.
+    voxels, values : int
+        Voxels of the scan, and voxels of all windows that pass through the networks; 0 if the
+        headers do not determine them.
+    host, device : int
+        Peak memory in bytes if the case runs alone: of the host, and of a device with its own
+        memory.
+    most : int
+        Peak host memory in bytes while the case does not hold the device.
+    seconds, written : range or None
+        Seconds of a worker, and bytes of results; None without measurements.
+    reason, detail : str
+        The reason code and message of a refusal; empty if the case can run.
+    """
+
+    case: str
+    voxels: int = 0
+    values: int = 0
+    host: int = 0
+    device: int = 0
+    most: int = 0
+    seconds: Range | None = None
+    written: Range | None = None
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Expected cost of a whole run; a range is (lowest, highest).
+
+    Parameters
+    ----------
+    seconds : range or None
+        From the start of the workers to the end of the last case; None if it is unknown.
+    written : range or None
+        Bytes of all case folders; None if they are unknown.
+    host, device : int
+        Peak memory in bytes of one worker process, and of its device.
+    archive_seconds : range or None
+        As `seconds`, of a run over all cases of the archive: also over those with a result, those
+        that failed before, and those of other shards. None if no case is planned.
+    tried : int
+        Cases on this machine from which times and bytes were estimated.
+    known_share : float
+        Share of the run's voxels in scans that are not larger than those that were tried.
+    unknown : str
+        Why the time is unknown; empty if it is known.
+    """
+
+    seconds: Range | None
+    written: Range | None
+    host: int
+    device: int
+    archive_seconds: Range | None = None
+    tried: int = 0
+    known_share: float = 0.0
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Expected course of a run.
+
+    Parameters
+    ----------
+    workflow, recipe : str
+        The workflow's name, and the hash of everything that can change a result.
+    device, precision : str
+        Device and numeric precision of the networks.
+    workers, in_flight : int
+        Worker processes, and cases that each of them holds at once.
+    files : mapping
+        Counts of files found, used, skipped and failed, from the index alone.
+    before : int
+        Cases that have their result.
+    selected : int
+        Cases of the whole archive, also of other shards.
+    left_out : mapping
+        Count of excluded series by reason code.
+    left : tuple of (series id, reason code, detail)
+        The excluded series.
+    cases : tuple of PlannedCase
+        Cases that would run, and with a reason cases that would not: refused ones, and those that
+        an earlier run left without a current result.
+    totals : Totals
+    notes : tuple of str
+        Cases that exceed a limit and the consequence; whether a GPU pays.
+    """
+
+    workflow: str
+    recipe: str
+    device: str
+    precision: str
+    workers: int
+    in_flight: int
+    files: Mapping[str, int]
+    before: int
+    selected: int
+    left_out: Mapping[str, int]
+    left: tuple[tuple[str, str, str], ...]
+    cases: tuple[PlannedCase, ...]
+    totals: Totals
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def todo(self) -> list[PlannedCase]:
+        """The cases that would run."""
+        return [case for case in self.cases if not case.reason]
+
+
+@dataclass(frozen=True)
+class ExecutionSite:
+    """Device, workers and memory that a plan's networks would have on this machine.
+
+    Parameters
+    ----------
+    placement : Placement
+        Device and precision of the networks.
+    workers, in_flight : int
+        Worker processes, and cases that each of them holds at once.
+    host, device : int or None
+        Limit of a worker's host memory, and of its device memory, in bytes; None if unknown.
+    """
+
+    placement: Placement
+    workers: int
+    in_flight: int
+    host: int | None
+    device: int | None
+
+    @property
+    def concurrent_workers(self) -> int:
+        """Workers that speed a run up: a single one fills all cores of a CPU."""
+        return 1 if self.placement.device == "cpu" else self.workers
+
+
+@read_session()
+def make_plan(
+    workflow: Workflow,
+    paths: Sequence[Path],
+    out: Path,
+    key_file: Path | None = None,
+    scope: Scope | None = None,
+    *,
+    archives: bool = False,
+) -> RunPlan:
+    """Plan a run over an archive; only the index and the measured costs are written to disk.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        The workflow to plan.
+    paths : sequence of Path
+        Folders and files with the scans.
+    out : Path
+        The output folder, which may already hold results.
+    key_file : Path or None
+        The file with the key of the ids.
+    scope : Scope, optional
+        The cases that the run would take.
+    archives : bool
+        Whether archives inside folders are opened too.
+
+    Raises
+    ------
+    ScanError
+        If no case can run: because of the models, paths, key or output folder.
+    """
+    request = Request.of(workflow)
+    check_networks(request.requested)
+    check_paths(paths, out)
+    key = load_key_of(out, key_file)
+    index = build_index(paths, key, out, archives=archives)
+    site = find_site(request)
+    cases = RunCases.of_index(index, request, key, out, scope or Scope())
+    prepared = [
+        prepare(
+            case,
+            request.cards,
+            None,  # earlier results were compared for all cases of the index
+            memory_limit=workflow.execution.memory_limit,
+            placement=site.placement,
+            outline=_indexed_outline(cases.entries[case.id], case),
+        )
+        for case in cases.pending
+    ]
+    planned = [_planned_case(each) for each in prepared]
+    runnable = [case for case in planned if not case.reason]
+    name = costs_key(request, site.placement.device, site.placement.precision)
+    costs = Costs.load(name)
+    before, why = summarize(runnable, costs, site, len(runnable)), ""
+    known = before.seconds is not None and before.known_share >= _LEAST_KNOWN_SHARE
+    if runnable and not known:
+        by_id = {each.case.id: each.case for each in prepared}
+        why = _try_cases(costs, choose_cases(runnable), by_id, request, out, key)
+        if not why:
+            costs.save(name)
+    planned = _with_costs(planned, costs)
+    runnable = [case for case in planned if not case.reason]
+    totals = summarize(runnable, costs, site, cases.total, why)
+    planned += [
+        PlannedCase(record.id, reason=record.reason.code, detail=record.detail)
+        for record in cases.records
+        if record.reason
+    ]
+    return RunPlan(
+        workflow=workflow.name,
+        recipe=request.recipe if cases.pending else "",
+        device=site.placement.device,
+        precision=site.placement.precision,
+        workers=site.workers,
+        in_flight=site.in_flight,
+        files=index.counts(),
+        before=sum(record.reason is None for record in cases.records),
+        selected=cases.total,
+        left_out=dict(sorted(Counter(entry.reason.code for entry in cases.left_out).items())),
+        left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in cases.left_out),
+        cases=tuple(planned),
+        totals=totals,
+        notes=(
+            *_notes(runnable, totals, site, out),
+            *_request_notes(request, cases.pending, out),
+            gpu_advice(runnable, request, site, costs),
+        ),
+    )
+
+
+def save_plan(plan: RunPlan, out: Path) -> None:
+    """Save a plan in the output folder; the next run of its workflow is compared with it.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT_UNWRITABLE if it can't be written.
+    """
+    folder = out / "runs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / PLAN_FILE, lambda draft: write_document(draft, asdict(plan)))
+    except OSError as exc:
+        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
+        raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc
+
+
+def find_site(request: Request, device: str | None = None) -> ExecutionSite:
+    """Return the device, workers and memory that the networks of a request have on this machine.
+
+    Parameters
+    ----------
+    request : Request
+        The workflow with its models.
+    device : str or None
+        Another device than the workflow's.
+
+    Raises
+    ------
+    ScanError
+        If the requested device or precision is not available.
+    """
+    from scanloom.inference.device import choose_device, choose_precision
+    from scanloom.inference.memory import Placement, machine_memory, room
+
+    execution = request.workflow.execution
+    if device is not None:
+        execution = execution.model_copy(update={"device": device})
+    chosen = choose_device(execution.device).device
+    validated = set.intersection(*(set(card.precisions) for card in request.requested))
+    precision = choose_precision(execution.precision, chosen, validated).name
+    total = machine_memory()
+    return ExecutionSite(
+        Placement(str(chosen), precision),
+        workers=max(1, len(local_devices(execution))),
+        in_flight=execution.in_flight,
+        host=execution.memory_limit or (int(MEMORY_SHARE * total) if total else None),
+        device=room(chosen).device,
+    )
+
+
+def _planned_case(prepared: Prepared) -> PlannedCase:
+    """Return a case with its sizes and memory, or with the reason why it would be refused."""
+    case, outline, estimate = prepared.case.id, prepared.outline, prepared.estimate
+    if prepared.refusal is not None:
+        return PlannedCase(case, reason=prepared.refusal.code, detail=prepared.refusal.detail)
+    if outline is None or estimate is None:
+        raise ValueError("a prepared case has an outline and an estimate")
+    on_device = ("resample", "network", "restore", "clean")
+    return PlannedCase(
+        case,
+        voxels=math.prod(outline[0].shape),
+        values=estimate.values,
+        host=estimate.peak,
+        device=max(estimate.device.values(), default=0),
+        most=max(count for step, count in estimate.host.items() if step not in on_device),
+    )
+
+
+def _indexed_outline(series: IndexedSeries, case: Case) -> Outline | None:
+    """Return the grid and voxel type of a DICOM series by its index; None if it lacks them.
+
+    An affine of the slices' plane and spacing is enough: cost does not depend on exact angles.
+    """
+    info = series.info
+    if series.kind != DICOM or not info.shape or case.phase is not None:
+        return None
+    affine = np.eye(4)
+    affine[:3, :3] = 0.0
+    axes = _AXES.get(info.plane, _AXES["axial"])
+    affine[axes, range(3)] = info.spacing
+    is_integer = info.modality in ("CT", "MR")
+    i, j, k = info.shape
+    return Grid((i, j, k), affine), np.dtype(np.int16 if is_integer else np.float32)
+
+
+def _with_costs(planned: Sequence[PlannedCase], costs: Costs) -> list[PlannedCase]:
+    """Return cases with their seconds and bytes, if anything was measured."""
+    runnable = [case for case in planned if not case.reason]
+    if not costs.cases or not runnable:
+        return list(planned)
+    voxels = [case.voxels for case in runnable]
+    seconds = costs.network([case.values for case in runnable]) + costs.rest(voxels)
+    ranges = zip(seconds.tolist(), costs.written(voxels).tolist(), strict=True)
+    with_costs = {
+        case.case: replace(case, seconds=tuple(seconds), written=tuple(written))
+        for case, (seconds, written) in zip(runnable, ranges, strict=True)
+    }
+    return [with_costs.get(case.case, case) for case in planned]
+
+
+def summarize(
+    cases: Sequence[PlannedCase], costs: Costs, site: ExecutionSite, total: int, why: str = ""
+) -> Totals:
+    """Return the expected cost of a run over some of all `total` cases of an archive.
+
+    In each worker one case holds the device while others are read and written concurrently. Cases
+    that the run leaves out are taken to be like the others. `why` nothing could be tried is stated
+    if the time is unknown.
+    """
+    largest = max((case.host for case in cases), default=0)
+    concurrent = sorted((case.most for case in cases), reverse=True)[1 : site.in_flight]
+    host = largest + sum(concurrent)
+    totals = Totals(
+        seconds=None,
+        written=None,
+        host=min(host, max(largest, site.host)) if site.host else host,
+        device=max((case.device for case in cases), default=0),
+    )
+    if not cases:
+        return totals
+    if not costs.cases:
+        return replace(totals, unknown=why or "this machine has not processed such cases yet")
+    voxels, values = [case.voxels for case in cases], [case.values for case in cases]
+    workers = site.concurrent_workers
+    seconds = costs.run_time(values, voxels, workers, site.in_flight)
+    low, high = costs.written(voxels).sum(axis=0).tolist()
+    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(voxels))
+    if states_something((low, high)):
+        totals = replace(totals, written=(low, high))
+    if not states_something(seconds):
+        tried = f"the {counted(len(costs.cases), 'case')} that were tried"
+        known = max(case.voxels for case in costs.cases)
+        detail = (
+            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {max(voxels):,}"
+            if totals.known_share < _LEAST_KNOWN_SHARE
+            else f"{tried} took too different times: {format_range(seconds)} in all"
+        )
+        return replace(totals, unknown=f"{detail}; {why}" if why else detail)
+    archive = costs.run_time(values, voxels, workers, site.in_flight, total / len(cases))
+    return replace(totals, seconds=seconds, archive_seconds=archive)
+
+
+def _notes(
+    cases: Sequence[PlannedCase], totals: Totals, site: ExecutionSite, out: Path
+) -> Iterator[str]:
+    """Yield a sentence for each limit that cases of a run exceed."""
+    if site.host:
+        if crowded := sum(case.host * site.in_flight > site.host for case in cases):
+            yield f"{counted(crowded, 'case')}: fewer than {site.in_flight} of them run at once"
+        if oversized := sum(case.host > site.host for case in cases):
+            alone = "may exceed the memory: run alone, in smaller pieces"
+            yield f"{counted(oversized, 'case')} {alone}"
+    if site.device and (large := sum(case.device > site.device for case in cases)):
+        slow = "too large for the device: fewer windows, scores on the host"
+        yield f"{counted(large, 'case')} {slow}"
+    folder = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
+    if written[1] > free:
+        verb = "need" if written[0] > free else "may need"
+        yield (
+            f"the disk has {format_bytes(free)} free; the results {verb} {format_bytes(written[1])}"
+        )
+
+
+def _request_notes(request: Request, pending: Sequence[Case], out: Path) -> Iterator[str]:
+    """Yield lines on results that may be replaced, measured engines, and changed models."""
+    from scanloom.inference.engines.cache import all_trials
+
+    count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
+    if count:
+        yield (
+            f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
+            "changed, or with --replace"
+        )
+    names = {network.name for card in request.requested for network in networks(card)}
+    for trial in all_trials():
+        if trial.model in names:
+            yield f"{trial.model} with {trial}"
+    for card, requested in zip(request.cards, request.requested, strict=True):
+        if changes := describe_changes(card, requested):
+            yield f"{card.name}: {changes}"
+
+
+def gpu_advice(
+    cases: Sequence[PlannedCase], request: Request, site: ExecutionSite, costs: Costs
+) -> str:
+    """Return whether a GPU pays for some cases, if they have run on it and on the CPU."""
+    from scanloom.inference.device import choose_device
+
+    try:
+        choose_device("cuda")
+    except ScanError:
+        return "this machine has no GPU"
+    is_cpu = site.placement.device == "cpu"
+    try:
+        other_site = find_site(request, "cuda" if is_cpu else "cpu")
+    except ScanError as error:  # such as half precision on a CPU that does not support it
+        return f"whether a GPU pays is not known: {error.detail}"
+    placement = other_site.placement
+    here = costs, site
+    elsewhere = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
+    return (
+        compare_devices(cases, elsewhere, here)
+        if is_cpu
+        else compare_devices(cases, here, elsewhere)
+    )
+
+
+def compare_devices(
+    cases: Sequence[PlannedCase],
+    gpu: tuple[Costs, ExecutionSite],
+    cpu: tuple[Costs, ExecutionSite],
+) -> str:
+    """Return a sentence on how much a GPU gains, in all and for single cases.
+
+    Parameters
+    ----------
+    cases : sequence of PlannedCase
+        The cases that would run.
+    gpu, cpu : (Costs, ExecutionSite)
+        Measurements of both devices.
+    """
+    unknown = "whether a GPU pays is not known"
+    if not cases:
+        return unknown
+    for name, (costs, _) in (("GPU", gpu), ("CPU", cpu)):
+        if not costs.cases:
+            return f"{unknown}: such cases have not run on the {name}"
+    values, voxels = [case.values for case in cases], [case.voxels for case in cases]
+    on_gpu, on_cpu = (
+        costs.run_time(values, voxels, site.concurrent_workers, site.in_flight)
+        for costs, site in (gpu, cpu)
+    )
+    if not (states_something(on_gpu) and states_something(on_cpu)):
+        return f"{unknown}: such cases have not run on both devices"
+    both = f"{format_range(on_gpu)} on it, {format_range(on_cpu)} on the CPU"
+    verb = "may pay"
+    if on_gpu[1] < on_cpu[0]:
+        verb = "pays"
+    elif on_cpu[1] < on_gpu[0]:
+        verb = "does not pay"
+    gpu_s, cpu_s = (
+        (costs.network(values) + costs.rest(voxels)).sum(axis=1) for costs, _ in (gpu, cpu)
+    )
+    small = int((cpu_s <= gpu_s).sum())
+    less = f"; {counted(small, 'small case')} sooner on the CPU" if 0 < small < len(cases) else ""
+    return f"a GPU {verb}: {both}{less}"
+
+
+def format_range(seconds: Sequence[float]) -> str:
+    """Return a range of durations as text, such as "2 min to 4 min"."""
+    low, high = (format_duration(end) for end in seconds)
+    return low if low == high else f"{low} to {high}"
+
+
+def choose_cases(runnable: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """Return cases of an archive to be tried, in their order: see `_SHARES`."""
+    by_size = sorted(runnable, key=lambda each: (each.values + each.voxels, each.case))
+    reached = list(itertools.accumulate(each.voxels for each in by_size))
+    chosen = by_size[:1]
+    for share in _SHARES if reached else ():
+        limit = share * reached[-1]
+        chosen.append(next(c for c, sum_ in zip(by_size, reached, strict=True) if sum_ >= limit))
+    return list({each.case: each for each in chosen}.values())
+
+
+def _try_cases(
+    costs: Costs,
+    chosen: Sequence[PlannedCase],
+    cases: Mapping[str, Case],
+    request: Request,
+    out: Path,
+    key: bytes,
+) -> str:
+    """Segment a few cases alone, and add them to the costs; return why there are none, or "".
+
+    Results go to a folder in the output folder's `private/`, which is removed.
+
+    Raises
+    ------
+    ScanError
+        If no case can be processed, because of the models or the machine.
+    """
+    fingerprint, workflow = key_fingerprint(key), request.workflow
+    execution = workflow.execution
+    measured: list[MeasuredCase] = []
+    start, end, why = 0.0, 0.0, "no case could be tried"
+    with private_folder(out, fingerprint) as private:
+        scratch_folder = TemporaryDirectory(
+            prefix="trial-", dir=private, ignore_cleanup_errors=True
+        )
+    with scratch_folder as name:
+        scratch = Path(name)
+        with suppress(FileNotFoundError):  # what a run would find; what is decided here is not kept
+            shutil.copytree(out / ENGINES, scratch / ENGINES, symlinks=True)
+        setup = WorkerSetup(
+            OutputTarget(scratch, fingerprint, key=key),
+            partial(
+                load_models,
+                workflow.models,
+                request.digests,
+                execution,
+                workflow.computed_labels,
+                len(cases),
+                scratch,
+            ),
+            memory_limit=execution.memory_limit,
+        )
+        worker = WorkerSupervisor(setup, execution.time_limit)
+        limit = Timer(_LONGEST_TRIAL_S, worker.stop)
+        limit.daemon = True
+        limit.start()
+        try:
+            began = time.monotonic()
+            for planned in [*chosen[:1], *chosen]:  # the first case of a process takes longer
+                if measured:
+                    largest = max(measured, key=lambda case: case.values)
+                    network = largest.network * planned.values / max(largest.values, 1.0)
+                    rest = max(largest.rest, _REST_S_PER_VOXEL * planned.voxels)
+                    if time.monotonic() + network + rest > end:
+                        continue
+                cost, reason = _segmented(worker, cases[planned.case])
+                if cost is None:
+                    why = f"cases were tried without a result: {reason}"
+                    continue
+                if not measured:
+                    start = max(0.0, time.monotonic() - began - cost.network - cost.rest)
+                    end = time.monotonic() + _TRIAL_S
+                measured.append(cost)
+        finally:
+            limit.cancel()
+            worker.stop(5.0)
+    if not measured:
+        return why
+    costs.learn(measured[1:] or measured, start)
+    return ""
+
+
+def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:
+    """Segment a case and remove its result; return its cost, or the reason why it has none."""
+    outcome = worker.run(case)
+    if outcome.fault is not None:
+        raise outcome.fault
+    record = outcome.record
+    if record is None:
+        return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
+    if record.reason is not None or record.folder is None:
+        return None, record.reason.code if record.reason else ""
+    measured = _PublishedCase.read(record.folder)
+    shutil.rmtree(record.folder, ignore_errors=True)  # so that it can be segmented once more
+    return None if measured is None else replace(measured.cost, alone=True), ""

@@ -1,1 +1,0 @@
-"""Predict and record the cost of a run."""

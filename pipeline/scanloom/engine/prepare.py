@@ -1,0 +1,482 @@
+"""Prepare cases: decide from headers and earlier results whether a case runs, and what it needs.
+
+`segment`, its dry run, `plan` and the workers of `run` prepare every case by `prepare`, so that all
+of them refuse a case for the same reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.card_file import card_digest
+from scanloom.cards.check import check_assumed_modality, check_modalities
+from scanloom.cards.requested import needed_parts, requested_card
+from scanloom.convert.store import find_model
+from scanloom.core import (
+    Case,
+    CaseRecord,
+    Grid,
+    Outputs,
+    Reason,
+    ScanError,
+    Series,
+    blame,
+    format_bytes,
+)
+from scanloom.core.relations import NO_RELATIONS, Relations
+from scanloom.engine.case.differences import explained_result_state
+from scanloom.engine.case.models import check_structures, unique_cards
+from scanloom.engine.case.recipe import recipe_hash
+from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
+from scanloom.engine.case.writers import estimate_writers
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.engine.workflow.selection import Inputs, LeftOut
+from scanloom.io.identity import case_id, channels_hash, source_stamp
+from scanloom.io.index.build import Index
+from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.output.published import ResultState, store_source_stamp
+from scanloom.io.probe import count_volumes
+from scanloom.io.read import read_outline
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+
+if TYPE_CHECKING:
+    from scanloom.engine.case.types import Predictor
+    from scanloom.inference.memory import CaseEstimate, Placement
+
+logger = logging.getLogger(__name__)
+"""Logs at DEBUG only: tracebacks may hold foreign text."""
+
+DECODER_BYTES = 96 * 1024**2
+"""While a scan is read: headers, and memory of decoders and gunzip."""
+MEASUREMENT_BYTES = 128 * 1024**2
+"""Histograms and slabs of connected parts."""
+
+Outline = tuple[Grid, np.dtype[Any]]
+"""Grid of a scan, and type of its voxels after rescale."""
+FileStates = list[tuple[int, int, int] | None]
+"""Size, time of change and inode of each file of a case; None for a missing file."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A workflow with its models: everything that the cases of a command share.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        Options, outputs and relations of the models.
+    cards : tuple of ModelCard
+        The models, in the order of the workflow.
+    """
+
+    workflow: Workflow
+    cards: tuple[ModelCard, ...]
+
+    @classmethod
+    def of(cls, workflow: Workflow) -> Request:
+        """Return the request of a workflow, whose models are found in the store.
+
+        Raises
+        ------
+        ScanError
+            If a model can't be found or used, or has none of the requested structures.
+        """
+        cards = unique_cards([find_model(name) for name in workflow.models])
+        check_structures(cards, workflow.output_options, workflow.relations)
+        return cls(workflow, cards)
+
+    @cached_property
+    def requested(self) -> tuple[ModelCard, ...]:
+        """The cards as the options ask to run them."""
+        compute = self.workflow.compute_options
+        return tuple(requested_card(card, compute) for card in self.cards)
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """The `card_digest` of each model."""
+        return tuple(card_digest(card) for card in self.cards)
+
+    @cached_property
+    def recipe(self) -> str:
+        """Hash (SHA-256, hex) over everything in the request that can change a result."""
+        workflow = self.workflow
+        options = (workflow.read_options, workflow.compute_options)
+        return recipe_hash(self.cards, options, workflow.output_options, workflow.relations)
+
+    def case(
+        self,
+        number: str,
+        series: Series,
+        further_channels: tuple[Series, ...] = (),
+        *,
+        phase: int | None,
+        stamp: str = "",
+    ) -> Case:
+        """Return the case of a series.
+
+        Parameters
+        ----------
+        number : str
+            Its id: `scanloom.io.identity.case_id` of series and phase.
+        series, further_channels
+            The files of the scan, and of further input channels.
+        phase : int or None
+            Index of the volume, if there are several.
+        stamp : str
+            `scanloom.io.identity.source_stamp` of all series.
+        """
+        return Case(
+            id=number,
+            series=series,
+            outputs=self.workflow.output_options,
+            source_hash="",  # computed from the files when the case is prepared
+            recipe=self.recipe,
+            read=self.workflow.read_options,
+            phase=phase,
+            further_channels=further_channels,
+            stamp=stamp,
+            relations=self.workflow.relations,
+            compute=self.workflow.compute_options,
+        )
+
+
+def make_cases(
+    index: Index, selected: Iterable[Inputs], request: Request, key: bytes, left_out: list[LeftOut]
+) -> Iterator[tuple[Inputs, Case]]:
+    """Yield the index entries of each case, and the case.
+
+    Series without a case, such as an archive that cannot be unpacked, are added to `left_out`.
+    """
+    for inputs in selected:
+        first = inputs[0]
+        try:
+            series, *channels = map(index.as_series, inputs)
+            several = first.reason in (Reason.PHASES, Reason.FOUR_D)
+            all_phases = several and request.workflow.policy.phases == "all"
+            count = count_volumes(series) if all_phases else 1
+        except ScanError as error:
+            left_out += [LeftOut(entry, error.reason, error.detail) for entry in inputs]
+            continue
+        stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
+        for phase in range(count) if several else (None,):
+            number = first.id if phase is None else case_id(series, key, phase)
+            yield inputs, request.case(number, series, tuple(channels), phase=phase, stamp=stamp)
+
+
+def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
+    """Return one case for each id: equal volume files are one case, whatever their paths.
+
+    Returns
+    -------
+    (cases, conflicts)
+        `conflicts` are ids of several files that are not equal: ids are computed from samples of
+        a file. They get no case.
+    """
+    by_id: dict[str, Case] = {}
+    conflicts: set[str] = set()
+    for case in cases:
+        earlier = by_id.setdefault(case.id, case)
+        if earlier is case or case.id in conflicts:
+            continue
+        with suppress(ScanError):  # unreadable: its worker reports that
+            by_id[case.id] = with_source_hash(earlier, key)
+            if with_source_hash(case, key).source_hash != by_id[case.id].source_hash:
+                conflicts.add(case.id)
+    return [case for case in by_id.values() if case.id not in conflicts], conflicts
+
+
+def id_conflicts(conflicts: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
+    """Return the series whose id several files share."""
+    detail = "another file has the same id but different content between the samples"
+    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in conflicts]
+
+
+def with_source_hash(case: Case, key: bytes) -> Case:
+    """Return a case with the hash over the files of all its input channels.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    if case.source_hash:
+        return case
+    return replace(case, source_hash=channels_hash((case.series, *case.further_channels), key))
+
+
+@dataclass(frozen=True)
+class OutputTarget:
+    """Output folder, with the key of its ids.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    fingerprint : str
+        Of the key that its ids were made with.
+    replace : bool
+        Whether a result that is there is replaced.
+    key : bytes
+        For the hash of a source that was not hashed yet; empty where all were.
+    """
+
+    out: Path
+    fingerprint: str
+    replace: bool = False
+    key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A case that can be run, that has its result already, or that is refused.
+
+    Parameters
+    ----------
+    case : Case
+        The case, with its source hash.
+    folder : Path or None
+        Folder of its result; None if no output folder was given.
+    state : ResultState or None
+        State of an earlier result; None if it was not compared.
+    outline : (Grid, dtype) or None
+        Grid of the scan, and type of its voxels; None if its headers were not read.
+    estimate : CaseEstimate or None
+        Memory and work; None if neither a limit nor a device was given.
+    refusal : ScanError or None
+        Why the case can't be run.
+    files : list
+        States of its files before anything was read.
+    """
+
+    case: Case
+    folder: Path | None = None
+    state: ResultState | None = None
+    outline: Outline | None = None
+    estimate: CaseEstimate | None = None
+    refusal: ScanError | None = None
+    files: FileStates = field(default_factory=list)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the case is refused since it exceeds the memory limit."""
+        return self.refusal is not None and self.estimate is not None
+
+    def ended(self) -> CaseRecord | None:
+        """Return the record of a case that is refused or has its result; None if it is to run."""
+        if self.refusal is not None:
+            return failed_record(self.case.id, self.refusal)
+        if self.state is not ResultState.CURRENT or self.folder is None:
+            return None
+        # such as the result of copied files, or of a run that died before it was recorded
+        store_source_stamp(self.folder, self.case.stamp)
+        return CaseRecord(self.case.id, None, "", (), self.folder, reused=True)
+
+
+def prepare(
+    case: Case,
+    cards: Sequence[ModelCard],
+    target: OutputTarget | None,
+    *,
+    memory_limit: int | None = None,
+    placement: Placement | None = None,
+    outline: Outline | None = None,
+) -> Prepared:
+    """Decide whether a case runs: from its earlier result, its headers, and its memory.
+
+    Parameters
+    ----------
+    case : Case
+        The case.
+    cards : sequence of ModelCard
+        The models; what the case's options change of them is applied here.
+    target : OutputTarget or None
+        The output folder, whose earlier result is compared; nothing is written to it. None if it
+        was compared already, or can't be since there is no key yet.
+    memory_limit : int or None
+        Bytes for the whole process, in which the smallest plan must fit.
+    placement : Placement or None
+        Device and precision for the estimate, if they are known.
+    outline : (Grid, dtype) or None
+        Grid and type of the voxels if an index knows them; by default, they are read.
+
+    Returns
+    -------
+    Prepared
+        No exception is raised: a fault is its `refusal`.
+    """
+    prepared = Prepared(case)
+    # From cheap to costly, and a result before everything else: it answers even if its scan would
+    # be refused today. Then the index's facts, before files are opened; headers; and last the
+    # estimate, since torch is imported for it.
+    try:
+        if target is not None:
+            folder = target.out / "cases" / case.folder_name
+            prepared = replace(prepared, folder=folder, files=file_states(case))
+            case = with_source_hash(case, target.key)
+            prepared = replace(prepared, case=case)
+            state = explained_result_state(target.out, case, cards, replace=target.replace)
+            prepared = replace(prepared, state=state)
+            if state is ResultState.CURRENT:
+                return prepared
+        series = (case.series, *case.further_channels)
+        modalities = [each.modality or case.read.modality for each in series]
+        check_assumed_modality(modalities[0], cards)
+        for card in cards:
+            check_modalities(modalities, card)
+        if outline is None:
+            outline = read_outline(case.series, case.read, phase=case.phase)
+        else:
+            _check_size(outline, case.read.max_size)
+        prepared = replace(prepared, outline=outline)
+        requested = [requested_card(card, case.compute) for card in cards]
+        if memory_limit is not None:
+            least = estimate_case(*outline, requested, case.outputs, None, case.relations)
+            prepared = replace(prepared, estimate=least)
+            check_memory(least, memory_limit)
+        if placement is not None:
+            estimate = estimate_case(*outline, requested, case.outputs, placement, case.relations)
+            prepared = replace(prepared, estimate=estimate)
+    except Exception as error:  # a fault in one case must not stop the others
+        logger.debug("case refused", exc_info=True)
+        return replace(prepared, refusal=blame(error))
+    return prepared
+
+
+def _check_size(outline: Outline, limit: int | None) -> None:
+    """Refuse a scan that is larger than reading it allows: TOO_LARGE."""
+    size = math.prod(outline[0].shape) * outline[1].itemsize
+    if size > (VOXEL_LIMIT_BYTES if limit is None else limit):
+        raise ScanError(Reason.TOO_LARGE, f"{size >> 20} MiB of voxels")
+
+
+def failed_record(case: str, error: Exception) -> CaseRecord:
+    """Return the record of a case that ended with an error: its reason and a safe detail."""
+    fault = blame(error)
+    return CaseRecord(case, fault.reason, fault.detail, (), None, private=fault.private)
+
+
+def file_states(case: Case) -> FileStates:
+    """Return the states of all files of a case."""
+    states: FileStates = []
+    for series in (case.series, *case.further_channels):
+        for file in series.files:
+            try:
+                state = os.stat(file)  # noqa: PTH116
+                states.append((state.st_size, state.st_mtime_ns, state.st_ino))
+            except OSError:
+                states.append(None)
+    return states
+
+
+def estimate_case(
+    grid: Grid,
+    dtype: DTypeLike,
+    cards: Sequence[ModelCard],
+    outputs: Outputs | None = None,
+    placement: Placement | None = None,
+    relations: Relations = NO_RELATIONS,
+) -> CaseEstimate:
+    """Estimate memory and work of a case, from the scan's header and the models' cards alone.
+
+    No array of the scan's size is allocated. Each stage holds the scan and, from restore on, label
+    maps; other data live in one stage only. The peak is the largest stage, plus the interpreter and
+    libraries.
+
+    Parameters
+    ----------
+    grid : Grid
+        Grid of the scan.
+    dtype : dtype
+        Data type of its voxels after rescale.
+    cards : sequence of ModelCard
+        The models, one after another.
+    outputs : Outputs, optional
+        Files to write.
+    placement : Placement, optional
+        Device and precision of the networks; by default, the smallest plan on a CPU.
+    relations : Relations, optional
+        Relations between the models; a model counts as if it saw the whole scan.
+    """
+    from scanloom.inference import memory  # torch comes in here
+
+    outputs = outputs or Outputs()
+    voxels, stored = math.prod(grid.shape), np.dtype(dtype).itemsize
+    scan = voxels * stored
+    raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
+    host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
+    labels = relations.labels_to_compute(outputs.structures)
+    reduced = [needed_parts(card, labels) for card in cards]
+    uncertainty = "uncertainty" in outputs.also
+    predictions = predictions_of([card.name for card in reduced], relations)
+    groups = sharing_groups(predictions, reduced)
+    ordered = running_order(predictions, relations, groups)
+    first_of = {groups[p.name]: reduced[p.members[0]] for p in reversed(ordered)}
+    held = 0  # label maps of the previous models
+    for n, prediction in enumerate(ordered):
+        before, after = (
+            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
+        )
+        need = memory.estimate_prediction(
+            [reduced[member] for member in prediction.members],
+            grid,
+            stored,
+            placement,
+            [first_of[group] for group in before & after],
+            uncertainty=uncertainty,
+        )
+        for step, count in need.host.items():
+            host[step] = max(host.get(step, 0), scan + held + count)
+        for step, count in need.device.items():
+            device[step] = max(device.get(step, 0), count)
+        first = reduced[prediction.members[0]]
+        held += first.n_maps * voxels * first.label_bytes + 2 * voxels * uncertainty
+    if relations:  # a restricted copy of a model's label maps, and united ones
+        held += 2 * voxels * len(relations.unite)
+        largest = max(card.n_maps * card.label_bytes for card in cards)
+        host["relate"] = scan + held + voxels * (largest if relations.restrict_to else 0)
+    host["measure"] = scan + held + MEASUREMENT_BYTES
+    host["write"] = scan + held + estimate_writers(grid, cards, outputs)
+    host["readback"] = host["write"]
+    values = sum(memory.window_values(card, grid) for card in reduced)
+    return memory.CaseEstimate(host, device, memory.base_bytes(cards), values, placement)
+
+
+def placement_of(predictors: Sequence[Predictor]) -> Placement:
+    """Return where loaded models run: an estimate takes the first model's place for all."""
+    from scanloom.inference.memory import Placement
+
+    return Placement(predictors[0].device_name, predictors[0].precision_name)
+
+
+def check_memory(estimate: CaseEstimate, limit: int) -> None:
+    """Refuse a case whose smallest plan does not fit, before any allocation.
+
+    Parameters
+    ----------
+    estimate : CaseEstimate
+        Estimate of the smallest plan.
+    limit : int
+        Bytes for the whole process.
+
+    Raises
+    ------
+    ScanError
+        OUT_OF_MEMORY with both figures.
+    """
+    if estimate.peak > limit:
+        step = max(estimate.host, key=lambda name: estimate.host[name])
+        limited = f"limit {format_bytes(limit)} by `segment --memory-limit`"
+        detail = f"needs {format_bytes(estimate.peak)} in the step {step}, {limited}"
+        raise ScanError(Reason.OUT_OF_MEMORY, f"{detail} or a workflow's `memory_limit`")

@@ -1,0 +1,547 @@
+"""Corrected results: published as revisions of a case, and exported for training.
+
+A revision is `OUT/review/revisions/<case>/<number>/`. It is written, read back and published as a
+case is; the case itself is not touched. Its labels were corrected in the browser, or come from a
+file of another program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import (
+    Case,
+    Code,
+    Flag,
+    Grid,
+    Layer,
+    Outputs,
+    Reason,
+    ScanError,
+    Segmentation,
+    Series,
+    Structure,
+)
+from scanloom.core.process import lock_file
+from scanloom.engine.case.writers import read_back, write_files, writers_of
+from scanloom.io.output.case_folder import CaseContent, CaseFolder
+from scanloom.io.output.crosswalk import find_sources, latest_by_id
+from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
+from scanloom.io.output.json_file import read_json, write_document, write_json
+from scanloom.io.output.layout import identity_of, is_case_name, published_cases
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.private import check_links
+from scanloom.io.output.published import check_files
+from scanloom.io.output.work_folder import clean_up
+from scanloom.io.scan import Scan
+from scanloom.io.system.atomic_write import private_draft
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.regular_files import open_descriptor, open_regular_file
+from scanloom.io.write.nifti import write_image
+from scanloom.ops.measure import measure
+from scanloom.review.label_files import LabelFile, read_label_file
+from scanloom.review.revisions import (
+    REVISIONS,
+    latest_result,
+    read_label_maps,
+    revision_folders,
+    revision_number,
+)
+from scanloom.review.sources import read_source
+from scanloom.review.verdicts.log import VerdictStack, read_verdicts
+from scanloom.review.verdicts.verdict import Verdict, seen_of
+
+Origin = Literal["brush", "file"]
+STALE_AFTER_S = 86_400.0
+"""Age at which temporary files of processes that were killed are removed."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Changes that a person made.
+
+    Parameters
+    ----------
+    labels : mapping
+        Corrected label maps (I, J, K), by the file of the case that they replace.
+    reviewer : str
+        Code of the reviewer.
+    origin : "brush" or "file"
+        How it was made.
+    corrected : int
+        Number of the revision that was corrected; 0 for the result of the case.
+    """
+
+    labels: Mapping[str, NDArray[Any]]
+    reviewer: str
+    origin: Origin
+    corrected: int
+
+
+def publish_revision(out: Path, name: str, correction: Correction, key: Path | None = None) -> Path:
+    """Publish a correction of the latest result of a case.
+
+    One process at a time publishes corrections to an output folder; others wait.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    name : str
+        Name of the case folder.
+    correction : Correction
+    key : Path or None
+        File with the key of the case ids: the scan is read for measurements and DICOM SEG.
+
+    Returns
+    -------
+    Path
+        The folder of the revision.
+
+    Raises
+    ------
+    ScanError
+        CORRECTED if another correction was published since; what `read_source` raises if
+        the scan can't be read or was changed; RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or
+        OUTPUT_UNWRITABLE. Then nothing is published.
+    """
+    try:
+        check_links(out)
+        with _locked(Path(out, *REVISIONS)):
+            clean_up(out, time.time() - STALE_AFTER_S)
+            return _publish(out, name, correction, key)
+    except OSError as exc:
+        raise output_error(exc, "the revision") from exc
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = open_descriptor(folder, os.O_RDONLY)
+    try:
+        lock_file(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
+    before = latest_result(out, name)
+    if revision_number(before) != correction.corrected:
+        raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
+    labels = read_label_maps(before)
+    document = read_json(out / "cases" / name / CASE)
+    scan = read_source(out, name, key)
+    changed = {
+        file: int(np.count_nonzero(array != labels[file]))
+        for file, array in correction.labels.items()
+    }
+    labels |= correction.labels
+    segmentations = _segmentations(before, document, labels, scan)
+    numbers = [int(folder.name) for folder in revision_folders(out, name)]
+    number = max(numbers, default=0) + 1
+    revision = {
+        "number": number,
+        "of_recipe": document["recipe"],
+        "reviewer": correction.reviewer,
+        "origin": correction.origin,
+        "changed_voxels": changed,
+    }
+    recipe = _recipe(document["recipe"], labels)
+    case = Case(
+        id=document["case"],
+        series=Series(document["source"]["kind"], ()),
+        outputs=Outputs(seg=document["outputs"]["seg"], dates=document["outputs"]["dates"]),
+        source_hash=document["source"]["hash"],
+        recipe=recipe,
+    )
+    flags = tuple(Flag[each["code"]] for each in document["flags"])
+    measurements = [m for s in segmentations for m in measure(s, scan.volume, flags)]
+    content = CaseContent(case, scan, segmentations, measurements, flags)
+    target = Path(out, *REVISIONS, name, str(number))
+    with CaseFolder(out, f"{name}-revision", target=target) as draft:
+        _write(draft.path, content, {**document, "recipe": recipe, "revision": revision})
+        return draft.publish()
+
+
+def _write(folder: Path, content: CaseContent, document: dict[str, Any]) -> None:
+    writers = writers_of(content.case.outputs)
+    write_files(folder, content, writers)
+    write_document(folder / CASE, document)
+    read_back(folder, content, writers)
+    write_document(folder / TIMING, {"steps": {}})
+
+
+def _segmentations(
+    folder: Path, document: Mapping[str, Any], labels: Mapping[str, NDArray[Any]], scan: Scan
+) -> Sequence[Segmentation]:
+    """Return the corrected segmentations, by the structures of the result before."""
+    versions = {
+        m["name"]: m["version"] for m in (*document["models"], *document.get("results", []))
+    }
+    layers: dict[str, list[Layer]] = {}
+    for entry in read_json(folder / SEGMENTS)["files"]:
+        structures = tuple(map(structure_from_plain, entry["structures"]))
+        highest = max(s.number for s in structures)
+        dtype = np.uint8 if highest < 256 else np.uint16
+        array = np.asfortranarray(labels[entry["file"]], dtype)
+        layers.setdefault(entry["model"], []).append(Layer(array, structures))
+    grid = scan.volume.grid
+    return [
+        Segmentation(model, tuple(each), grid, versions.get(model, ""), corrected=True)
+        for model, each in layers.items()
+    ]
+
+
+def structure_from_plain(plain: Mapping[str, Any]) -> Structure:
+    """Return the structure in an entry of `segments.json`."""
+    side = plain["laterality"]
+    red, green, blue = plain["color"]
+    return Structure(
+        plain["label"],
+        plain["number"],
+        plain["name"],
+        Code(**plain["category"]),
+        Code(**plain["type"]),
+        (red, green, blue),
+        Code(**side) if side else None,
+        plain["experimental"],
+    )
+
+
+def _recipe(recipe: str, labels: Mapping[str, NDArray[Any]]) -> str:
+    """Return the hash from which the DICOM UIDs of a revision follow: of recipe and labels."""
+    digest = hashlib.sha256(recipe.encode())
+    for name in sorted(labels):
+        digest.update(name.encode())
+        digest.update(np.asfortranarray(labels[name]).tobytes(order="F"))
+    return digest.hexdigest()
+
+
+def take_file(
+    out: Path,
+    file: Path,
+    name: str,
+    reviewer: str,
+    *,
+    model: str | None = None,
+    key: Path | None = None,
+) -> Path | None:
+    """Publish the labels in a file as a revision of a case; None if they are the case's.
+
+    A file of numbers replaces a label map as a whole. A file of named segments replaces the
+    structures that it names, and leaves the others; where both claim a voxel, it is the file's.
+    Segments of one label map must not overlap.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    file : Path
+        NIfTI, NRRD, MetaImage, `.seg.nrrd` or DICOM SEG.
+    name : str
+        Name of the case folder.
+    reviewer : str
+        Code of the reviewer.
+    model : str or None
+        The model whose labels they are, if the case has several.
+    key : Path or None
+        File with the key of the case ids.
+
+    Raises
+    ------
+    ScanError
+        ID_UNKNOWN; GRID_DIFFERS; LABELS_UNKNOWN; what `read_label_file` and `publish_revision`
+        raise.
+    """
+    check_links(out)
+    folder = out / "cases" / name
+    if not is_case_name(name) or not folder.is_dir():
+        raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")
+    document = read_json(folder / CASE)
+    grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
+    latest = latest_result(out, name)
+    entries = _entries(read_json(latest / SEGMENTS)["files"], model)
+    before = read_label_maps(latest)
+    label_file = read_label_file(file, grid)
+    _check_series(label_file, out, document["case"])
+    after = (
+        _by_number(label_file, entries)
+        if label_file.names is None
+        else _by_name(label_file, entries, before)
+    )
+    changed = {name: array for name, array in after.items() if (array != before[name]).any()}
+    if not changed:
+        return None
+    correction = Correction(changed, reviewer, "file", revision_number(latest))
+    return publish_revision(out, name, correction, key)
+
+
+def _check_series(label_file: LabelFile, out: Path, number: str) -> None:
+    """Refuse a DICOM SEG of another series, whose grid may be the same.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS.
+    """
+    source = latest_by_id(find_sources(out, [number])).get(number)
+    if source is None or not source.series_uid or not label_file.series:
+        return
+    if source.series_uid not in label_file.series:
+        raise ScanError(Reason.GRID_DIFFERS, "the file refers to another series than the case's")
+
+
+def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapping[str, Any]]:
+    """Return the label maps of the model that is meant."""
+    models = sorted({entry["model"] for entry in files})
+    if model is None and len(models) > 1:
+        detail = f"the case has results of {', '.join(models)}: name one with `review --model`"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    if model is not None and model not in models:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has results of {', '.join(models)} only")
+    return [entry for entry in files if model in (None, entry["model"])]
+
+
+def _by_number(
+    label_file: LabelFile, entries: Sequence[Mapping[str, Any]]
+) -> dict[str, NDArray[Any]]:
+    if len(entries) > 1:
+        detail = "the case has several label maps: take a DICOM SEG or .seg.nrrd, which name theirs"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    [entry], [labels] = entries, label_file.layers
+    known = {structure["number"] for structure in entry["structures"]}
+    foreign = sorted(set(np.unique(labels).tolist()) - known - {0})
+    if foreign:
+        listed = ", ".join(map(str, foreign[:5]))
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
+    return {entry["file"]: labels}
+
+
+def _by_name(
+    label_file: LabelFile, entries: Sequence[Mapping[str, Any]], before: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    places = {
+        _plain(text): (entry["file"], structure["number"])
+        for entry in entries
+        for structure in entry["structures"]
+        for text in (structure["name"], structure["label"])
+    }
+    after = {entry["file"]: before[entry["file"]].copy() for entry in entries}
+    names = label_file.names or {}
+    if foreign := sorted(name for name in names if _plain(name) not in places):
+        listed = ", ".join(repr(name[:40]) for name in foreign[:3])
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
+    targets = {name: places[_plain(name)] for name in names}
+    if len(set(targets.values())) < len(targets):
+        raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
+    for file, number in targets.values():
+        after[file][after[file] == number] = 0
+    painted = {entry["file"]: np.zeros(before[entry["file"]].shape, bool) for entry in entries}
+    for name, (layer, value) in names.items():
+        file, number = targets[name]
+        inside = label_file.layers[layer] == value
+        if (inside & painted[file]).any():
+            raise ScanError(Reason.LABELS_UNKNOWN, f"segment {name[:40]!r} overlaps another")
+        painted[file] |= inside
+        after[file][inside] = number
+    return after
+
+
+def _plain(text: str) -> str:
+    """Return a name without case, underscores and repeated spaces."""
+    return " ".join(text.lower().replace("_", " ").split())
+
+
+def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:
+    """Return the voxels of each structure before and after a correction, if they differ.
+
+    Parameters
+    ----------
+    before, after : Path
+        Folders of the result that was corrected, and of the revision.
+    """
+    was, now = (
+        {(m.model, m.label): m.voxels for m in read_measurements(folder)}
+        for folder in (before, after)
+    )
+    return {
+        label: (was[model, label], n) for (model, label), n in now.items() if was[model, label] != n
+    }
+
+
+DATASET = "dataset.json"
+
+
+def export(
+    out: Path, folder: Path, key: Path | None = None, *, model: str | None = None
+) -> dict[str, str]:
+    """Write images, labels and `dataset.json` of accepted and corrected cases.
+
+    A case counts if its latest result was accepted by all who decided on it, or if it was
+    corrected and nobody rejected the correction.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    folder : Path
+        Folder to be made; it must not exist.
+    key : Path or None
+        File with the key of the case ids.
+    model : str or None
+        The model whose labels are exported, if the cases have results of several.
+
+    Returns
+    -------
+    dict of str to str
+        Why a case that counts is left out, by its name: its scan can't be read or was changed, or
+        its result is damaged.
+
+    Raises
+    ------
+    ScanError
+        NOT_REVIEWED if no case counts; LABELS_UNKNOWN if there are results of several models, or a
+        number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
+    """
+    check_links(out)
+    if folder.exists():
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
+    left_out = dict[str, str]()
+    chosen = {r: _files_of(r) for r in _results(out, left_out)}
+    model = _one_model(chosen.values(), model)
+    chosen = {r: own for r, f in chosen.items() if (own := [e for e in f if e["model"] == model])}
+    if not chosen and not left_out:
+        raise ScanError(Reason.NOT_REVIEWED, "no case is accepted or corrected")
+    structures = _structures(chosen.values())
+    entries = list[dict[str, Any]]()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with private_draft(folder) as draft:
+            for name in ("images", "labels"):
+                (draft / name).mkdir(parents=True)
+            for result, files in chosen.items():
+                try:
+                    entries.append(_export(out, result, files, draft, key))
+                except ScanError as error:
+                    left_out[case_name(result)] = error.code
+            write_json(draft / DATASET, _dataset(out, chosen, structures, entries))
+            draft.rename(folder)
+    except OSError as exc:
+        raise output_error(exc, "the export") from exc
+    return left_out
+
+
+def _results(out: Path, left_out: dict[str, str]) -> Iterator[Path]:
+    """Yield the latest result of each case that counts; damaged ones are left out."""
+    current = VerdictStack(read_verdicts(out)).current()
+    for case in published_cases(out):
+        result = latest_result(out, case.name)
+        try:
+            if not counts(result, current.get(case.name, {})):
+                continue
+            check_files(result)
+        except (OSError, ValueError, LookupError, TypeError):
+            left_out[case.name] = Reason.RESULT_DAMAGED.name
+        else:
+            yield result
+
+
+def _files_of(result: Path) -> list[dict[str, Any]]:
+    """Return the entries of the label maps of a result."""
+    files: list[dict[str, Any]] = read_json(result / SEGMENTS)["files"]
+    return files
+
+
+def _one_model(results: Iterable[list[dict[str, Any]]], model: str | None) -> str | None:
+    """Return the model whose labels are exported: numbers of two models mean different things."""
+    models = sorted({entry["model"] for files in results for entry in files})
+    if model is None and len(models) > 1:
+        detail = f"there are results of {', '.join(models)}: name one with --model"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    if model is not None and models and model not in models:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"there are results of {', '.join(models)} only")
+    return model if model is not None else next(iter(models), None)
+
+
+def _structures(results: Iterable[list[dict[str, Any]]]) -> dict[str, int]:
+    """Return the number of each structure, which must be the same in all results."""
+    pairs = {
+        (structure["number"], structure["label"])
+        for files in results
+        for entry in files
+        for structure in entry["structures"]
+    }
+    for each in zip(*pairs, strict=True):
+        if len(set(each)) < len(pairs):
+            detail = "cases have different numbers for one structure: compute them by one model"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    return {label: number for number, label in sorted(pairs)}
+
+
+def counts(result: Path, verdicts: Mapping[str, Verdict]) -> bool:
+    """Return whether a result is exported, by the verdicts about it that count."""
+    seen = seen_of(result)
+    decisions = {each.decision for each in verdicts.values() if each.seen == seen}
+    if revision_number(result):
+        return decisions <= {"accept"}
+    return decisions == {"accept"}
+
+
+def case_name(result: Path) -> str:
+    """Return the name of the case of a result's folder."""
+    return result.parent.name if revision_number(result) else result.name
+
+
+def _export(
+    out: Path, result: Path, entries: list[dict[str, Any]], draft: Path, key: Path | None
+) -> dict[str, Any]:
+    """Write the image and the label maps of a case; return its entry."""
+    name = case_name(result)
+    scan = read_source(out, name, key)
+    write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
+    files = [entry["file"] for entry in entries]
+    labels = {}
+    for file in files:
+        if identity_of((result / file).relative_to(out)) != "shapes":
+            raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
+        target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
+        with open_regular_file(result / file) as stored, (draft / target).open("xb") as copy:
+            shutil.copyfileobj(stored, copy)
+        labels[file] = f"./{target}"
+    description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
+    number = revision_number(result)
+    return {"image": f"./images/{name}.nii.gz", **description, "case": name, "revision": number}
+
+
+def _dataset(
+    out: Path,
+    results: Iterable[Path],
+    structures: Mapping[str, int],
+    entries: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return `dataset.json` as of the Medical Segmentation Decathlon and nnU-Net."""
+    modalities = {
+        str(read_json(out / "cases" / case_name(result) / CASE)["source"]["modality"])
+        for result in results
+    }
+    return {
+        "name": "scanloom review",
+        "channel_names": {"0": " ".join(sorted(modalities))},
+        "labels": {"background": 0, **structures},
+        "numTraining": len(entries),
+        "file_ending": ".nii.gz",
+        "training": entries,
+    }

@@ -1,1 +1,0 @@
-"""Corrected results: written and published beside the case, and exported for training."""

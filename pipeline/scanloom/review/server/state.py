@@ -1,0 +1,535 @@
+"""State of a review server: the list of cases, doubtful ones first, and the verdicts on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from numpy.typing import NDArray
+
+from scanloom.core import Measurement, Reason, ScanError
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.layout import is_case_name, published_cases, read_case
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.published import check_files
+from scanloom.io.system.disk_errors import is_passing
+from scanloom.review.outliers import (
+    REVIEW_THRESHOLD,
+    Cohort,
+    Finding,
+    find_outliers,
+    risk_score,
+)
+from scanloom.review.report.data import references_of
+from scanloom.review.revisions import REVISIONS, latest_result, revision_number
+from scanloom.review.server.cases import OpenCases, OpenedCase
+from scanloom.review.server.drafts import Drafts
+from scanloom.review.server.security import RefusedError
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, differ, seen_of, state_of
+
+LEAST_INTERVAL_S = 2.0
+"""Time between two looks for new cases; with many cases, some times as long as a look takes."""
+_INTERVALS_PER_LOOK = 10
+MAX_WAIT_S = 1.0
+"""Time that a request waits for a look; then it is answered from the look before."""
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""Exceptions when reading a file that was changed after its publication."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListedCase:
+    """A published case, as far as the list needs it.
+
+    Parameters
+    ----------
+    stamp : object
+        Changes when the case or its latest revision is replaced.
+    seen : Seen
+        The result that there is now.
+    revision : int
+        Number of the latest revision; 0 without any.
+    """
+
+    name: str
+    stamp: object
+    modality: str
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    axes: str
+    models: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    references: Mapping[str, Any]
+    seen: Seen
+    revision: int
+
+
+class Worklist:
+    """The published cases of an output folder, in the order of review; new ones appear.
+
+    Its mappings are replaced as a whole, and never changed: they can be read without a lock.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.damaged: set[str] = set()
+        """Names of cases that can't be read, which are left out."""
+        self.cases: dict[str, ListedCase] = {}
+        """Cases by name, those with the highest risk first."""
+        self.findings: dict[str, list[Finding]] = {}
+        self.version = 0
+        self._guard = threading.Lock()  # of the looks
+        self._swap = threading.Lock()  # of the attributes above
+        self._cohort = Cohort((), {})
+        self._stamps: tuple[object, dict[str, object]] | None = None
+        self._next_look = 0.0
+        self._look: threading.Thread | None = None
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether to look in any case, and to wait until that is done.
+        """
+        with self._guard:
+            if at_once or self._stamps is None:
+                if self._look is not None:
+                    self._look.join()  # it may have begun too early
+                self._read_changes()
+                return
+            if self._look is None or not self._look.is_alive():
+                if time.monotonic() < self._next_look:
+                    return
+                self._look = threading.Thread(target=self._read_changes, daemon=True)
+                self._look.start()
+            look = self._look
+        look.join(MAX_WAIT_S)
+
+    def update(self, name: str) -> None:
+        """Read a case again if it was replaced, corrected or removed.
+
+        Its findings are made anew; its place in the list, and what other cases are compared with,
+        stay until the next look that finds another case in `cases/`.
+
+        Raises
+        ------
+        OSError
+            If it can't be read for the moment: then it stays as it was.
+        """
+        before, folder = self.cases.get(name), self.out / "cases" / name
+        case = self._current(folder)
+        if case is not None and case is before:
+            return
+        with self._swap:
+            if case is None:
+                self.cases = {key: each for key, each in self.cases.items() if key != name}
+                self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
+            else:
+                findings = find_outliers({name: case.measurements}, self._cohort, {name: case.axes})
+                self.findings = {**self.findings, **findings}
+                self.cases = {**self.cases, name: case}
+                self.damaged = self.damaged - {name}
+            self.version += 1
+
+    def _read_changes(self) -> None:
+        began = time.monotonic()
+        whole = True
+        with suppress(OSError):  # the folder is gone or can't be read now: the list stays
+            stamps = _stamp(self.out / "cases"), _revision_stamps(self.out)
+            if self._stamps is None or stamps[0] != self._stamps[0]:
+                whole = self._read()
+            else:
+                for name in {name for name, _ in stamps[1].items() ^ self._stamps[1].items()}:
+                    self.update(name)
+            self._stamps = stamps if whole else (None, stamps[1])  # look again soon
+        now = time.monotonic()
+        self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
+
+    def _read(self) -> bool:
+        """Read all cases; return whether each could be read, or is damaged.
+
+        One that can't be read for the moment stays as it was.
+        """
+        cases, damaged, whole = dict[str, ListedCase](), set[str](), True
+        for folder in published_cases(self.out):
+            try:
+                case = self._current(folder)
+            except OSError:
+                case, whole = self.cases.get(folder.name), False
+            if case is None:
+                damaged.add(folder.name)
+            else:
+                cases[folder.name] = case
+        references = {m: r for case in cases.values() for m, r in case.references.items()}
+        cohort = Cohort((m for case in cases.values() for m in case.measurements), references)
+        measured = {name: case.measurements for name, case in cases.items()}
+        axes = {name: case.axes for name, case in cases.items()}
+        findings = find_outliers(measured, cohort, axes)
+        order = sorted(cases, key=lambda name: (-risk_score(findings[name]), name))
+        with self._swap:
+            self._cohort, self.findings, self.damaged = cohort, findings, damaged
+            self.cases = {name: cases[name] for name in order}
+            self.version += 1
+        return whole
+
+    def _current(self, folder: Path) -> ListedCase | None:
+        """Return a case as it is now: the listed one if it is the same; None if damaged or gone.
+
+        Raises
+        ------
+        OSError
+            If it can't be read for the moment, such as with too many open files.
+        """
+        try:
+            check_files(folder)
+            latest = latest_result(self.out, folder.name)
+            stamp = _stamp(folder / CASE), _stamp(latest / CASE)
+            listed = self.cases.get(folder.name)
+            if listed is not None and listed.stamp == stamp:
+                return listed
+            document = read_case(folder)
+            grid, models = document["grid"], document["models"]
+            return ListedCase(
+                name=folder.name,
+                stamp=stamp,
+                modality=document["source"]["modality"] or "",
+                shape=tuple(grid["shape"]),
+                spacing=tuple(grid["spacing_mm"]),
+                axes=grid["axes"],
+                models=tuple(each["name"] for each in models),
+                measurements=read_measurements(latest),
+                references={each["name"]: references_of(each) for each in models},
+                seen=seen_of(latest),
+                revision=revision_number(latest),
+            )
+        except (*_DAMAGE, ScanError) as exc:
+            if is_passing(exc):
+                raise
+            return None
+
+
+def _revision_stamps(out: Path) -> dict[str, object]:
+    """Return stamps that change when a revision is added, by the name of its case.
+
+    Raises
+    ------
+    OSError
+        If the folder can't be read for the moment.
+    """
+    try:
+        return {path.name: _stamp(path) for path in Path(out, *REVISIONS).iterdir()}
+    except OSError as exc:
+        if is_passing(exc):
+            raise
+        return {}
+
+
+def _stamp(path: Path) -> object:
+    """Return a value that changes when a file or folder is replaced; None if it is missing."""
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_mtime_ns, stat.st_ino
+    return None
+
+
+COLUMNS = (
+    *("id", "modality", "slices", "spacing", "models", "doubts", "risk", "review"),
+    *("state", "mine", "disagreed", "readers", "revision", "draft"),
+)
+"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
+STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
+BLIND = (
+    "Others read this case without knowing of each other: the strokes are kept until all have "
+    "decided, save them then."
+)
+ByReviewer = Mapping[str, Verdict]
+Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps: name of the case, number of the revision that was corrected (0
+for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
+the revision."""
+
+
+@dataclass(eq=False)
+class ReviewState:
+    """State of a review server.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    log : VerdictLog
+    readers : Readers
+    open_cases : OpenCases
+    names : mapping
+        Display name of each reviewer's code.
+    publish : callable or None
+        Publishes corrections; None if they are not accepted.
+    """
+
+    out: Path
+    log: VerdictLog
+    readers: Readers
+    open_cases: OpenCases
+    names: Mapping[str, str] = field(default_factory=dict)
+    publish: Publish | None = None
+
+    def __post_init__(self) -> None:
+        self.worklist = Worklist(self.out)
+        self.drafts = Drafts(self.out)
+
+    def listed(self, reviewer: str) -> dict[str, Any]:
+        """Return the list of a reviewer's cases."""
+        version = self.version(reviewer)
+        current, back = self.log.stack.current(), self._coming_back(reviewer)
+        drafts = self.drafts.cases_of(reviewer)
+        rows, counts = list[list[Any]](), Counter[str]()
+        names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
+        for name in names:
+            case = self.worklist.cases.get(name)
+            if case is None:  # removed since
+                continue
+            verdicts = self._visible(name, reviewer, current.get(name, {}), back)
+            state = state_of(case.seen, verdicts, disagreed=differ(verdicts))
+            own = verdicts.get(reviewer)
+            findings = self.worklist.findings.get(name, [])
+            risk = risk_score(findings)
+            counts[state] += 1
+            counts["mine"] += own is not None
+            row = {
+                "id": name,
+                "modality": case.modality,
+                "slices": case.shape,
+                "spacing": [round(s, 3) for s in case.spacing],
+                "models": case.models,
+                "doubts": list(dict.fromkeys(map(_doubt, _by_weight(findings)))),
+                "risk": round(risk, 2),
+                "review": risk >= REVIEW_THRESHOLD,
+                "state": state,
+                "mine": own.decision if own else None,
+                "disagreed": state == "disagreed",
+                "readers": len(verdicts),
+                "revision": case.revision,
+                "draft": name in drafts,
+            }
+            rows.append([row[column] for column in COLUMNS])
+        return {
+            "columns": COLUMNS,
+            "cases": rows,
+            "counts": {"all": len(rows), **{each: counts[each] for each in (*STATES, "mine")}},
+            "damaged": len(self.worklist.damaged),
+            "version": version,
+        }
+
+    def version(self, reviewer: str) -> str:
+        """Return a text that changes when a reviewer's list does, after a look for new cases."""
+        self.worklist.refresh()
+        drafts = crc32("/".join(sorted(self.drafts.cases_of(reviewer))).encode())
+        return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
+
+    def me(self, reviewer: str) -> dict[str, Any]:
+        """Return the reviewer, and the tags that a verdict may have."""
+        tags = [{"id": key, "name": name} for key, name in TAGS.items()]
+        blind = bool(self.readers.double)
+        return {"reviewer": reviewer, "name": self.names[reviewer], "blind": blind, "tags": tags}
+
+    def verdicts(self, name: str, reviewer: str) -> dict[str, Any]:
+        """Return the verdicts about a case that a reviewer may see."""
+        back = self._coming_back(reviewer)
+        visible = self._visible(name, reviewer, self.log.stack.of_case(name), back)
+        case = self.worklist.cases.get(name)
+        return {
+            "state": state_of(case.seen, visible) if case else "",
+            "again": name in back,
+            "verdict": self._shown(visible.get(reviewer)),
+            "others": [self._shown(v) for code, v in visible.items() if code != reviewer],
+        }
+
+    def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
+        """Return the doubts about a case, each with the voxel (view) that it speaks of."""
+        shown: dict[str, dict[str, Any]] = {}
+        for finding in _by_weight(self.worklist.findings.get(case.name, [])):
+            box = next((m.box for m in finding.subjects if m.box is not None), None)
+            point = box and [
+                (a + b) // 2
+                for a, b in zip(*(case.view.index_of(corner) for corner in box), strict=True)
+            ]
+            text = _doubt(finding)
+            shown.setdefault(text, {"text": text, "kind": finding.kind, "point": point})
+        return list(shown.values())
+
+    def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:
+        """Refuse a case that is not there, or not for a reviewer.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        anew : bool
+            Whether to look if the case was replaced, corrected or removed.
+
+        Raises
+        ------
+        ScanError
+            ID_UNKNOWN; RESULT_DAMAGED.
+        """
+        if is_case_name(name):
+            if anew or name not in self.worklist.cases:
+                self.worklist.update(name)
+            if name in self.worklist.damaged:
+                raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+            valid = {name: self._valid_of(name)}
+            if name in self.worklist.cases and self.readers.cases_of(reviewer, [name], valid):
+                return
+        raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
+
+    def opened(self, name: str) -> OpenedCase:
+        """Return an open case, opened again if its result was replaced.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`; RESULT_DAMAGED if label maps are not those of their checksums.
+        """
+        for is_last in (False, True):
+            case, listed = self.open_cases.get(name), self.worklist.cases.get(name)
+            if listed is None or listed.seen == case.seen:
+                return case
+            if not is_last:
+                self.worklist.update(name)
+            self.open_cases.forget(name)
+        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+
+    def keep(self, verdict: Verdict, comment: str) -> Verdict:
+        """Keep a verdict about the result that there is now, with how it was given.
+
+        Raises
+        ------
+        ScanError
+            ID_UNKNOWN if the case was removed; STALE if another result was seen; DISK_FULL or
+            OUTPUT_UNWRITABLE.
+        """
+        name, reviewer = verdict.case, verdict.reviewer
+        # the last look may be older than a correction that was published meanwhile
+        self.worklist.update(name)
+        case = self.worklist.cases.get(name)
+        if case is None:
+            raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
+        if verdict.seen != case.seen:
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+        again = name in self._coming_back(reviewer) and reviewer in self._valid_of(name)
+        independent = not self._may_have_seen_others(name, reviewer)
+        reading = 2 if again else 1
+        kept = replace(verdict, reading=reading, independent=independent)
+        return self.log.append(kept, comment)
+
+    def _may_have_seen_others(self, name: str, reviewer: str) -> bool:
+        """Return whether a reviewer was shown another's verdict on a case.
+
+        One on a result that was replaced since counts too: after both readers of a result saw each
+        other's verdict, a verdict of theirs on its correction is not independent any more.
+        """
+        kept = self.log.stack.all_of_case(name)
+        foreign = [verdict for verdict in kept if verdict.reviewer != reviewer]
+        if foreign and (name, reviewer) in self.log.stack.undone:  # they may have been shown before
+            return True
+        return any(
+            not self.readers.is_blind(
+                name, reviewer, {v.reviewer: v for v in kept if v.seen == verdict.seen}
+            )
+            for verdict in foreign
+        )
+
+    def save_draft(self, name: str, reviewer: str, version: str) -> int:
+        """Publish a correction as a revision, and return its number.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        version : str
+            The draft that was seen.
+
+        Raises
+        ------
+        ScanError
+            STALE if the result was replaced since the first stroke; what `Publish` raises.
+        RefusedError
+            If nothing was changed; DRAFT_CHANGED.
+        """
+        self.worklist.update(name)
+        case = self.opened(name)
+        held = self.drafts.of(case, reviewer)
+        if self.readers.is_blind(name, reviewer, self._valid_of(name)):
+            raise RefusedError(409, "BLIND", BLIND)
+        with held.changing(case, version) as draft:
+            layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
+            if not layers or self.publish is None:
+                raise RefusedError(409, "NOTHING", "Nothing was changed.")
+            revision = case.revision
+            self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
+            held.painted = None
+            del case, draft
+            folder = self.publish(name, revision, layers, reviewer)
+            self.drafts.drop(held)
+        self.open_cases.forget(name)
+        self.worklist.update(name)
+        return int(folder.name)
+
+    def _visible(
+        self, name: str, reviewer: str, verdicts: ByReviewer, back: set[str]
+    ) -> dict[str, Verdict]:
+        """Return the verdicts about a case that a reviewer may see; none of one to read again."""
+        case = self.worklist.cases.get(name)
+        if name in back or case is None:
+            return {}
+        return self.readers.visible(name, reviewer, verdicts, case.seen)
+
+    def _coming_back(self, reviewer: str) -> set[str]:
+        """Return the cases that a reviewer is to read again."""
+        if not self.readers.repeat:
+            return set()
+        return self.readers.coming_back(reviewer, self.log.stack.history())
+
+    def _valid(self, current: Mapping[str, ByReviewer]) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts about the results that there are now."""
+        cases = self.worklist.cases
+        return {name: about(cases[name].seen, v) for name, v in current.items() if name in cases}
+
+    def _valid_of(self, name: str) -> dict[str, Verdict]:
+        """Return the verdicts about the result of a case that there is now."""
+        return self._valid({name: self.log.stack.of_case(name)}).get(name, {})
+
+    def _shown(self, verdict: Verdict | None) -> dict[str, Any] | None:
+        if verdict is None:
+            return None
+        return {
+            "number": verdict.number,
+            "reviewer": self.names.get(verdict.reviewer, verdict.reviewer),
+            "decision": verdict.decision,
+            "structures": verdict.structures,
+            "tags": verdict.tags,
+            "comment": self.log.comment_of(verdict),
+            "at": verdict.at,
+        }
+
+
+def _by_weight(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, the heaviest first."""
+    return sorted(findings, key=lambda finding: -finding.weight)
+
+
+def _doubt(finding: Finding) -> str:
+    return f"{finding.structure}: {finding.text}"
