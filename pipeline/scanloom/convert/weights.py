@@ -133,7 +133,7 @@ def _link(file: Path, target: Path, *, inside: bool) -> None:
             target.symlink_to(file.absolute())
             return
         try:
-            os.link(file, target)
+            os.link(file.resolve(), target)  # not the link that the file may be
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links
