@@ -314,7 +314,7 @@ class Results:
         name, args, _, changes = MODELS[model]
         overlapping = "decision" in changes
         return model_cards.card(
-            self.bundle(model) / "models" / "model.pt",
+            model_cards.converted(self.bundle(model) / "models" / "model.pt").file,
             network=NetworkSpec(name, args),
             structures=model_cards.structures(args["out_channels"] - (not overlapping)),
             **changes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -363,6 +364,9 @@ class NetworkGrid:
     orient: Literal["before", "after"] = "before"
 
     def __post_init__(self) -> None:
+        sizes = (*(self.spacing or ()), *(self.shape or ()))
+        if not all(size is None or 0 < size < math.inf for size in sizes):
+            raise ValueError(f"spacing and shape must be positive, got {sizes}")
         if self.mode == "area" and (self.shape is None or self.alignment != "edges"):
             raise ValueError("mode 'area' needs a shape and alignment 'edges'")
         if self.orient == "after" and self.spacing and len(set(self.spacing)) > 1:
@@ -436,6 +440,8 @@ class Window:
     plane: Literal[0, 1, 2] | None = None
 
     def __post_init__(self) -> None:
+        if self.size is not None and min(self.size) < 1:
+            raise ValueError(f"a window must have voxels along each axis, got {self.size}")
         if not 0 <= self.overlap <= MAX_OVERLAP:  # also nan
             raise ValueError(f"overlap must be from 0 to {MAX_OVERLAP}, got {self.overlap}")
         if self.plane is not None and (self.size is None or self.size[self.plane] != 1):

@@ -119,6 +119,10 @@ def _constructor(folder: Path) -> Callable[[dict[str, Any]], Any]:
     """Return a function that makes an object of each JSON object which names its class."""
 
     def construct(entries: dict[str, Any]) -> Any:
+        for value in entries.values():  # texts go to terminals and into DICOM as they stand
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str) and not text.isprintable():
+                    raise ValueError("a text with control characters")
         match entries.get("class"):
             case None:
                 return entries

@@ -153,19 +153,20 @@ def _signature(folder: Path) -> list[list[Any]]:
     """Return path, size, times and inode of all files below a folder that are not hidden."""
     listed, folders, visited = list[list[Any]](), [folder], set[tuple[int, int]]()
     for current in folders:
-        status = current.stat()
-        if (status.st_dev, status.st_ino) in visited:  # a loop of links
-            continue
-        visited.add((status.st_dev, status.st_ino))
-        for entry in os.scandir(current):
-            if entry.name.startswith("."):
+        with suppress(OSError):  # what can't be listed can't be read by a reader either
+            status = current.stat()
+            if (status.st_dev, status.st_ino) in visited:  # a loop of links
                 continue
-            if entry.is_dir():
-                folders.append(Path(entry.path))
-                continue
-            with suppress(OSError):  # a link to nothing
-                s = entry.stat()
-                listed.append([entry.path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino])
+            visited.add((status.st_dev, status.st_ino))
+            for entry in os.scandir(current):
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                    continue
+                with suppress(OSError):  # a link to nothing
+                    s = entry.stat()
+                    listed.append([entry.path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino])
     return sorted(listed)
 
 

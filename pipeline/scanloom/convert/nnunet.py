@@ -584,6 +584,7 @@ def _read(
     A model of another configuration than the `requested` one is MODEL_UNKNOWN.
     """
     plans, dataset = read_plans(folder), read_dataset(folder)
+    stated = dataset.stated
     weights, checkpoint = _folds(folder, folds)
     if requested not in (None, checkpoint.configuration):
         detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
@@ -594,12 +595,12 @@ def _read(
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
     return ModelCard(
         name=_name(folder, plans, checkpoint),
-        version=dataset.version or weights[0].sha256[:12],
-        title=dataset.name or plans.dataset_name or truncate(folder.resolve().name),
-        description=dataset.description,
+        version=stated.release or weights[0].sha256[:12],
+        title=stated.name or plans.dataset_name or truncate(folder.resolve().name),
+        description=stated.description,
         intended_use="",
-        license=dataset.license or "unknown",
-        attribution=dataset.attribution,
+        license=stated.licence or stated.license or "unknown",
+        attribution=stated.reference,
         channels=_channels(dataset, plans, configuration),
         network=describe_network(configuration, inputs, dataset.outputs),
         weights=weights[0],
@@ -821,7 +822,7 @@ def _window(configuration: Configuration, checkpoint: Checkpoint) -> Window:
     )
 
 
-class _Dataset(Fields):
+class DatasetFile(Fields):
     """`dataset.json`; `modality` is the former name of `channel_names`."""
 
     channel_names: dict[str, Text] = Field(default_factory=dict)
@@ -852,8 +853,8 @@ class Dataset:
         Channels of the network's output.
     foreground : tuple of int
         Numbers of all labels except background and `ignore`.
-    name, description, attribution, license, version : str
-        As stated; empty if not.
+    stated : DatasetFile
+        The file, with its texts.
     """
 
     channels: tuple[str, ...]
@@ -861,11 +862,7 @@ class Dataset:
     decision: Decision
     outputs: int
     foreground: tuple[int, ...]
-    name: str
-    description: str
-    attribution: str
-    license: str
-    version: str
+    stated: DatasetFile
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -877,7 +874,7 @@ def read_dataset(folder: Path) -> Dataset:
         MODEL_DAMAGED if it is missing, an entry is missing or invalid, labels skip numbers, or
         regions have no order.
     """
-    content = parse(_Dataset, read_json(folder, "dataset.json"), "dataset.json")
+    content = parse(DatasetFile, read_json(folder, "dataset.json"), "dataset.json")
     labels = {
         name: (value,) if isinstance(value, int) else value
         for name, value in content.labels.items()
@@ -898,11 +895,7 @@ def read_dataset(folder: Path) -> Dataset:
         decision=decision,
         outputs=outputs,
         foreground=foreground,
-        name=content.name,
-        description=content.description,
-        attribution=content.reference,
-        license=content.licence or content.license,
-        version=content.release,
+        stated=content,
     )
 
 
@@ -919,7 +912,7 @@ def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
     return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
 
 
-def _foreground(content: _Dataset, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _foreground(content: DatasetFile, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the numbers of all labels but the background; refuse an invalid set of labels."""
     if labels.get("background") != (0,):
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: label 0 is not the background")

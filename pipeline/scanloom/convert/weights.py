@@ -24,6 +24,7 @@ from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
 from scanloom.convert.files import check_archive, check_growth, is_safetensors
 from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable
+from scanloom.io.system.sandbox import report_progress
 
 MAX_WEIGHTS: Final = 4 << 30
 """Largest file of weights. The largest in MONAI's model zoo has about 900 MB, and those of nnU-Net
@@ -72,6 +73,7 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
     ScanError
         MODEL_DAMAGED if the file can't be read or is too large; MODEL_UNSAFE as `check_archive`.
     """
+    report_progress()  # a model may have dozens of files, each of a gigabyte on a slow disk
     try:
         with file.open("rb") as stream:
             if file.stat().st_size > largest:
@@ -131,7 +133,7 @@ def _link(file: Path, target: Path, *, inside: bool) -> None:
             target.symlink_to(file.absolute())
             return
         try:
-            os.link(file, target)
+            os.link(file.resolve(), target)  # not the link that the file may be
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links

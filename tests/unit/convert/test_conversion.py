@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save
 
 from scanloom.cards.card_file import card_digest
-from scanloom.convert.conversion import load_card
+from scanloom.convert.conversion import convert_model, load_card
 from scanloom.convert.readers import read_model
 from scanloom.core import ScanError, user_cache_folder
 from support.bundles import saved, spleen_metadata, write_bundle
@@ -125,6 +125,22 @@ def test_safetensors_are_linked(cache: Path, tmp_path: Path) -> None:
     assert weights.sha256 == weights.published
 
 
+def test_a_model_that_holds_its_card_can_be_moved(tmp_path: Path) -> None:
+    """Also with weights that are a link within it."""
+    content = save({"weight": np.zeros(3, np.float32)})
+    folder = write_bundle(tmp_path / "spleen", weights=content)
+    (folder / "models" / "model.pt").rename(folder / "models" / "v2.safetensors")
+    (folder / "models" / "model.pt").symlink_to("v2.safetensors")
+    convert_model(folder, {}, folder)
+    shutil.copytree(folder, tmp_path / "moved", symlinks=True)
+    shutil.rmtree(folder)
+
+    weights = load_card(tmp_path / "moved").weights
+
+    assert weights.file.read_bytes() == content
+    assert not weights.file.is_symlink()
+
+
 def test_a_damaged_cache_is_made_again(cache: Path, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "spleen")
     before = load_card(folder)
@@ -167,7 +183,7 @@ def test_two_processes_convert_a_model_at_once(cache: Path, tmp_path: Path) -> N
     folder = write_bundle(tmp_path / "spleen")
     code = (
         "import sys; from pathlib import Path\n"
-        "from scanloom.convert.conversion import load_card\n"
+        "from scanloom.convert.conversion import convert_model, load_card\n"
         "card = load_card(Path(sys.argv[1])); print(card.weights.file.stat().st_ino)"
     )
     command = [sys.executable, "-c", code, str(folder)]

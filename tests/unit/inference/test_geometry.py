@@ -167,7 +167,7 @@ def test_maps_of_all_alignments_agree_with_positions(
 def test_edges_of_grids_coincide() -> None:
     """nnU-Net: half a voxel beyond the outermost centres, and a rounded number of voxels."""
     source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5))
-    plan = plan_grid(source, NetworkGrid(None, (1.5, 0.0, 1.0), alignment="edges"))
+    plan = plan_grid(source, NetworkGrid(None, (1.5, None, 1.0), alignment="edges"))
 
     assert plan.network.shape == (round(1.1 / 1.5 * 19), 23, round(2.5 / 1.0 * 14))
     for end in (0, 1):
