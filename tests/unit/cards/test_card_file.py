@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_file_that_is_no_card_is_refused(fault: str, full: ModelCard, tmp_path: Path) -> None:
-    change, part = FAULTS[fault]
+    change, expected = FAULTS[fault]
     write_card(full, tmp_path)
     document = json.loads((tmp_path / "card.json").read_text())
     change(document)
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_card_is_refused(fault: str, full: ModelCard, tmp_path
         read_card(tmp_path)
 
     assert caught.value.reason is Reason.MODEL_DAMAGED
-    assert part in caught.value.detail
+    assert expected in caught.value.detail
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", '{"name": "x"}', "[" * 100_000, "\udcff"])

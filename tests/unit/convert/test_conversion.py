@@ -39,11 +39,11 @@ def test_a_model_is_converted_once(cache: Path, tmp_path: Path) -> None:
 
     first = load_card(folder)
     (entry,) = entries(cache)
-    made = (entry / "card.json").stat().st_mtime_ns
+    written_ns = (entry / "card.json").stat().st_mtime_ns
     again = load_card(folder)
 
     assert first == again
-    assert (entry / "card.json").stat().st_mtime_ns == made
+    assert (entry / "card.json").stat().st_mtime_ns == written_ns
     read = read_model(folder)
     assert replace(first, weights=read.weights) == read
     assert first.weights.published == read.weights.sha256
@@ -100,8 +100,10 @@ def test_a_stage_next_to_the_model_counts(tmp_path: Path) -> None:
     before = card_digest(load_card(folder))
 
     file = stage / "fold_0" / "checkpoint_final.pth"
-    other = write_model(tmp_path / "other", changed, configuration="3d_lowres", folds=("0", "1"))
-    file.write_bytes((other / "fold_1" / "checkpoint_final.pth").read_bytes())
+    second_model = write_model(
+        tmp_path / "other", changed, configuration="3d_lowres", folds=("0", "1")
+    )
+    file.write_bytes((second_model / "fold_1" / "checkpoint_final.pth").read_bytes())
 
     assert card_digest(load_card(folder)) != before
 
@@ -188,10 +190,10 @@ def test_two_processes_convert_a_model_at_once(cache: Path, tmp_path: Path) -> N
     )
     command = [sys.executable, "-c", code, str(folder)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    found = {process.communicate()[0] for process in processes}
+    inodes = {process.communicate()[0] for process in processes}
 
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(found) == 1
+    assert len(inodes) == 1
     assert len(entries(cache)) == 1
 
 

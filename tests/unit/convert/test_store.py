@@ -199,13 +199,13 @@ def test_shared_models_go_before_own_ones_and_may_be_read_only(
     for path in [group, *group.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
 
-    found = {name: find_model(name).weights.published for name in "abcd"}
+    published = {name: find_model(name).weights.published for name in "abcd"}
     entries = [(entry.name, entry.section) for entry in list_models()]
 
     for path in [group, *group.rglob("*")]:
         path.chmod(0o755)
     first = {"a": ours, "b": group, "c": second, "d": theirs}
-    assert found == {name: sha256(root / name) for name, root in first.items()}
+    assert published == {name: sha256(root / name) for name, root in first.items()}
     assert entries == [("a", "ships"), ("b", "shared"), ("c", "shared"), ("d", "own")]
 
 

@@ -174,10 +174,12 @@ OPTIONS = ReadOptions(orientation="RAS", modality="CT")
 def test_a_case_file_returns_each_case_unchanged(tmp_path: Path) -> None:
     odd = Path("/b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
     series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
-    one = Case("one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2)
-    case_file = CaseFile.write(tmp_path / "case_file", [case("zero"), one])
+    odd_case = Case(
+        "one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2
+    )
+    case_file = CaseFile.write(tmp_path / "case_file", [case("zero"), odd_case])
 
-    assert case_file.case("one") == one
+    assert case_file.case("one") == odd_case
     assert len(case_file) == 2
     assert stat.S_IMODE(case_file.path.stat().st_mode) == 0o600
 
@@ -378,8 +380,8 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
     case_file, ended, faults = CaseFile.write(tmp_path / "case_file", cases), {}, []
     with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as handshake:
-        made = EngineSetup("run", setup, 60.0, tmp_path, handshake.question, handshake.expected)
-        pool = DaskPool(client, case_file, made, PoolLimits(on_unfit=faults.append))
+        engines = EngineSetup("run", setup, 60.0, tmp_path, handshake.question, handshake.expected)
+        pool = DaskPool(client, case_file, engines, PoolLimits(on_unfit=faults.append))
         until = time.monotonic() + 60.0
         while pool.window < 2 and time.monotonic() < until:
             time.sleep(0.1)
