@@ -113,6 +113,12 @@ def two_names(k: int, ds: Dataset) -> None:
     ds.PatientID, ds.PatientName = "12", "Möller^Jörg" if k >= MIDDLE else "Müller^Jörg"
 
 
+def unknown_representation(folder: Path) -> None:
+    """Write names in two character sets with a value representation that DICOM does not define."""
+    for path in stack(folder, edit=two_names):
+        path.write_bytes(path.read_bytes().replace(b"\x10\0\x10\0PN", b"\x10\0\x10\0P1", 1))
+
+
 def two_slices(folder: Path) -> None:
     for path in stack(folder)[2:]:
         path.unlink()
@@ -305,6 +311,7 @@ REFUSED: dict[str, Kind] = {
     "video": Kind(changed(video), "DECODER"),
     "two patients": Kind(changed(two_patients), "SEVERAL_PATIENTS"),
     "two names in two character sets": Kind(changed(two_names), "SEVERAL_PATIENTS"),
+    "a name of an unknown value representation": Kind(unknown_representation, "DAMAGED"),
     "a name that changes": Kind(one_slice(PatientName="Other^One"), "SEVERAL_PATIENTS"),
     "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
     "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),

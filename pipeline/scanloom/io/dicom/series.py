@@ -32,7 +32,7 @@ from scanloom.io.dicom.geometry.stack import (
     stack_slices,
 )
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.fallback import has_contradicting_groups
+from scanloom.io.dicom.header.fallback import PARSE_ERRORS, has_contradicting_groups
 from scanloom.io.dicom.header.header import (
     PATIENT_KEYWORDS,
     Header,
@@ -224,8 +224,7 @@ def _count_values(headers: Sequence[Header], n: int) -> int:
     header_of = {header.patient[n]: header for header in headers if header.patient[n]}
     if all(value.isascii() and b"\x1b" not in value for value in header_of):
         return len(header_of)
-    with pydicom_muted():
-        return len({header.decoded_patient(n) for header in header_of.values()})
+    return len({header.decoded_patient(n) for header in header_of.values()})
 
 
 def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
@@ -368,16 +367,21 @@ def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
     Raises
     ------
     ScanError
-        MIXED_SLICES; UNREADABLE or DAMAGED if a file was changed since its header was read.
+        MIXED_SLICES; DAMAGED if an element can't be parsed; UNREADABLE if a file was changed since
+        its header was read.
     """
     headers = {id(slice_.header): slice_.header for slice_ in slices}.values()
-    with pydicom_muted():
-        datasets = [header.read_dataset() for header in headers]
-        tracers = [name for dataset in datasets if (name := tracer(dataset))]
+    try:
+        with pydicom_muted():
+            datasets = [header.read_dataset() for header in headers]
+            tracers = [name for dataset in datasets if (name := tracer(dataset))]
+            factors = [suv_factor(dataset) for dataset in datasets]
+    except PARSE_ERRORS as exc:
+        detail = f"tracer and dose can't be parsed ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
     if len(set(tracers)) > 1:
         detail = f"Radiopharmaceutical has {len(set(tracers))} values in {len(slices)} slices"
         raise ScanError(Reason.MIXED_SLICES, detail)
-    factors = [suv_factor(dataset) for dataset in datasets]
     known = [factor for factor in factors if factor is not None]
     if len(known) < len(factors) or not np.allclose(known, known[0], rtol=_SUV_ROUNDING, atol=0):
         return None, bool(known)

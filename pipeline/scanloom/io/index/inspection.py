@@ -331,7 +331,7 @@ def series_description(header: Header) -> str:
     if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escape sequences are ASCII bytes too
         return raw.decode("ascii").strip(" \0")
     try:
-        return str(header.read_dataset().get("SeriesDescription", "") or "")
+        return header.decoded("SeriesDescription")
     except ScanError:
         return ""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import Elements, PixelDataLocation, SharedElements
-from scanloom.io.dicom.header.fallback import parse_with_pydicom, read_dataset
+from scanloom.io.dicom.header.fallback import PARSE_ERRORS, parse_with_pydicom, read_dataset
 from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
 from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES
 from scanloom.io.system.unpacking import inflate_start, is_gzip
@@ -157,15 +157,25 @@ class Header:
             detail = f"a file can't be read ({type(exc).__name__})"
             raise ScanError(Reason.UNREADABLE, detail) from exc
 
-    def decoded_patient(self, n: int) -> str:
-        """Return the value of `patient` at `n` by the file's character set. It names the patient.
+    def decoded(self, keyword: str) -> str:
+        """Return a text element by the file's character set. It may identify the patient.
 
         Raises
         ------
         ScanError
-            UNREADABLE or DAMAGED, if the file has changed since.
+            DAMAGED if the element can't be parsed; UNREADABLE if the file has changed since.
         """
-        text = str(self.read_dataset().get(PATIENT_KEYWORDS[n]) or "")
+        dataset = self.read_dataset()
+        try:
+            with pydicom_muted():
+                return str(dataset.get(keyword) or "")
+        except PARSE_ERRORS as exc:  # pydicom parses an element when it is asked for
+            detail = f"a text of a header can't be parsed ({type(exc).__name__})"
+            raise ScanError(Reason.DAMAGED, detail) from exc
+
+    def decoded_patient(self, n: int) -> str:
+        """Return the value of `patient` at `n`, as `decoded`. It names the patient."""
+        text = self.decoded(PATIENT_KEYWORDS[n])
         text = unicodedata.normalize("NFC", text)
         return (
             text.strip(" \0").split("=")[0].rstrip(" \0^").upper() if n == 0 else text.strip(" \0")
