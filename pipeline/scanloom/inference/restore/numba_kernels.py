@@ -542,18 +542,20 @@ def label_rows(
                             plane,
                             at_columns,
                         )
-                        for i in range(i1 - i0):
-                            b, u = rows[0][row_line, i0 + i] - b0, rows[1][row_line, i0 + i]
+                        for i in range(i0, i1):
+                            b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
                             for j in range(j1 - j0):
                                 v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
                                 v = rounded(v, half)
                                 if rule is None:
                                     # Classes ascend, so that the first of equal scores stays
-                                    larger = k == 0 or v > best[i, j]
-                                    best[i, j] = v if larger else best[i, j]
-                                    labels[i, j] = remaining[k] if larger else labels[i, j]
+                                    larger = k == 0 or v > best[i - i0, j]
+                                    best[i - i0, j] = v if larger else best[i - i0, j]
+                                    labels[i - i0, j] = (
+                                        remaining[k] if larger else labels[i - i0, j]
+                                    )
                                 elif v >= rule[1]:
-                                    out[offset + i * layout[2] + j * layout[3]] = label
+                                    out[offset + (i - i0) * layout[2] + j * layout[3]] = rule[2]
                     if rule is None:
                         for i in range(i1 - i0):
                             for j in range(j1 - j0):
