@@ -13,6 +13,7 @@ import scanloom
 from scanloom.cards.card import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
 from scanloom.engine import steps
+from scanloom.engine.prepare import estimate_case
 from scanloom.inference.engines.selection import torch_choice
 from support.case_folders import ORDERS, directions, turned
 from support.model_cards import card, structures
@@ -71,7 +72,10 @@ def segmented(path: Path, folder: Path, threshold: Threshold, orientation=None) 
         ReadOptions(orientation=orientation),
     )
     folder.mkdir()
-    steps.write(steps.segment(steps.load(case), [threshold]), folder)
+    loaded = steps.load(case)
+    volume = loaded.scan.volume
+    estimate = estimate_case(volume.grid, volume.array.dtype, [threshold.card])
+    steps.write(steps.segment(loaded, [threshold]), folder, estimate)
     return folder / "segmentation.nii.gz"
 
 

@@ -25,7 +25,8 @@ from typing import Any, Final
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, is_card, read_card, write_card
-from scanloom.convert.readers import NO_OPTIONS, source_folders
+from scanloom.convert.provenance import read_provenance
+from scanloom.convert.readers import NO_OPTIONS, find_reader, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
 from scanloom.core import Reason, ScanError, user_cache_folder
 from scanloom.core.process import lock_file
@@ -45,7 +46,18 @@ COPIES: Final = 6
 safetensors, and the optimiser's two states."""
 
 
-def load_card(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+def has_card(folder: Path) -> bool:
+    """Return whether the card of a folder is that of its model.
+
+    A foreign model may have been changed since a card was written next to it, such as a copy of a
+    model that ships. So that card counts only with a record of all files, as `models add` makes it.
+    """
+    return is_card(folder) and (find_reader(folder) is None or read_provenance(folder) is not None)
+
+
+def load_card(
+    folder: Path, options: Mapping[str, str] = NO_OPTIONS, *, ships: bool = False
+) -> ModelCard:
     """Return the card of a model: its own, or that of its conversion, now or before.
 
     Parameters
@@ -54,13 +66,15 @@ def load_card(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCar
         A model in this package's form, or in a foreign one.
     options : mapping
         Options of a foreign model, which become a part of its name.
+    ships : bool
+        Whether it is a model that ships: its card was converted from the bundle next to it.
 
     Raises
     ------
     ScanError
         As `read_card` and `convert_model`.
     """
-    if is_card(folder) and not options:
+    if not options and (has_card(folder) or (ships and is_card(folder))):
         return read_card(folder)
     source = folder.absolute()
     try:

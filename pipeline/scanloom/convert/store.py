@@ -103,7 +103,7 @@ def find_model(name_or_folder: str) -> ModelCard:
     """
     plain, options = split_options(name_or_folder)
     located = locate_model(plain)
-    return _load(located.folder, located.name if located.section else None, options)
+    return _load(located.name, located.folder, located.section, options)
 
 
 def locate_model(name_or_folder: str) -> ModelEntry:
@@ -163,7 +163,7 @@ def verify_model(entry: ModelEntry) -> None:
     provenance = read_provenance(entry.folder)
     if provenance is not None:
         check_files(entry.folder, provenance, large=True)
-    for network in networks(load_card(entry.folder)):
+    for network in networks(load_card(entry.folder, ships=entry.section == "ships")):
         for weights in (network.weights, *network.folds):
             if not weights.file.is_file() or file_digest(weights.file) != weights.sha256:
                 raise ScanError(Reason.MODEL_HASH, "the weights differ from those of the card")
@@ -202,13 +202,15 @@ def _entry(
     provenance = None
     try:
         provenance = read_provenance(folder)
-        card = _load(folder, name if section else None, options)
+        card = _load(name, folder, section, options)
         return ModelEntry(name, folder, card, None, section, form, provenance)
     except ScanError as exc:
         return ModelEntry(name, folder, None, exc, section, form, provenance)
 
 
-def _load(folder: Path, name: str | None, options: Mapping[str, str]) -> ModelCard:
+def _load(
+    name: str, folder: Path, section: Section | None, options: Mapping[str, str]
+) -> ModelCard:
     """Return the card of a model, and compare its files with its record, if there is one.
 
     A card in the store has the name that the model has there; readers may choose another. Large
@@ -217,8 +219,8 @@ def _load(folder: Path, name: str | None, options: Mapping[str, str]) -> ModelCa
     provenance = read_provenance(folder)
     if provenance is not None:
         check_files(folder, provenance, large=bool(options))
-    card = load_card(folder, options)
-    return replace(card, name=variant_name(name, options)) if name is not None else card
+    card = load_card(folder, options, ships=section == "ships")
+    return card if section is None else replace(card, name=variant_name(name, options))
 
 
 def _folders(root: Path) -> list[Path]:

@@ -137,7 +137,7 @@ def test_a_model_that_holds_its_card_can_be_moved(tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "moved", symlinks=True)
     shutil.rmtree(folder)
 
-    weights = load_card(tmp_path / "moved").weights
+    weights = read_card(tmp_path / "moved").weights
 
     assert weights.file.read_bytes() == content
     assert not weights.file.is_symlink()

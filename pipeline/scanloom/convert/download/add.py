@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.card_file import is_card, read_card
-from scanloom.convert.conversion import convert_model
+from scanloom.cards.card_file import read_card
+from scanloom.convert.conversion import convert_model, has_card
 from scanloom.convert.download.sources import TASK_FILE, Gathered, Progress, Source, find_source
 from scanloom.convert.provenance import (
     Provenance,
@@ -223,7 +223,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
         gathered = source.gather(work / _DOWNLOADS, staging / "files", options.progress)
         folder = staging / name
         _find_root(staging / "files").rename(folder)
-        if not is_card(folder):
+        if not has_card(folder):
             convert_model(folder.absolute(), {}, folder.absolute())
         card = read_card(folder)
         record = _record(folder, card, source, gathered, options.accept)
