@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from scanloom.cards.card_file import card_digest
+from scanloom.cards.card_file import card_digest, read_card
 from scanloom.convert.conversion import convert_model, load_card
 from scanloom.convert.readers import read_model
 from scanloom.core import ScanError, user_cache_folder
