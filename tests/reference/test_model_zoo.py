@@ -27,7 +27,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Window,
 )
-from scanloom.convert.conversion import load_card
+from scanloom.convert.readers import read_model
 from scanloom.core import ScanError
 from scanloom.inference.network.architectures import build_network
 
@@ -54,7 +54,7 @@ def bundle(name: str, tmp_path: Path) -> Path:
 
 
 def card_of(name: str, tmp_path: Path, **options: str) -> ModelCard:
-    return load_card(bundle(name, tmp_path), options)
+    return read_model(bundle(name, tmp_path), options)
 
 
 def config_of(name: str, tmp_path: Path) -> dict[str, Any]:
@@ -149,14 +149,14 @@ def test_changed_script_is_refused(tmp_path: Path) -> None:
     script.write_text(script.read_text() + "\n")
 
     with pytest.raises(ScanError) as caught:
-        load_card(folder)
+        read_model(folder)
     assert caught.value.code == "MODEL_UNSAFE"
     assert "scripts/my_transforms.py, SHA-256 " in caught.value.detail
 
 
 REFUSED = [
     ("lung_nodule_ct_detection", "MODEL_UNSAFE", ("RetinaNet", "scripts/detection_inferer.py")),
-    ("pathology_nuclick_annotation", "MODEL_UNSUPPORTED", ("AddClickSignalsd",)),
+    ("pathology_nuclick_annotation", "MODEL_UNSAFE", ("AddClickSignalsd", "sys.path.append")),
     ("vista2d", "MODEL_UNSAFE", ("CellSamWrapper", "scripts/components.py")),
 ]
 
