@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from support.cluster_runs import ClusterRun
 
 OTHER_VERSION = """
-import importlib.metadata as metadata
-told = metadata.version
-metadata.version = lambda name: "0.0.7" if name == "scanloom" else told(name)
+import scanloom.version
+scanloom.version.__version__ = "0.0.7"
 """
 NO_SCANLOOM = """
 import sys
