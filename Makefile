@@ -3,7 +3,7 @@
 #   make test     the whole suite, lint, types, floors
 #   make test-thorough   further cases of the same checks; CI runs both
 #   make test-lowest   the unit tests with the lowest versions that pyproject.toml allows
-#   make test-python   the unit tests with another Python (OTHER_PYTHON=3.12) and torch 2.11
+#   make test-python   the unit tests with another Python (OTHER_PYTHON=python3.12) and torch 2.11
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make bench-smoke   every script of benchmarks/ in its smallest form
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
@@ -70,11 +70,11 @@ test: lint types floors unit
 test-thorough: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m 'thorough and not gpu and not reference'
 
-# uv solves for the lowest versions, which pip can't, and finds or downloads the other Python. torch
-# stays at the CPU build of constraints.txt: its lowest version brings gigabytes of CUDA libraries.
+# uv solves for the lowest versions, which pip can't. torch stays at the CPU build of constraints.txt:
+# its lowest version brings gigabytes of CUDA libraries.
 .PHONY: test-lowest test-python
 UV := build/uv/bin/uv
-OTHER_PYTHON ?= 3.12
+OTHER_PYTHON ?= python3.12
 
 $(UV):
 	$(PYTHON) -m venv build/uv
@@ -90,14 +90,13 @@ build/lowest/.installed: $(UV) pyproject.toml constraints.txt
 test-lowest: build/lowest/.installed
 	build/lowest/bin/python -m pytest $(PARALLEL) tests/unit
 
-build/python-$(OTHER_PYTHON)/.installed: $(UV) pyproject.toml
-	$(UV) venv --quiet --clear --python $(OTHER_PYTHON) build/python-$(OTHER_PYTHON)
-	$(UV) pip install --quiet --python build/python-$(OTHER_PYTHON)/bin/python \
-	    'torch==2.11.*' --editable '.[test]'
+build/other-python/.installed: $(UV) pyproject.toml
+	$(UV) venv --quiet --clear --python $(OTHER_PYTHON) build/other-python
+	$(UV) pip install --quiet --python build/other-python/bin/python 'torch==2.11.*' --editable '.[test]'
 	@touch $@
 
-test-python: build/python-$(OTHER_PYTHON)/.installed
-	build/python-$(OTHER_PYTHON)/bin/python -m pytest $(PARALLEL) tests/unit
+test-python: build/other-python/.installed
+	build/other-python/bin/python -m pytest $(PARALLEL) tests/unit
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not gpu and not reference'

@@ -317,9 +317,10 @@ def test_shards_are_checked(runs: Runs) -> None:
 def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
     """Cases in work are finished; meanwhile `status` of another process reports the run."""
     runs.write(THORAX, "execution: {in_flight: 1}\n")
-    process = runs.begin("--cluster", "none", seconds=8.0)  # `status` starts and ends in fewer
+    process = runs.begin("--cluster", "none", seconds=4.0)  # `status` takes less than three
     wait_for((runs.notes / "starts").exists)
     reported = scanloom_process("status", runs.out, "--json", environment=runs.environment)
+    wait_for(lambda: list(runs.out.glob("cases/*/case.json")))
     process.send_signal(signal.SIGINT)
     code = process.wait(60)
 
