@@ -42,6 +42,8 @@ SCRATCH = 24
 """Decoder memory per sample, in bytes: OpenJPEG keeps two int32 copies and the codestream."""
 SPARE = 384 << 20
 """Bytes that decoding a series may use on top of its values, or on top of the limit."""
+_PYDICOM_BYTES = 48 << 20
+"""Memory to import pydicom, which a child process does where a header's overlays are asked for."""
 _THREAD_BYTES = 24 << 20
 """Fixed memory of a decoder thread: its stack and decoder state of constant size."""
 _MIN_TIMEOUT_S = 20.0
@@ -245,7 +247,7 @@ def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[Sandbox
     workers = max(1, min(_thread_count(), available // thread_bytes, len(frames)))
     largest = max(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
     total_bytes = sum(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
-    memory = min(available, _THREAD_BYTES + workers * thread_bytes)
+    memory = min(available, _PYDICOM_BYTES + _THREAD_BYTES + workers * thread_bytes)
     timeout = _MIN_TIMEOUT_S + largest / _MIN_BYTES_PER_S
     total_timeout = 2 * _MIN_TIMEOUT_S + total_bytes / _MIN_BYTES_PER_S + timeout
     return SandboxLimits(memory, timeout, total_timeout), workers
