@@ -100,7 +100,7 @@ def test_memory_grows_by_what_is_added_and_little_more(tmp_path: Path) -> None:
         peaks.append(run_case(folder, side=512, slices=slices, classes=3)["peak"])
     added = 700 * 512 * 512 * 3 + 4 * round(700 / 3) * 119 * 119
     print(f"{(peaks[1] - peaks[0]) / added:.2f} x the bytes added")
-    assert peaks[1] - peaks[0] <= 1.2 * added
+    assert peaks[1] - peaks[0] <= 1.3 * added  # each peak varies by some 30 MiB
 
 
 @pytest.mark.slow

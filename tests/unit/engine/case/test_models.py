@@ -23,6 +23,9 @@ from support import engine_models as em
 from support.commands import write_tiny_bundle
 from support.real_run import other_weights
 
+SOFT_TISSUE_HU = 60
+"""Of the block in a scan that a model for CT accepts."""
+
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
@@ -51,14 +54,16 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
         WorkerSetup(OutputTarget(tmp_path / "out", "print"), predictors), 120.0
     )
     try:
-        first = engine.run(em.make_case(tmp_path, "a")).record
+        first = engine.run(em.make_case(tmp_path, "a", SOFT_TISSUE_HU)).record
         other_weights(bundle)
-        kept = engine.run(em.make_case(tmp_path, "b")).record  # loaded before: still right
+        kept = engine.run(
+            em.make_case(tmp_path, "b", SOFT_TISSUE_HU)
+        ).record  # loaded before: still right
         for child in psutil.Process().children():
             if "scanloom.engine.worker.child_main" in child.cmdline():
                 child.kill()
                 child.wait()
-        again = engine.run(em.make_case(tmp_path, "c"))
+        again = engine.run(em.make_case(tmp_path, "c", SOFT_TISSUE_HU))
     finally:
         engine.stop()
 
