@@ -56,9 +56,8 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
     try:
         first = engine.run(em.make_case(tmp_path, "a", SOFT_TISSUE_HU)).record
         other_weights(bundle)
-        kept = engine.run(
-            em.make_case(tmp_path, "b", SOFT_TISSUE_HU)
-        ).record  # loaded before: still right
+        # Loaded before, so still right
+        kept = engine.run(em.make_case(tmp_path, "b", SOFT_TISSUE_HU)).record
         for child in psutil.Process().children():
             if "scanloom.engine.worker.child_main" in child.cmdline():
                 child.kill()
