@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from scanloom.cards.card import ModelCard, Weights
-from scanloom.cards.card_file import WEIGHTS_FOLDER, is_card, read_card, write_card
-from scanloom.convert.provenance import read_provenance
+from scanloom.cards.card_file import CARD_FILE, WEIGHTS_FOLDER, is_card, read_card, write_card
+from scanloom.convert.provenance import PROVENANCE_FILE
 from scanloom.convert.readers import NO_OPTIONS, find_reader, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
 from scanloom.core import Reason, ScanError, user_cache_folder
@@ -49,10 +49,15 @@ safetensors, and the optimiser's two states."""
 def has_card(folder: Path) -> bool:
     """Return whether the card of a folder is that of its model.
 
-    A foreign model may have been changed since a card was written next to it, such as a copy of a
-    model that ships. So that card counts only with a record of all files, as `models add` makes it.
+    A foreign model may have been changed since a card was written next to it: other weights of the
+    same size, or a copy of a model that ships, edited. So that card counts only if no file of the
+    folder was written, replaced or moved there later, by the time that no user can set (ctime).
     """
-    return is_card(folder) and (find_reader(folder) is None or read_provenance(folder) is not None)
+    if not is_card(folder) or find_reader(folder) is None:
+        return is_card(folder)
+    written = (folder / CARD_FILE).stat().st_ctime_ns
+    record = str(folder / PROVENANCE_FILE)  # written last
+    return all(ctime <= written for path, _, _, ctime, _ in _signature(folder) if path != record)
 
 
 def load_card(

@@ -159,6 +159,25 @@ def test_a_model_that_changed_is_refused(
     assert [entry.error and entry.error.code for entry in list_models()] == ["MODEL_HASH"]
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_other_weights_of_the_same_size_are_used(
+    copied: bool, own: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card of the former weights, which lies next to them, does not count any more."""
+    add_model(str(bundle), OPTIONS)
+    monkeypatch.setattr("scanloom.convert.provenance.SMALL_BYTES", 0)  # weights are large files
+    folder = own / "spleen"
+    if copied:
+        folder = shutil.copytree(folder, tmp_path / "copy" / "spleen")
+    other = save({"weight": NUMBERS[::-1].copy()})
+    assert len(other) == len(WEIGHTS)
+    (folder / "models" / "model.pt").write_bytes(other)
+
+    card = find_model(str(folder))
+
+    assert card.weights.published == hashlib.sha256(other).hexdigest()
+
+
 def test_a_large_file_beside_the_weights_is_compared_by_verify(
     own: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
