@@ -319,14 +319,15 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
     if mode.crop is not None:
         labels = tuple(slug(label) for label in mode.crop.labels)
         rough = replace(_read(modes()[mode.crop.mode], present), subset=None)
-        stage = Stage(rough, "crop", labels, mode.crop.margin)
+        stage = Stage(rough, "crop", labels, mode.crop.margin, steps=(Truncate(),))
     card = replace(_make_card(mode, parts, stage), fast=_coarser(mode, present))
     rough_mode = modes().get(_CROPS_SUBSETS.get(mode.task, ""))
     if rough_mode is None or any(p.dataset.number not in present for p in rough_mode.parts):
         return card
     rough = card if rough_mode is mode else _read(rough_mode, present)
-    cropped = Stage(replace(rough, subset=None), "crop", margin=_SUBSET_MARGIN_MM)
-    return replace(card, subset=replace(card, stage=cropped, before=(Truncate(),)))
+    rough = replace(rough, subset=None)
+    subset = Stage(rough, "crop", margin=_SUBSET_MARGIN_MM, steps=(Truncate(),))
+    return replace(card, subset=subset)
 
 
 def _coarser(mode: Mode, present: Mapping[int, Path]) -> FastPreset | None:
@@ -362,7 +363,6 @@ def _make_card(mode: Mode, parts: tuple[ModelCard, ...], stage: Stage | None) ->
         grid=NetworkGrid("RAS", mode.spacing, alignment="ends" if mode.spacing else "first"),
         window=first.window,
         structures=name_structures(list(mode.classes.values()), list(mode.classes)),
-        before=(Truncate(),) if stage else (),
         after=(Truncate(),) if mode.spacing else (),
         restore="labels",
         cleaning=_CLEANING.get(mode.task, ()),

@@ -38,7 +38,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Truncate,
 )
-from scanloom.cards.requested import networks
+from scanloom.cards.graph import networks, stage_graph
 from scanloom.core import Grid, Reason, ScanError, format_bytes
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
@@ -318,25 +318,38 @@ def _estimate_placed(
 ) -> MemoryEstimate:
     """Estimate the memory of a model with its previous stage, or with its parts."""
     estimates = []
-    if card.stage is not None:
-        estimates.append(_estimate_placed(card.stage.card, grid, stored, placement))
-    if card.parts:
-        own, held = _resampled_for_parts(card, grid)
-        inner = grid_for_parts(grid, card)
-        parts = [_estimate_placed(part, inner, FLOAT_BYTES, placement) for part in card.parts]
-        estimates += [own]
-        for part in parts:  # the resampled scan stays on the host while parts run
-            host = {step: n + held for step, n in part.host.items()}
-            estimates.append(MemoryEstimate(host, part.device))
-    else:
-        plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
-        device, budget = torch.device(placement.device), Budget(placement.windows)
-        estimates.append(estimate_network(card, plan, device, dtype, budget, stored))
+    for each in _stages(card):
+        if each.parts:
+            own, held = _resampled_for_parts(each, grid)
+            inner = grid_for_parts(grid, each)
+            estimates.append(own)
+            for part in each.parts:  # the resampled scan stays on the host while parts run
+                need = _estimate_one(part, inner, FLOAT_BYTES, placement)
+                host = {step: n + held for step, n in need.host.items()}
+                estimates.append(MemoryEstimate(host, need.device))
+        else:
+            estimates.append(_estimate_one(each, grid, stored, placement))
     # Networks run one after another: the largest of each step
     return MemoryEstimate(
         _largest(estimate.host for estimate in estimates),
         _largest(estimate.device for estimate in estimates),
     )
+
+
+def _stages(card: ModelCard) -> Iterator[ModelCard]:
+    """Yield the models that run one after another on a scan: previous stages, then the model."""
+    own = card
+    if card.stage is not None:
+        _, (first, own) = stage_graph(card)
+        yield from _stages(first)
+    yield own
+
+
+def _estimate_one(card: ModelCard, grid: Grid, stored: int, placement: Placement) -> MemoryEstimate:
+    """Estimate the memory of a single network."""
+    plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
+    device, budget = torch.device(placement.device), Budget(placement.windows)
+    return estimate_network(card, plan, device, dtype, budget, stored)
 
 
 def _largest(estimates: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -462,16 +475,16 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     Windows of air are included; a window counts once for each network and each flip. A crop to the
     structures of another model, which is not known beforehand, is not taken into account.
     """
-    if card.stage is not None:
-        return window_values(card.stage.card, grid) + window_values(replace(card, stage=None), grid)
-    if card.parts:
-        inner = grid_for_parts(grid, card)
-        return sum(window_values(part, inner) for part in card.parts)
-    plan = plan_grid(grid, card.grid)
-    shape = largest_box(plan, card.grid.crop)
-    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
-    passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
-    return layout.count * math.prod(layout.size) * passes
+    values = 0
+    for each in _stages(card):
+        seen = grid_for_parts(grid, each) if each.parts else grid
+        for network in each.parts or (each,):
+            plan = plan_grid(seen, network.grid)
+            shape = largest_box(plan, network.grid.crop)
+            layout = window_layout(network.window, shape, plan.network_axis(plan.lead))
+            passes = (1 + len(network.folds)) * (1 << len(network.window.mirror))
+            values += layout.count * math.prod(layout.size) * passes
+    return values
 
 
 @dataclass(frozen=True)
