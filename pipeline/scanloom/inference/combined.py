@@ -332,29 +332,6 @@ class Ensemble(TorchPredictor):
         """Number of models, each with the mean of its folds."""
         return len(self.members)
 
-    def predict(
-        self,
-        volume: Volume,
-        clock: StepTimer | None = None,
-        *,
-        further_channels: Sequence[Volume] = (),
-        previous: Segmentation | None = None,
-        shared: SharedScan | None = None,
-        uncertainty: bool = False,
-    ) -> Segmentation:
-        """Label a scan, as `TorchPredictor.predict`."""
-        segmentation = super().predict(
-            volume,
-            clock,
-            further_channels=further_channels,
-            shared=shared,
-            uncertainty=uncertainty,
-        )
-        if shared is not None:
-            for member in self.members[1:]:
-                shared.finish(member.card, self.device_name)
-        return replace(segmentation, sources=tuple(member.name for member in self.members))
-
     def memory_plans(
         self,
         volume: Volume,

@@ -148,7 +148,7 @@ class GraphRun:
         if view is None:
             return self._restricted(node, self._empty(node, members[0]))
         volumes, box = view
-        predictor = members[0]
+        predictor, shared = members[0], self._shared.get(node.name)
         if len(members) > 1:
             from scanloom.inference.combined import Ensemble  # torch comes in here
             from scanloom.inference.predictor import TorchPredictor
@@ -160,9 +160,14 @@ class GraphRun:
             self._clock,
             further_channels=volumes[1:],
             previous=None if node.channels_of is None else self.results[node.channels_of],
-            shared=self._shared.get(node.name),
+            shared=shared,
             uncertainty=self._uncertainty and node.has_result,
         )
+        if shared is not None:
+            for member in members:
+                shared.finish(member.card, member.device_name)
+        if len(members) > 1:
+            result = replace(result, sources=tuple(member.card.name for member in members))
         if box is not None:
             result = paste_segmentation(result, box, self._grid)
         return self._restricted(node, result)

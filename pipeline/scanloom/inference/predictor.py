@@ -183,7 +183,7 @@ class TorchPredictor(PlacedModel):
         previous : Segmentation, optional
             Result of the card's stage, if its structures are further channels.
         shared : SharedScan, optional
-            Keeps the resampled scan for further models.
+            Keeps the resampled scan for further models; the caller finishes it.
         uncertainty : bool
             Whether maps of the labels' uncertainty are returned too.
 
@@ -206,11 +206,8 @@ class TorchPredictor(PlacedModel):
         scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(
-                Task(scan.crop(box), clock, shared, uncertainty)
-            )
-            if shared is not None:
-                shared.finish(self.card, self.device_name)
+            task = Task(scan.crop(box), clock, shared, uncertainty)
+            prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
