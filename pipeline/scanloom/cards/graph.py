@@ -124,11 +124,19 @@ def running_order(nodes: Sequence[Node], group_of: Mapping[str, Hashable]) -> tu
     return tuple(ordered)
 
 
+def stages(card: ModelCard) -> Iterator[ModelCard]:
+    """Yield the models that run one after another on a scan: previous stages, then the model."""
+    own = card
+    if card.stage is not None:
+        _, (first, own) = stage_graph(card)
+        yield from stages(first)
+    yield own
+
+
 def networks(card: ModelCard) -> Iterator[ModelCard]:
     """Yield the cards of all networks of a model in the order in which they run."""
-    if card.stage is not None:
-        yield from networks(card.stage.card)
-    yield from card.parts or (card,)
+    for stage in stages(card):
+        yield from stage.parts or (stage,)
 
 
 def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:

@@ -38,7 +38,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Truncate,
 )
-from scanloom.cards.graph import networks, stage_graph
+from scanloom.cards.graph import networks, stages
 from scanloom.core import Grid, Reason, ScanError, format_bytes
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
@@ -300,12 +300,15 @@ def estimate_prediction(
     images = [*kept, *([first] if further else [])] if placement else []
     held = sum(network_image_bytes(card, plan_grid(grid, card.grid)) for card in images)
     if uncertainty:
-        inner = grid_for_parts(grid, first) if first.parts else grid
-        members = len(cards) if further else 1 + len(first.folds)
+        seen = grid_for_parts(grid, first)
         held += sum(
-            uncertainty_bytes(part, plan_grid(inner, part.grid), 1 + len(part.folds))
-            for part in first.parts
-        ) or uncertainty_bytes(first, plan_grid(grid, first.grid), members)
+            uncertainty_bytes(
+                network,
+                plan_grid(seen, network.grid),
+                len(cards) if further else 1 + len(network.folds),
+            )
+            for network in first.parts or (first,)
+        )
     if device:
         device = {step: count + held for step, count in device.items()}
     else:
@@ -317,39 +320,23 @@ def _estimate_placed(
     card: ModelCard, grid: Grid, stored: int, placement: Placement
 ) -> MemoryEstimate:
     """Estimate the memory of a model with its previous stage, or with its parts."""
-    estimates = []
-    for each in _stages(card):
-        if each.parts:
+    device, dtype = torch.device(placement.device), getattr(torch, placement.precision)
+    budget, estimates = Budget(placement.windows), []
+    for each in stages(card):
+        held, seen = 0, grid_for_parts(grid, each)
+        if each.parts:  # the resampled scan stays on the host while parts run
             own, held = _resampled_for_parts(each, grid)
-            inner = grid_for_parts(grid, each)
             estimates.append(own)
-            for part in each.parts:  # the resampled scan stays on the host while parts run
-                need = _estimate_one(part, inner, FLOAT_BYTES, placement)
-                host = {step: n + held for step, n in need.host.items()}
-                estimates.append(MemoryEstimate(host, need.device))
-        else:
-            estimates.append(_estimate_one(each, grid, stored, placement))
+        for network in each.parts or (each,):
+            plan, size = plan_grid(seen, network.grid), FLOAT_BYTES if each.parts else stored
+            need = estimate_network(network, plan, device, dtype, budget, size)
+            host = {step: n + held for step, n in need.host.items()}
+            estimates.append(MemoryEstimate(host, need.device))
     # Networks run one after another: the largest of each step
     return MemoryEstimate(
         _largest(estimate.host for estimate in estimates),
         _largest(estimate.device for estimate in estimates),
     )
-
-
-def _stages(card: ModelCard) -> Iterator[ModelCard]:
-    """Yield the models that run one after another on a scan: previous stages, then the model."""
-    own = card
-    if card.stage is not None:
-        _, (first, own) = stage_graph(card)
-        yield from _stages(first)
-    yield own
-
-
-def _estimate_one(card: ModelCard, grid: Grid, stored: int, placement: Placement) -> MemoryEstimate:
-    """Estimate the memory of a single network."""
-    plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
-    device, budget = torch.device(placement.device), Budget(placement.windows)
-    return estimate_network(card, plan, device, dtype, budget, stored)
 
 
 def _largest(estimates: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -476,8 +463,8 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     structures of another model, which is not known beforehand, is not taken into account.
     """
     values = 0
-    for each in _stages(card):
-        seen = grid_for_parts(grid, each) if each.parts else grid
+    for each in stages(card):
+        seen = grid_for_parts(grid, each)
         for network in each.parts or (each,):
             plan = plan_grid(seen, network.grid)
             shape = largest_box(plan, network.grid.crop)
@@ -585,10 +572,7 @@ def first_fitting(
         )
         if limits.holds(need):
             return candidates[n:], changes
-    least = estimate_network(
-        card, plan, candidates[-1].device, candidates[-1].dtype, candidates[-1].budget, stored
-    )
-    detail = f"{card.name} needs {format_bytes(least.host_peak)} more"
+    detail = f"{card.name} needs {format_bytes(need.host_peak)} more"
     raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
 
 

@@ -413,7 +413,7 @@ def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
         else:
             yield "first stage", card.stage.card.name
     for network in networks(card):
-        name = "weights" if network is card else f"weights of {network.name}"
+        name = "weights" if network.name == card.name else f"weights of {network.name}"
         for weights in (network.weights, *network.folds):
             yield name, f"sha256 {weights.published}"
 
