@@ -88,16 +88,12 @@ class GraphRun:
 
     Parameters
     ----------
-    nodes : sequence of Node
-        The nodes, in any order.
-    predictors : sequence of Predictor
-        The models of the graph.
+    nodes, predictors
+        The graph, and the models to which its nodes refer.
     volumes : sequence of Volume
         The scan: its input channels.
-    clock : StepTimer
-        Timer of each step.
-    uncertainty : bool
-        Whether the results have maps of uncertainty.
+    clock, uncertainty
+        As in `Predictor.predict`.
     shared : SharedScan, optional
         Scan that models outside of the graph share with its last node.
 
