@@ -134,15 +134,15 @@ class StagedPredictor(PlacedModel):
         Its uncertainty is that of the model itself, 0 outside a crop.
         """
         clock = clock or StepTimer()
-        run = GraphRun(
+        results = GraphRun(
             self._nodes,
             self.predictors,
             (volume, *further_channels),
             clock,
             uncertainty=uncertainty,
             shared=shared,
-        )
-        first, result = run.results.values()
+        ).run()
+        first, result = results.values()
         if Flag.CROP_EMPTY in result.flags:
             clock.note("crop", "no structure that crops the scan was found")
             result = replace(result, flags=self.card.flags)
