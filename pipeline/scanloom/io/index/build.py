@@ -415,10 +415,6 @@ def _series(
 def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
     try:
         with private_folder(out, fingerprint) as folder:
-            for draft in folder.glob(
-                f".{INDEX_NAME}.*"
-            ):  # of a killed process: the folder is locked
-                draft.unlink(missing_ok=True)
             write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
         error = output_error(exc, "the index")
