@@ -21,11 +21,7 @@ from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
-from scanloom.engine.results.run_cases import (
-    OutdatedMarker,
-    RunCases,
-    record_sources,
-)
+from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.run_files import (
