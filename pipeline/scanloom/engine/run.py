@@ -270,9 +270,9 @@ class _Run:
                 write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.request.recipe)
+        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
         ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
-        marker.mark(index, held, cases.left_out, ids)
+        marker.mark(held, cases.left_out, ids)
         cases.note_other_shards()
         shard = self.folder if scope.shard else None
         files = write_tables(
