@@ -21,7 +21,7 @@ from meter import Watch
 
 def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Segment the scan as the command line does, into a new folder."""
-    from scanloom.engine.segment import segment_paths
+    from scanloom.engine.segment import iter_segment
     from scanloom.options import segment_options
 
     shutil.rmtree(out, ignore_errors=True)
@@ -31,7 +31,8 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     )
     with Watch() as watch:
         wall, cpu = time.perf_counter(), time.process_time()
-        (record,) = segment_paths([scan], options, lambda _, step: setattr(watch, "stage", step))
+        records = iter_segment([scan], options, lambda _, step: setattr(watch, "stage", step))
+        [(_, record)] = records
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if record.folder is None:
         raise SystemExit(f"not segmented: {record.reason} {record.detail}")

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.json_file import write_json
-from scanloom.io.output.private import check_links, private_folder, write_private
+from scanloom.io.output.private import check_links, private_folder
 from scanloom.io.output.work_folder import (
     HOLDER,
     LOCK_PREFIX,
@@ -40,10 +41,10 @@ from scanloom.io.output.work_folder import (
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 if TYPE_CHECKING:
     from scanloom.engine.worker.supervisor import CaseOutcome
-from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"
@@ -72,68 +73,34 @@ def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
     return folder
 
 
-def save_workflow(private: Path, workflow: Workflow) -> None:
-    """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
-    document = workflow.model_dump(mode="json")
-    write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
-
-
 def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
     """Return a workflow as results may publish it: without paths and the site's cluster.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        The requested workflow, which may name bundles by their folders.
-    models : sequence of str
-        The names of its models.
-
-    Returns
-    -------
-    dict
-        Plain data, again a valid workflow.
+    It is plain data, again a valid workflow. It names bundles by `models` instead of their folders.
     """
     document = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
     return {**document, "models": list(models)}
 
 
 LOG = "log.jsonl"
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
-class RunLog:
-    """Append the ends of cases to the log of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        `OUT/runs/<run id>`, which exists.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOG
-
-    def write(self, case: Case, outcome: CaseOutcome) -> None:
-        """Append a line with the outcome of a case, its attempts, and its time on the device."""
-        record = outcome.record
-        entry = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "case": case.id,
-            "reason": record.reason.code if record and record.reason else None,
-            "recalled": bool(record and record.reused),
-            "remade": bool(record and record.updated),
-            "tries": [
-                {
-                    "end": attempt.end,
-                    "alone": attempt.alone,
-                    "seconds": round(attempt.seconds, 3),
-                }
-                for attempt in outcome.tries
-            ],
-            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
-            "engine": outcome.engine,
-        }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
+    """Append a line to a run's log: the outcome of a case, its attempts, its time on the device."""
+    record = outcome.record
+    entry = {
+        "at": time.strftime(_TIME),
+        "case": case.id,
+        "reason": record.reason.code if record and record.reason else None,
+        "recalled": bool(record and record.reused),
+        "remade": bool(record and record.updated),
+        "tries": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in outcome.tries],
+        "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+        "engine": outcome.engine,
+    }
+    with (folder / LOG).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 _WORK = ".work"
@@ -151,7 +118,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     Parameters
     ----------
     out : Path
-        The output folder; created if it is missing.
+        Created if it is missing.
     shard : str
         The shard that the run works on, which then has a lock of its own.
     take_over : bool
@@ -173,7 +140,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
             "space": pid_namespace(),
             "process": os.getpid(),
             "start": process_start_ticks(os.getpid()),
-            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "since": time.strftime(_TIME),
         }
     )
     try:

@@ -88,14 +88,18 @@ def segment_workflow(options: SegmentOptions) -> Workflow:
     )
 
 
-def segment_paths(
-    paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
-) -> tuple[CaseRecord, ...]:
+def iter_segment(
+    paths: Sequence[Path],
+    options: SegmentOptions,
+    on_step: OnStep | None = None,
+    on_windows: OnWindows | None = None,
+    mark: MarkStep = nullcontext,
+) -> Iterator[tuple[Path, CaseRecord]]:
     """Segment the scan at each path; one that can't be used does not stop the others.
 
-    Returns
-    -------
-    tuple of CaseRecord
+    Yields
+    ------
+    (Path, CaseRecord)
         In order, one a path, or one a series with `series="all"`; its `reason` says why there is
         no result.
 
@@ -104,23 +108,12 @@ def segment_paths(
     ScanError
         If the models, the key or the output folder cannot be used.
     """
-    return tuple(record for _, record in iter_segment(paths, options, on_step))
-
-
-def iter_segment(
-    paths: Sequence[Path],
-    options: SegmentOptions,
-    on_step: OnStep | None = None,
-    on_windows: OnWindows | None = None,
-    mark: MarkStep = nullcontext,
-) -> Iterator[tuple[Path, CaseRecord]]:
-    """Yield each path with the record of its scan: see `segment_paths`."""
     request = Request.of(segment_workflow(options))
     check_device(options.device)
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
     scans = _Scans(options, request, key)
-    segmenter = _Segmenter(scans, request, len(paths) if isinstance(paths, Sequence) else 1)
+    segmenter = _Segmenter(scans, request, len(paths))
     with closing(scans.session):
         for path in paths:
             clock = StepTimer(
@@ -129,12 +122,9 @@ def iter_segment(
                 mark,
             )
             for record in segmenter.segment(path, clock):
-                if record.reason is not None:
-                    logger.info("case %s: %s", record.id or "unknown", record.reason.code)
-                elif record.reused:
-                    logger.info("case %s: from before", record.id)
-                else:
-                    logger.info("case %s: done in %.1f s", record.id, record.seconds)
+                done = "from before" if record.reused else f"done in {record.seconds:.1f} s"
+                ending = record.reason.code if record.reason else done
+                logger.info("case %s: %s", record.id or "unknown", ending)
                 yield path, record
 
 
@@ -208,16 +198,9 @@ class _SelectedSeries:
 
 
 class _Scans:
-    """The scans at paths, selected and prepared one after another.
+    """The scans at paths, selected and prepared one after another; without a key, they have no id.
 
-    Parameters
-    ----------
-    options : SegmentOptions
-        Which scans to take, and the output folder.
-    request : Request
-        The models and their options.
-    key : bytes or None
-        The key of the ids; None if there is none yet.
+    `target` and `cases` stand for the output folder and its cases.
     """
 
     def __init__(self, options: SegmentOptions, request: Request, key: bytes | None) -> None:
@@ -228,13 +211,7 @@ class _Scans:
         self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:
-        """Return the series at a path that are taken.
-
-        Raises
-        ------
-        ScanError
-            As `find_series` and `select_series` do.
-        """
+        """Return the series at a path that are taken; errors as of `find_series`."""
         options, read = self._options, self._options.read
         ranking = RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
@@ -291,16 +268,7 @@ class _Scans:
 
 
 class _CaseRegistry:
-    """Folder names of the cases in an output folder, and records of those that failed.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist.
-    fingerprint : str
-        Fingerprint of the key of the ids.
-    names : "id" or "source"
-        Whether folders of new cases are named by case id or by source.
+    """Folder names of the cases in an output folder, which need not exist, and failed cases.
 
     Raises
     ------
@@ -316,7 +284,12 @@ class _CaseRegistry:
     def folder_name(self, case: Case) -> str:
         """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
         if case.id not in self._folders:
-            self._folders[case.id] = self._new_name(case)
+            name, cases = case.id, self.out / "cases"
+            if self.names == "source" and not (cases / case.id).is_dir():
+                existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+                source = source_from_series(case.series, case.id)
+                name = folder_name(source, [*existing, *self._folders.values()])
+            self._folders[case.id] = name
         return self._folders[case.id]
 
     def note(self, case: Case, record: CaseRecord) -> None:
@@ -331,40 +304,21 @@ class _CaseRegistry:
             if record.reason is None:
                 remove_failure(self.out, case.id)
             if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
-                self._write()
+                sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
+                with private_folder(self.out, self.fingerprint) as private:
+                    add_sources(private, sources)
+                for case, failed in self._unwritten:
+                    if is_failure(failed):
+                        write_failure(self.out, failed, case.recipe, case.stamp)
+                self._unwritten.clear()
         except (OSError, ScanError):
             logger.debug("a failure can't be written", exc_info=True)
-
-    def _new_name(self, case: Case) -> str:
-        cases = self.out / "cases"
-        if self.names == "id" or (cases / case.id).is_dir():
-            return case.id
-        existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
-        return folder_name(
-            source_from_series(case.series, case.id), [*existing, *self._folders.values()]
-        )
-
-    def _write(self) -> None:
-        sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
-        with private_folder(self.out, self.fingerprint) as private:
-            add_sources(private, sources)
-        for case, record in self._unwritten:
-            if is_failure(record):
-                write_failure(self.out, record, case.recipe, case.stamp)
-        self._unwritten.clear()
 
 
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
-    Parameters
-    ----------
-    scans : _Scans
-        The scans of the command.
-    request : Request
-        The models and their options, as of the moment when the command began.
-    planned_cases : int
-        Number of scans that will be segmented.
+    The models are those of `request`, as of the moment when the command began.
     """
 
     def __init__(self, scans: _Scans, request: Request, planned_cases: int) -> None:
@@ -404,8 +358,11 @@ class _Segmenter:
             record = prepared.ended()
             if record is not None and record.reason is None:
                 return _with_content(record)
+            if record is None and self._hashes.get(case.id, case.source_hash) != case.source_hash:
+                detail = "another path of this command has the same UIDs, but other content"
+                error = ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
+                record = failed_record(case.id, error)
             if record is None:
-                self._check_unique(case)
                 self._check_writable()
                 source = source_from_series(case.series, case.id)
                 with self._networks() as predictors:
@@ -414,18 +371,6 @@ class _Segmenter:
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
         return replace(record, private=record.private or common_parent(case.series.files))
-
-    def _check_unique(self, case: Case) -> None:
-        """Refuse a case that would replace another result of this command.
-
-        Raises
-        ------
-        ScanError
-            ID_TAKEN if another path has the same UIDs but other content.
-        """
-        if self._hashes.get(case.id, case.source_hash) != case.source_hash:
-            detail = "another path of this command has the same UIDs, but other content"
-            raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""

@@ -116,15 +116,9 @@ def run(
     quiet: bool = False,
     trace: Path | None = None,
 ) -> Records:
-    """Segment scans, with progress on stderr unless `quiet`; errors as in `segment_paths`.
+    """Segment scans, with progress on stderr unless `quiet`; errors as in `iter_segment`.
 
-    Parameters
-    ----------
-    paths, options
-        As of `segment_paths`.
-    quiet : bool
-    trace : Path or None
-        File for a trace of torch's operations.
+    `trace` is a file for a trace of torch's operations.
     """
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import iter_segment

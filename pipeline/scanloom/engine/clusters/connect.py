@@ -19,11 +19,11 @@ from scanloom.engine.clusters.contact import (
     ANY_LOOPBACK_PORT,
     PRELOAD,
     WORKER_SETTINGS,
-    Handshake,
     WorkerLauncher,
     close_http_server,
     contact_file,
     dask_settings,
+    hold_handshake,
     safe_search_path,
     scheduler_spec,
 )
@@ -94,22 +94,24 @@ def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     launched = find_kind(kind)
-    handshake = Handshake(work.out, workflow.models, work.digests, work.case_file.path)
+    held = hold_handshake(work.out, workflow.models, work.digests, work.case_file.path)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
         check_models=partial(check_unchanged, workflow.models, work.digests),
         on_unfit=work.on_unfit,
     )
-    with open_cluster(kind, workflow, work.private, len(work.case_file)) as client, handshake:
+    with (
+        open_cluster(kind, workflow, work.private, len(work.case_file)) as client,
+        held as handshake,
+    ):
         handshake.check(client)
         setup = EngineSetup(
-            work.private.name,
-            work.child,
-            workflow.execution.time_limit,
-            work.private,
-            handshake.question,
-            handshake.expected,
+            run=work.private.name,
+            child=work.child,
+            time_limit=workflow.execution.time_limit,
+            logs=work.private,
+            handshake=handshake,
         )
         pool = DaskPool(client, work.case_file, setup, limits)
         try:
@@ -123,14 +125,8 @@ def open_cluster(
 ) -> AbstractContextManager[Any]:
     """Return a context manager that starts or joins a cluster and yields a client of it.
 
-    Parameters
-    ----------
-    kind, workflow
-        As in `open_pool`.
-    private : Path
-        The run's private folder.
-    tasks : int
-        Number of cases, which limits the number of workers.
+    There are no more workers on this machine than `tasks`. `kind` is as in `open_pool`, `private`
+    the run's private folder.
     """
     execution = workflow.execution
     cluster = execution.cluster
@@ -211,16 +207,11 @@ def hosted_cluster(
     start : callable
         Makes the launcher of the workers, from the path of the contact file.
     execution : Execution
-        Threads, device and cluster options.
     private : Path
         The run's private folder, for the contact file and the key of the run. Both are removed at
         the end.
     wait : float
         Time limit for the first worker in seconds.
-
-    Yields
-    ------
-    distributed.Client
 
     Raises
     ------
@@ -311,10 +302,6 @@ def local_cluster(
     pages : bool
         Whether Dask's dashboard is served, on loopback.
 
-    Yields
-    ------
-    distributed.Client
-
     Raises
     ------
     ScanError
@@ -336,12 +323,10 @@ def local_cluster(
         "death_timeout": START_TIMEOUT_S,
         "silence_logs": 50,
     }
+    environments = [worker_environment(device, len(devices)) for device in devices]
     workers = {
-        number: {
-            "cls": Nanny,
-            "options": {**common, "env": worker_environment(device, len(devices))},
-        }
-        for number, device in enumerate(devices)
+        number: {"cls": Nanny, "options": {**common, "env": environment}}
+        for number, environment in enumerate(environments)
     }
     scheduler = scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
     with (

@@ -38,32 +38,22 @@ def lacks_tables(out: Path) -> bool:
     runs = _run_folders(out)
     if not runs:
         return False
-    return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out)) or _is_damaged(out)
-
-
-def _is_damaged(out: Path) -> bool:
     import pyarrow as pa
     from pyarrow import parquet
 
-    for name in (MANIFEST, MEASUREMENTS):
-        try:
+    try:
+        for name in (MANIFEST, MEASUREMENTS):
             parquet.read_metadata(out / f"{name}.parquet")
-        except (OSError, pa.ArrowException):
-            return True
-    return False
+    except (OSError, pa.ArrowException):
+        return True
+    return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out))
 
 
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """Write `measurements`, and with the key `manifest`; return whether `manifest` was written.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, with the index and the workflow of its newest run.
-    key : bytes or None
-        The key of the ids.
-    damaged : set of str
-        As in `scanloom.engine.results.tables.write_tables`.
+    The index of `out` and the workflow of its newest run are read. `damaged` is as in
+    `scanloom.engine.results.tables.write_tables`.
 
     Raises
     ------

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import itertools
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -37,16 +37,10 @@ from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, 
 
 _Row = dict[str, str]
 """A row of a table, each cell as the CSV file has it."""
-_CaseRows = tuple[str, list[_Row]]
-"""A case, and its rows."""
 
 
 class TableUnreadableError(Exception):
-    """A table can't be read; `file` is its name in the output folder."""
-
-    def __init__(self, file: str) -> None:
-        super().__init__(file)
-        self.file = file
+    """A table can't be read; its argument is the table's name in the output folder."""
 
 
 def recorded_cases(out: Path) -> set[str]:
@@ -87,7 +81,10 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
     """
     altered: set[str] = set()
     stale = stale_cases(out)
-    groups = {file: _by_case(_rows(out / file)) for file in _existing_files(out, MEASUREMENTS)}
+    groups = {
+        file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
+        for file in _existing_files(out, MEASUREMENTS)
+    }
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
@@ -116,7 +113,7 @@ def altered_manifest(out: Path) -> set[str]:
     files = _existing_files(out, MANIFEST)
     if len(files) < 2:
         return set()
-    pairs = itertools.zip_longest(*(_rows(out / file) for file in files))
+    pairs = zip_longest(*(_rows(out / file) for file in files))
     return set() if all(a == b for a, b in pairs) else {f"{MANIFEST}.csv"}
 
 
@@ -126,11 +123,6 @@ def _files(table: str) -> tuple[str, str]:
 
 def _existing_files(out: Path, table: str) -> list[str]:
     return [file for file in _files(table) if (out / file).exists()]
-
-
-def _by_case(rows: Iterator[_Row]) -> Iterator[_CaseRows]:
-    for case, group in itertools.groupby(rows, itemgetter("case")):
-        yield case, list(group)
 
 
 def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
@@ -150,31 +142,16 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
 
 
 def _as_csv(row: dict[str, Any]) -> _Row:
-    return {name: _cell(value) for name, value in row.items()}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, str):
-        return escape_formula(value)
-    return "" if value is None else str(value)
-
-
-DiscrepancyKind = Literal["changed", "missing", "extra", "unreadable"]
+    texts = {name: "" if value is None else str(value) for name, value in row.items()}
+    # Only text is escaped, as in the table: a minus sign of a number is no formula
+    return {n: escape_formula(t) if isinstance(row[n], str) else t for n, t in texts.items()}
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A file, or a whole case, that differs from its published state.
+    """A file, or a whole case, that differs from its published state; relative to the output."""
 
-    Parameters
-    ----------
-    fault : DiscrepancyKind
-        The kind of difference.
-    file : str
-        Path relative to the output folder.
-    """
-
-    fault: DiscrepancyKind
+    fault: Literal["changed", "missing", "extra", "unreadable"]
     file: str
 
 
@@ -206,11 +183,11 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
     measurements = partial(altered_measurements, out, intact)
-    for altered in (measurements, partial(altered_manifest, out)):
+    for find_altered in (measurements, partial(altered_manifest, out)):
         try:
-            yield from (Discrepancy("changed", name) for name in sorted(altered()))
+            yield from (Discrepancy("changed", name) for name in sorted(find_altered()))
         except TableUnreadableError as error:
-            yield Discrepancy("unreadable", error.file)
+            yield Discrepancy("unreadable", str(error))
 
 
 def _verify_review(out: Path) -> Iterator[Discrepancy]:
