@@ -34,7 +34,6 @@ from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stam
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
 from scanloom.io.index.ranking import (
-    RankingOptions,
     describe_selection,
     preference_of,
     select_series,
@@ -213,12 +212,13 @@ class _Scans:
     def select(self, path: Path) -> list[_SelectedSeries]:
         """Return the series at a path that are taken; errors as of `find_series`."""
         options, read = self._options, self._options.read
-        ranking = RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
             preference = preference_of(self._request.cards)
             selected = []
-            for series in select_series(candidates, options.series, preference, ranking):
+            for series in select_series(
+                candidates, options.series, preference, read, options.phase
+            ):
                 number = next(n for n, each in enumerate(candidates, 1) if each is series)
                 notes = describe_selection(candidates, options.series, series)
                 phase = options.phase
@@ -257,12 +257,11 @@ class _Scans:
         If there is no result for a reason, the headers are not read again, to refuse a scan soon:
         then the slices are left out.
         """
-        series, choice, read = selected.series, selected.choice, self._options.read
+        series, choice = selected.series, selected.choice
         info = SeriesInfo(modality=series.modality or "")
         with self.session.active():
             if reason is None:
-                phase = self._options.phase
-                info = describe_as_read(series, phase, read.gaps, read.orientation)
+                info = describe_as_read(series, self._options.phase, self._options.read)
         text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
         return replace(choice, text=text)
 

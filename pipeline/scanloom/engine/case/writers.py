@@ -14,9 +14,7 @@ from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Flag, Grid, Outputs, Segmentation
-from scanloom.io.extras.image import IMAGE
-from scanloom.io.extras.masks import MASKS
-from scanloom.io.extras.uncertainty import UNCERTAINTY
+from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements

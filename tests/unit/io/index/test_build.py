@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.formats import raw_format
+from scanloom.io.formats import VolumeFormat
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build as module
 from scanloom.io.index import inspection as survey_module
@@ -362,7 +362,7 @@ def test_an_index_of_another_version_is_made_anew(
 @pytest.mark.parametrize(
     ("table", "added"),
     [
-        ("VOLUME_FORMATS", raw_format("other", (".other",), parse_mgh)),
+        ("VOLUME_FORMATS", VolumeFormat("other", (".other",), parse_mgh)),
         ("ARCHIVE_KINDS", ArchiveKind("other", (".other",), ARCHIVE_KINDS[0].contents)),
     ],
 )
