@@ -119,14 +119,14 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
         _blend(flat, at, layer.colors[labels[at]], FILL_OPACITY)
     for layer in layers:
         edges = np.where(contour(layer.labels), layer.labels, 0)
-        cells = _cells(edges)
-        label = cells[0].copy()
-        samples = (cells[0] > 0).astype(np.uint8)
-        for cell in cells[1:]:
+        label = np.zeros_like(layer.middle)
+        samples = np.zeros(label.shape, np.uint8)
+        for row, column in np.ndindex(OVERSAMPLING, OVERSAMPLING):
+            cell = edges[row::OVERSAMPLING, column::OVERSAMPLING]
             np.maximum(label, cell, out=label)
             samples += cell > 0
         at = np.flatnonzero(label)
-        share = samples.ravel()[at].astype(np.float32) / len(cells)
+        share = samples.ravel()[at].astype(np.float32) / OVERSAMPLING**2
         _blend(flat, at, layer.colors[label.ravel()[at]], OUTLINE_OPACITY * share[:, None])
     return Image.fromarray(picture)
 
@@ -144,12 +144,6 @@ def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
     return edge
 
 
-def _cells(samples: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return the n-th sample of every pixel, for each n."""
-    steps = range(OVERSAMPLING)
-    return [samples[a::OVERSAMPLING, b::OVERSAMPLING] for a in steps for b in steps]
-
-
 def _blend(
     flat: NDArray[np.uint8],
     at: NDArray[np.intp],
@@ -161,18 +155,14 @@ def _blend(
     flat[at] = (below + opacity * (colors - below) + 0.5).astype(np.uint8)
 
 
-Colors = NDArray[np.float32]
-Mask = NDArray[np.bool_]
-
-
 @dataclass(frozen=True, eq=False)
 class DrawnLayer:
     """A layer with the display of each value: RGB (N, 3), whether it is filled, whether lung."""
 
     layer: Layer
-    colors: Colors
-    filled: Mask
-    lung: Mask
+    colors: NDArray[np.float32]
+    filled: NDArray[np.bool_]
+    lung: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,16 +219,6 @@ class PreviewContent:
         return min(AIR_HU, self.window.low) if self.window is SOFT_TISSUE else self.window.low
 
     @property
-    def lungs(self) -> set[tuple[str, int]]:
-        """Model and number of the structures that are lungs."""
-        return {
-            (s.model, t.number)
-            for s in self.segmentations
-            for t in s.structures
-            if t.type.value in LUNG_CODES
-        }
-
-    @property
     def modality(self) -> str:
         """Modality, for a reader."""
         if self.volume.modality is None and self.about.assumed_modality is not None:
@@ -248,10 +228,15 @@ class PreviewContent:
     @property
     def window_text(self) -> str:
         """Description of the windows, for a reader."""
-        has_lung = self.window is SOFT_TISSUE and any(
-            m.voxels and (m.model, m.number) in self.lungs for m in self.measurements
-        )
-        return f"{self.window.text}, in lungs {LUNG.text}" if has_lung else self.window.text
+        lungs = {
+            (s.model, t.number)
+            for s in self.segmentations
+            for t in s.structures
+            if t.type.value in LUNG_CODES
+        }
+        found = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
+        is_shown = found and self.window is SOFT_TISSUE
+        return f"{self.window.text}, in lungs {LUNG.text}" if is_shown else self.window.text
 
     def picture(
         self, plane: Plane, size: tuple[int, int], show: Literal["labels", "scan"] = "labels"
@@ -391,18 +376,13 @@ def _planes(
 ) -> tuple[Plane, Plane, Plane]:
     """Return the main plane and the two others, through a voxel of the view."""
     a, b, c = center
-    secondary = [d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal != main_axis]
-    point = view.lpi((a, b, c))
+    point = view.lpi((a, b, c)).tolist()
     first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
     second, third = (
-        Plane(
-            view,
-            d,
-            float(point[d.normal]),
-            _area(view, d, crop),
-            f"{d.name}, {_distance(d.normal, float(point[d.normal]))}",
-        )
-        for d in secondary
+        Plane(view, d, at, _area(view, d, crop), f"{d.name}, {_distance(d.normal, at)}")
+        for d in (AXIAL, CORONAL, SAGITTAL)
+        if d.normal != main_axis
+        for at in (point[d.normal],)
     )
     return first, second, third
 
@@ -415,10 +395,10 @@ def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) ->
     i, j, k = index
     stated = float(view.lpi((i, j, k))[axis])
     position = float(main.lpi((i, j, k))[axis])
-    tilt = view.tilt(axis)
+    tilt, distance = view.tilt(axis), _distance(axis, stated)
     name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
-    short = f"{n + 1}: {_distance(axis, stated)}"
-    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {_distance(axis, stated)}"
+    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {distance}"
+    short = f"{n + 1}: {distance}"
     return Plane(main, direction, position, _area(main, direction, crop), name, short)
 
 
