@@ -67,16 +67,21 @@ def read_text(folder: Path, name: str) -> str:
     if file is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
+        return read_bytes(file, name).decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not UTF-8 text") from exc
+
+
+def read_bytes(file: Path, name: str) -> bytes:
+    """Return the content of a file of at most `MAX_BYTES`; MODEL_DAMAGED, with its name, else."""
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
     if len(data) > MAX_BYTES:
         raise ScanError(Reason.MODEL_DAMAGED, f"{name} is larger than {format_bytes(MAX_BYTES)}")
-    return text
+    return data
 
 
 def is_safetensors(stream: IO[bytes]) -> bool:

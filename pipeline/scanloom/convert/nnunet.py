@@ -8,44 +8,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scanloom.cards.card import (
-    ANY_MODALITY,
-    SIGMOID_ABOVE_HALF,
-    Argmax,
-    Channel,
-    Clip,
-    Crop,
-    Decision,
-    IntensityStep,
-    KeepLargest,
-    ModelCard,
-    NetworkGrid,
-    NetworkSpec,
-    Normalize,
-    Paint,
-    ScaleMinMax,
-    ScaleRange,
-    Stage,
-    Weights,
-    Window,
-)
+from scanloom.cards import card
 from scanloom.cards.codes import coding, color
-from scanloom.convert.files import find_file, read_json, truncate
+from scanloom.convert.files import find_file, read_bytes, read_json, truncate
 from scanloom.convert.monai.metadata import Text
+from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
-from scanloom.core import Flag, Reason, ScanError, Structure, counted, format_bytes, slug
+from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
 MAX_CHAIN: Final = 20
 """Most configurations of which one inherits; nnU-Net's have one or two."""
 _DEFAULT_RESAMPLING: Final = "resample_data_or_seg_to_shape"
 _NO_RESAMPLING: Final = "no_resampling_hack"
-_RESAMPLINGS: Final = (_DEFAULT_RESAMPLING, _NO_RESAMPLING)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -216,7 +195,7 @@ def _check(configuration: Configuration) -> None:
         raise ScanError(Reason.MODEL_DAMAGED, detail)
     functions = (configuration.resampling_fn_data, configuration.resampling_fn_probabilities)
     for function in (*functions, configuration.resampling_fn_seg):
-        if function not in _RESAMPLINGS:
+        if function not in (_DEFAULT_RESAMPLING, _NO_RESAMPLING):
             raise ScanError(Reason.MODEL_UNSUPPORTED, f"resampling by {truncate(function)!r}")
     if len(set(functions)) > 1:
         detail = "resampling of scans but not of scores, or the reverse"
@@ -307,7 +286,7 @@ class _Arguments(_Known):
     deep_supervision: bool = False  # further outputs, in training only
 
 
-def describe_network(configuration: Configuration, inputs: int, outputs: int) -> NetworkSpec:
+def describe_network(configuration: Configuration, inputs: int, outputs: int) -> card.NetworkSpec:
     """Return the network of a configuration.
 
     Parameters
@@ -356,7 +335,7 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
             "activation_first": options.nonlin_first,
         },
     }
-    return NetworkSpec(name, {**args, "stem": options.stem_channels} if residual else args)
+    return card.NetworkSpec(name, {**args, "stem": options.stem_channels} if residual else args)
 
 
 def _of_old_plans(configuration: Configuration) -> Architecture:
@@ -445,7 +424,6 @@ _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 """Readers that turn voxels to RAS."""
 SMALLEST_DIVISOR: Final = 1e-8
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _MODALITIES: Final = {
     "CT": ("ct", "cta", "cbct", "hu"),
@@ -461,41 +439,23 @@ MAX_LABELS: Final = 1000
 """Most labels of a model; TotalSegmentator's largest has 118."""
 Label = Annotated[int, Field(ge=0, le=65535)]
 FILE: Final = "postprocessing.pkl"
-_MAX_BYTES: Final = 1 << 20
 _LARGEST: Final = (
     "nnunetv2.postprocessing.remove_connected_components."
     "remove_all_but_largest_component_from_segmentation"
 )
-_VARIANTS: Final = (
-    r"\d+ep(ochs?)?",
-    "NoMirroring",
-    "onlyMirror01",
-    "DASegOrd0",
-    "DAOrd0",
-    "DA5((Seg)?ord0)?",
-    "NoDA",
-    "noDummy2DDA",
-    "CELoss",
-    "DiceLoss",
-    "DiceCELoss_noSmooth",
-    "DiceTopK10Loss",
-    "Topk10Loss(LS01)?",
-    "(Vanilla)?Adam",
-    "Adan",
-    "[13]en[134]",
-    "CosAnneal",
-    "warmup",
-    "NoDeepSupervision",
-    r"probabilisticOversampling(_\d+)?",
-    "Benchmark",
-    "noDataLoading",
-    "SkeletonRecall",
-    "MOSAIC_1k_QuarterLR",
+_TRAINER: Final = re.compile(
+    r"""nnUNetTrainer(_?(
+    \d+ep(ochs?)? | Benchmark | noDataLoading
+    | NoMirroring | onlyMirror01 | DASegOrd0 | DAOrd0 | DA5((Seg)?ord0)? | NoDA | noDummy2DDA
+    | CELoss | DiceLoss | DiceCELoss_noSmooth | DiceTopK10Loss | Topk10Loss(LS01)?
+    | SkeletonRecall  # of TotalSegmentator
+    | (Vanilla)?Adam | Adan | [13]en[134] | CosAnneal | warmup | NoDeepSupervision
+    | MOSAIC_1k_QuarterLR  # of TotalSegmentator: a quarter of the learning rate on other data
+    | probabilisticOversampling(_\d+)?
+    ))*""",
+    re.VERBOSE,
 )
-"""Suffixes of trainers: length, augmentation, loss, optimiser and sampling.
-
-The last two are TotalSegmentator's: another loss; a quarter of the learning rate on other data."""
-_TRAINER: Final = re.compile(f"nnUNetTrainer(_?({'|'.join(_VARIANTS)}))*")
+"""Trainers that change nothing but length, augmentation, loss, optimiser and sampling."""
 
 
 def is_nnunet(folder: Path) -> bool:
@@ -503,7 +463,7 @@ def is_nnunet(folder: Path) -> bool:
     return _is_model(folder) or bool(_models_in(folder))
 
 
-def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
     """Read a model of nnU-Net v2.
 
     Parameters
@@ -533,17 +493,14 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if not _is_model(folder):
         folder = _only_model(folder, configuration)
-    card = _read(folder, (), folds, configuration)
-    return _cleaned(card, folder) if cleaned == "yes" else card
-
-
-def _cleaned(card: ModelCard, folder: Path) -> ModelCard:
-    """Return the card with the cleaning that nnU-Net determined."""
+    model = _read(folder, (), folds, configuration)
+    if cleaned == "no":
+        return model
     rules = read_cleaning(folder)
-    known = {structure.number for structure in card.structures}
+    known = {structure.number for structure in model.structures}
     if not all(known.issuperset(rule.numbers) for rule in rules):
         raise ScanError(Reason.MODEL_DAMAGED, "postprocessing.pkl names labels of another model")
-    return replace(card, cleaning=rules)
+    return replace(model, cleaning=rules)
 
 
 def _is_model(folder: Path) -> bool:
@@ -578,7 +535,7 @@ def _only_model(folder: Path, configuration: str | None) -> Path:
 
 def _read(
     folder: Path, later: Sequence[str], folds: str | None = None, requested: str | None = None
-) -> ModelCard:
+) -> card.ModelCard:
     """Return the card of a model; `later` are the configurations of the stages after it.
 
     A model of another configuration than the `requested` one is MODEL_UNKNOWN.
@@ -589,11 +546,13 @@ def _read(
     if requested not in (None, checkpoint.configuration):
         detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
-    check_trainer(checkpoint.trainer)
+    if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
+        # its class may change the network or its processing
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the trainer {truncate(checkpoint.trainer)!r}")
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
-    return ModelCard(
+    return card.ModelCard(
         name=_name(folder, plans, checkpoint),
         version=stated.release or weights[0].sha256[:12],
         title=stated.name or plans.dataset_name or truncate(folder.resolve().name),
@@ -622,7 +581,7 @@ def _name(folder: Path, plans: Plans, checkpoint: Checkpoint) -> str:
     return slug(name) or "model"
 
 
-def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Checkpoint]:
+def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], Checkpoint]:
     """Return the weights of the folds, and the description of the first.
 
     Without a choice, all folds are used; the one trained on all data only if there is no other.
@@ -703,7 +662,7 @@ def _stage(
     configuration: Configuration,
     dataset: Dataset,
     later: Sequence[str],
-) -> Stage | None:
+) -> card.Stage | None:
     """Return the previous stage of a cascade; None for other models."""
     previous = configuration.previous_stage
     if previous is None:
@@ -724,14 +683,16 @@ def _stage(
     if "/" in previous or not start or not _is_model(stage):
         detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    card = _read(stage, (*later, checkpoint.configuration))
-    if tuple(s.number for s in card.structures) != dataset.foreground:
+    model = _read(stage, (*later, checkpoint.configuration))
+    if tuple(s.number for s in model.structures) != dataset.foreground:
         detail = "the stages of the cascade have different labels"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    return Stage(card, "channels")
+    return card.Stage(model, "channels")
 
 
-def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> tuple[Channel, ...]:
+def _channels(
+    dataset: Dataset, plans: Plans, configuration: Configuration
+) -> tuple[card.Channel, ...]:
     """Return the input channels with their normalisation."""
     count = len(dataset.channels)
     schemes, masked = configuration.normalization_schemes, configuration.use_mask_for_norm
@@ -740,23 +701,19 @@ def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> t
         detail = f"plans.json: normalisation of {normalized}, dataset.json has {count}"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
     return tuple(
-        Channel(
+        card.Channel(
             name=name,
-            modality=modality_of(name) or _modality_of_scheme(schemes[n]),
+            modality=modality_of(name)
+            or ("CT" if schemes[n] == "CTNormalization" else card.ANY_MODALITY),
             steps=_normalization(schemes[n], masked[n], plans, n),
         )
         for n, name in enumerate(dataset.channels)
     )
 
 
-def _modality_of_scheme(scheme: str) -> str:
-    """Return the modality of a channel whose name states none."""
-    return "CT" if scheme == "CTNormalization" else ANY_MODALITY
-
-
 def _normalization(
     scheme: str, masked: bool, plans: Plans, channel: int
-) -> tuple[IntensityStep, ...]:
+) -> tuple[card.IntensityStep, ...]:
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
@@ -769,21 +726,21 @@ def _normalization(
                 raise ScanError(Reason.MODEL_DAMAGED, detail)
             divisor = max(density.std, SMALLEST_DIVISOR)
             return (
-                Clip(density.percentile_00_5, density.percentile_99_5),
-                Normalize(density.mean, divisor),
+                card.Clip(density.percentile_00_5, density.percentile_99_5),
+                card.Normalize(density.mean, divisor),
             )
         case "ZScoreNormalization":
-            return (Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)
+            return (card.Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)
         case "RescaleTo01Normalization":
-            return (ScaleMinMax(),)
+            return (card.ScaleMinMax(),)
         case "RGBTo01Normalization":
-            return (ScaleRange(0.0, 255.0, 0.0, 1.0),)
+            return (card.ScaleRange(0.0, 255.0, 0.0, 1.0),)
         case "NoNormalization":
             return ()
     raise ScanError(Reason.MODEL_UNSUPPORTED, f"the normalisation {truncate(scheme)!r}")
 
 
-def _grid(plans: Plans, configuration: Configuration) -> NetworkGrid:
+def _grid(plans: Plans, configuration: Configuration) -> card.NetworkGrid:
     """Return the network grid; nnU-Net's arrays have the file's axes in reverse order."""
     reader = plans.image_reader_writer
     if reader not in (*_AS_STORED, *_REORIENTED):
@@ -793,25 +750,25 @@ def _grid(plans: Plans, configuration: Configuration) -> NetworkGrid:
     planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
     for axis, value in zip(order, planned, strict=True):
         spacing[axis] = value
-    return NetworkGrid(
+    return card.NetworkGrid(
         orientation="RAS" if reader in _REORIENTED else None,
         spacing=(spacing[0], spacing[1], spacing[2]) if configuration.resampled else None,
         mode="cubic" if configuration.resampling_fn_data_kwargs.order == 3 else "linear",
         order=(order[0], order[1], order[2]),
         alignment="edges",
         separate_above=configuration.resampling_fn_data_kwargs.separate_above,
-        crop=Crop("nonzero"),
+        crop=card.Crop("nonzero"),
         as_nifti=reader in _AS_STORED,
     )
 
 
-def _window(configuration: Configuration, checkpoint: Checkpoint) -> Window:
+def _window(configuration: Configuration, checkpoint: Checkpoint) -> card.Window:
     """Return the sliding window as nnU-Net's predictor places it by default."""
     flat = len(configuration.patch_size) == 2
     size = (*[1] * flat, *configuration.patch_size)
     if any(axis >= 3 - flat for axis in checkpoint.mirror):
         raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint mirrors an axis that does not exist")
-    return Window(
+    return card.Window(
         size=(size[0], size[1], size[2]),
         overlap=0.5,
         blending="gaussian_filter",
@@ -859,7 +816,7 @@ class Dataset:
 
     channels: tuple[str, ...]
     structures: tuple[Structure, ...]
-    decision: Decision
+    decision: card.Decision
     outputs: int
     foreground: tuple[int, ...]
     stated: DatasetFile
@@ -887,7 +844,7 @@ def read_dataset(folder: Path) -> Dataset:
         outputs = len(classes)
     else:
         numbers = [values[0] for values in classes.values()]
-        structures, decision = name_structures(list(classes), numbers), Argmax()
+        structures, decision = name_structures(list(classes), numbers), card.Argmax()
         outputs = len(foreground) + 1
     return Dataset(
         channels=_channel_names(content.channel_names or content.modality),
@@ -933,7 +890,7 @@ def _foreground(content: DatasetFile, labels: dict[str, tuple[int, ...]]) -> tup
 
 def _regions(
     classes: dict[str, tuple[int, ...]], order: tuple[int, ...] | None
-) -> tuple[tuple[Structure, ...], Decision]:
+) -> tuple[tuple[Structure, ...], card.Decision]:
     """Return structures of regions: one number each, painted over those of regions before it.
 
     A structure of which later regions cover a part is named as the remainder.
@@ -949,7 +906,7 @@ def _regions(
     shown = [
         f"{name} (remainder)" if under else name for name, under in zip(names, covered, strict=True)
     ]
-    paint = Paint(tuple(enumerate(order)), SIGMOID_ABOVE_HALF, inclusive=False)
+    paint = card.Paint(tuple(enumerate(order)), card.SIGMOID_ABOVE_HALF, inclusive=False)
     return name_structures(shown, list(order)), paint
 
 
@@ -983,7 +940,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
     return tuple(sorted(structures, key=lambda structure: structure.number))
 
 
-def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
+def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     """Return the cleaning that nnU-Net determined for a model's folds.
 
     nnU-Net itself applies it only by a separate command. Of components of equal size, nnU-Net keeps
@@ -995,18 +952,13 @@ def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
         MODEL_DAMAGED if the file is missing or invalid; MODEL_UNSAFE if it names anything but that
         one function of nnU-Net and numbers.
     """
+    # the longest name is that of most folds; next to the plans it is nnU-Net's choice of them
     results = sorted((e.name for e in folder.glob("crossval_results*")), key=len, reverse=True)
     files = [find_file(folder, name) for name in (*(f"{each}/{FILE}" for each in results), FILE)]
     file = next((file for file in files if file is not None), None)
     if file is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} can't be read") from exc
-    if len(data) > _MAX_BYTES:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is larger than {format_bytes(_MAX_BYTES)}")
+    data = read_bytes(file, FILE)
     try:
         functions, arguments = _Functions(io.BytesIO(data)).load()
         return tuple(_rule(*pair) for pair in zip(functions, arguments, strict=True))
@@ -1041,7 +993,7 @@ def _refuse(*_: Any) -> Any:
     raise ScanError(Reason.MODEL_UNSAFE, f"{FILE} would run code")
 
 
-def _rule(function: Any, arguments: Any) -> KeepLargest:
+def _rule(function: Any, arguments: Any) -> card.KeepLargest:
     """Return a call of nnU-Net's function as a rule."""
     if function is not _refuse:
         raise TypeError("not the function")
@@ -1058,10 +1010,4 @@ def _rule(function: Any, arguments: Any) -> KeepLargest:
     ]
     if not numbers or not all(0 < n <= 65535 for n in numbers):
         raise ValueError("not labels")
-    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")
-
-
-def check_trainer(name: str) -> None:
-    """Refuse a trainer that may change the network or its processing: MODEL_UNSUPPORTED."""
-    if len(name) > 128 or not _TRAINER.fullmatch(name):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the trainer {truncate(name)!r}")
+    return card.KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")

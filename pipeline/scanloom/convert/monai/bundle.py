@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +42,7 @@ from scanloom.convert.monai.network import (
 from scanloom.convert.monai.postprocessing import Postprocessing, read_postprocessing
 from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing, unsupported
 from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
+from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
 
@@ -241,7 +241,6 @@ def output_of(classes: Sequence[int], output: TensorFormat) -> TensorFormat:
 
 STRUCTURES_OPTION: Final = "structures"
 """Option that chooses the classes of VISTA3D, by names joined with "+"."""
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def is_bundle(folder: Path) -> bool:
