@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from scanloom.cards import card
 from scanloom.cards.codes import coding, color
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
-from scanloom.convert.files import find_file, read_json, read_text
+from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
 from scanloom.convert.weights import FLOAT32_KEY, find_weights
 from scanloom.core import Reason, ScanError, Structure, printable, slug
 
@@ -125,7 +125,7 @@ def make_card(
     try:
         channel = card.Channel("image", recipe.modality)
     except ValueError as exc:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's modality is unknown") from exc
+        raise unsupported("the model's modality is unknown") from exc
     crop = None
     if recipe.above is not None:
         crop = card.Crop("positive", "network", margin=recipe.margin, above=recipe.above)
@@ -156,7 +156,7 @@ def folder_weights(folder: Path, name: str, key: str | None) -> card.Weights:
     """Return the weights of a folder with their hash; errors as `find_weights`."""
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
+        raise damaged(f"{name} is missing")
     return find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
 
 
@@ -199,11 +199,10 @@ def make_structures(labels: Sequence[LabelFields], classes: int) -> tuple[Struct
     """
     ordered = sorted(labels, key=lambda label: label.number)
     if [label.number for label in ordered] != list(range(classes)) or classes < 2:
-        detail = f"the labels do not name the network's {classes} classes"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"the labels do not name the network's {classes} classes")
     structures = tuple(_structure(label) for label in ordered[1:])
     if len({structure.label for structure in structures}) < len(structures):
-        raise ScanError(Reason.MODEL_DAMAGED, "two structures have the same name")
+        raise damaged("two structures have the same name")
     return structures
 
 
@@ -222,7 +221,7 @@ def _structure(label: LabelFields) -> Structure:
         )
     except ValueError as exc:
         detail = f"the structure {printable(label.name)!r} has an invalid name or colour"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(detail) from exc
 
 
 MINDGRAB_SCRIPTS: Mapping[str, str] = {
@@ -287,7 +286,7 @@ def read_known_bundle(folder: Path) -> card.ModelCard:
             for n, name in names.items()
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{_METADATA} does not name the classes") from exc
+        raise damaged(f"{_METADATA} does not name the classes") from exc
     structures = make_structures(labels, _MINDGRAB_NETWORK["classes"])
     return make_card(folder, _MINDGRAB_NETWORK, weights, RECIPES["mindgrab"], structures)
 
@@ -316,8 +315,7 @@ def _check_config(config: Any) -> None:
     except (KeyError, TypeError):
         as_known = False
     if not as_known:
-        detail = f"{_BUNDLE_CONFIG} does more than the known scripts"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{_BUNDLE_CONFIG} does more than the known scripts")
 
 
 MODEL_FILE: Final = "model.json"
@@ -390,12 +388,11 @@ def read_layers_model(folder: Path) -> tuple[dict[str, Any], str]:
         layers = topology.get("model_config", topology)["config"]["layers"]
         groups = document["weightsManifest"]
     except (KeyError, TypeError, AttributeError) as exc:
-        detail = f"{MODEL_FILE} has no layers or no weightsManifest"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"{MODEL_FILE} has no layers or no weightsManifest") from exc
     if not isinstance(layers, list) or not isinstance(groups, list) or len(groups) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{MODEL_FILE} has several groups of weights")
+        raise unsupported(f"{MODEL_FILE} has several groups of weights")
     if not 3 <= len(layers) <= _MAX_LAYERS:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{MODEL_FILE} has {len(layers)} layers")
+        raise unsupported(f"{MODEL_FILE} has {len(layers)} layers")
     chain = [_parse(_Layer, layer, "a layer") for layer in layers]
     group = _parse(_Group, groups[0], "weightsManifest")
     file = group.paths[0]
@@ -403,7 +400,7 @@ def read_layers_model(folder: Path) -> tuple[dict[str, Any], str]:
     network = _network(image, convolutions, activation)
     _check_manifest(group.weights, convolutions, image)
     if PurePosixPath(file).name != file or file in (".", ".."):
-        raise ScanError(Reason.MODEL_UNSAFE, f"{MODEL_FILE} names weights outside its folder")
+        raise unsafe(f"{MODEL_FILE} names weights outside its folder")
     return network, file
 
 
@@ -415,7 +412,7 @@ def _parse(model: type[Document], value: object, subject: str) -> Document:
         error = exc.errors()[0]
         key = ".".join(printable(str(entry))[:60] for entry in error["loc"])
         detail = f"{subject} of {MODEL_FILE} has {key or 'a value'} of another kind"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail) from exc
+        raise unsupported(detail) from exc
 
 
 def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
@@ -423,19 +420,18 @@ def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
     for first, second in pairwise(chain):
         if second.inbound_nodes != [[[first.name, 0, 0, {}]]]:
             detail = f"layer {printable(second.name[:60])!r} does not follow the one before it"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(detail)
     kinds = [layer.class_name for layer in chain]
     pairs = (len(chain) - 2) // 2
     expected = ["InputLayer", *["Conv3D", "Activation"] * pairs, "Conv3D"]
     if kinds != expected:
         foreign = sorted({*kinds} - {*expected}) or ["an order of layers"]
-        detail = f"{printable(foreign[0][:60])} is not part of a MeshNet"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{printable(foreign[0][:60])} is not part of a MeshNet")
     image = _parse(_Input, chain[0].config, "the input").batch_input_shape[-1]
     convolutions = [_parse(_Convolution, layer.config, "a convolution") for layer in chain[1::2]]
     activations = {_parse(_Activation, layer.config, "an activation") for layer in chain[2::2]}
     if len(activations) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the layers have different activations")
+        raise unsupported("the layers have different activations")
     return image, convolutions, activations.pop().activation
 
 
@@ -447,7 +443,7 @@ def _network(image: int, convolutions: Sequence[_Convolution], activation: str) 
     dilated = all(len(set(layer.dilation_rate)) == 1 for layer in hidden)
     regular = len(norms) == len(sizes) == 1 and hidden[0].kernel_size == (3, 3, 3) and dilated
     if not regular or last.kernel_size != (1, 1, 1) or last.name.endswith(_NORM_SUFFIX):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the convolutions are not those of a MeshNet")
+        raise unsupported("the convolutions are not those of a MeshNet")
     return {
         "in_channels": image,
         "channels": hidden[0].filters,
@@ -472,8 +468,7 @@ def _check_manifest(
             expected.append((f"{layer.name}/bias", (layer.filters,)))
         channels = layer.filters
     if [(tensor.name, tensor.shape) for tensor in tensors] != expected:
-        detail = "the weightsManifest does not fit the layers"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the weightsManifest does not fit the layers")
 
 
 class _Normalise(BaseModel, frozen=True):
@@ -558,9 +553,9 @@ def read_meshnet_folder(folder: Path) -> card.ModelCard:
     try:
         labels = TypeAdapter(list[LabelFields]).validate_python(read_json(folder, _LABELS))
     except ValidationError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{_LABELS} is malformed") from exc
+        raise damaged(f"{_LABELS} is malformed") from exc
     if len(config.bias) != len(config.dilations) + 1 or len(set(config.bias[:-1])) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{_CONFIG} has a bias in some layers only")
+        raise unsupported(f"{_CONFIG} has a bias in some layers only")
     known = RECIPES.get(config.name)
     recipe = Recipe(
         title=config.title or (known or DEFAULT).title,
@@ -594,12 +589,11 @@ def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
     colormaps = [_validated(Colormap, read_json(folder, name), name) for name in names[:10]]
     fitting = [each for each in colormaps if len(each.labels) == classes]
     if not fitting:
-        detail = f"no colormap names the network's {classes} classes"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"no colormap names the network's {classes} classes")
     try:
         return make_structures(fitting[0].fields, classes)
     except ValueError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "the colormap's lists differ in length") from exc
+        raise damaged("the colormap's lists differ in length") from exc
 
 
 def _validated(kind: type[Document], value: Any, name: str) -> Document:
@@ -608,4 +602,4 @@ def _validated(kind: type[Document], value: Any, name: str) -> Document:
         return kind.model_validate(value)
     except ValidationError as exc:
         key = ".".join(str(entry) for entry in exc.errors()[0]["loc"])
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name}: {key} is missing or invalid") from exc
+        raise damaged(f"{name}: {key} is missing or invalid") from exc

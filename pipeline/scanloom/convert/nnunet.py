@@ -15,7 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scanloom.cards import card
 from scanloom.cards.codes import coding, color
-from scanloom.convert.files import find_file, read_bytes, read_json, truncate
+from scanloom.convert.files import (
+    damaged,
+    find_file,
+    read_bytes,
+    read_json,
+    truncate,
+    unsafe,
+    unsupported,
+)
 from scanloom.convert.monai.metadata import Text
 from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
@@ -144,13 +152,11 @@ def read_plans(folder: Path) -> Plans:
     plans = parse(Plans, read_json(folder, "plans.json"), "plans.json")
     for order in (plans.transpose_forward, plans.transpose_backward):
         if sorted(order) != [0, 1, 2]:
-            raise ScanError(Reason.MODEL_DAMAGED, "plans.json: transposition is not an order")
+            raise damaged("plans.json: transposition is not an order")
     if any(plans.transpose_backward[plans.transpose_forward[n]] != n for n in range(3)):
-        detail = "plans.json: transpose_backward does not invert transpose_forward"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("plans.json: transpose_backward does not invert transpose_forward")
     if plans.label_manager != "LabelManager":
-        detail = f"the label manager {truncate(plans.label_manager)!r}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"the label manager {truncate(plans.label_manager)!r}")
     return plans
 
 
@@ -166,20 +172,17 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
     chain, entries = [name], dict[str, Any]()
     while True:
         if chain[-1] not in plans.configurations:
-            detail = f"plans.json has no configuration {truncate(chain[-1])!r}"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged(f"plans.json has no configuration {truncate(chain[-1])!r}")
         entries = {**plans.configurations[chain[-1]], **entries}
         parent = plans.configurations[chain[-1]].get("inherits_from")
         if parent is None:
             break
         if parent in chain:
             circle = " -> ".join(truncate(str(link)) for link in (*chain, parent))
-            raise ScanError(Reason.MODEL_DAMAGED, f"configurations inherit in a circle: {circle}")
+            raise damaged(f"configurations inherit in a circle: {circle}")
         chain.append(str(parent))
         if len(chain) > MAX_CHAIN:
-            raise ScanError(
-                Reason.MODEL_DAMAGED, f"a configuration inherits over {MAX_CHAIN} others"
-            )
+            raise damaged(f"a configuration inherits over {MAX_CHAIN} others")
     configuration = parse(Configuration, entries, f"plans.json: {truncate(name)}")
     _check(configuration)
     return configuration
@@ -188,32 +191,28 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
 def _check(configuration: Configuration) -> None:
     """Refuse configurations that other functions process than nnU-Net's own."""
     if configuration.preprocessor_name != "DefaultPreprocessor":
-        detail = f"the preprocessor {truncate(configuration.preprocessor_name)!r}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"the preprocessor {truncate(configuration.preprocessor_name)!r}")
     if len(configuration.patch_size) != len(configuration.spacing):
-        detail = "plans.json: patch size and spacing have different dimensions"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("plans.json: patch size and spacing have different dimensions")
     functions = (configuration.resampling_fn_data, configuration.resampling_fn_probabilities)
     for function in (*functions, configuration.resampling_fn_seg):
         if function not in (_DEFAULT_RESAMPLING, _NO_RESAMPLING):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"resampling by {truncate(function)!r}")
+            raise unsupported(f"resampling by {truncate(function)!r}")
     if len(set(functions)) > 1:
-        detail = "resampling of scans but not of scores, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported("resampling of scans but not of scores, or the reverse")
     if configuration.resampling_fn_data == _NO_RESAMPLING:
         return  # its arguments are ignored
     data = configuration.resampling_fn_data_kwargs
     scores = configuration.resampling_fn_probabilities_kwargs
     if data.order not in (1, 3) or scores.order != 1:
         detail = f"resampling of scans by order {data.order} and of scores by {scores.order}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
     for kind in (data, scores):
         if kind.is_seg or kind.order_z != 0 or kind.force_separate_z is True:
-            detail = "is_seg, order_z or force_separate_z of resampling"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported("is_seg, order_z or force_separate_z of resampling")
     if data.separate_above != scores.separate_above:
         detail = "separate resampling of slices for scans but not for scores, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
 
 
 def parse(kind: type[T], entries: Any, name: str) -> T:
@@ -234,8 +233,7 @@ def parse(kind: type[T], entries: Any, name: str) -> T:
             detail = f"{name}: the argument {truncate(location)} is not supported"
             raise ScanError(Reason.MODEL_NETWORK, detail) from exc
         problem = "is missing" if first["type"] == "missing" else "is invalid"
-        detail = f"{name}: {truncate(location)} {problem}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"{name}: {truncate(location)} {problem}") from exc
 
 
 class _Known(Fields):
@@ -342,7 +340,7 @@ def _of_old_plans(configuration: Configuration) -> Architecture:
     """Return the architecture as plans before `architecture` describe it."""
     name = configuration.UNet_class_name
     if name is None:
-        raise ScanError(Reason.MODEL_DAMAGED, "plans.json: architecture is missing")
+        raise damaged("plans.json: architecture is missing")
     stages, dimensions = len(configuration.n_conv_per_stage_encoder), len(configuration.patch_size)
     blocks = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
     first, most = configuration.UNet_base_num_features, configuration.unet_max_num_features
@@ -366,8 +364,7 @@ def _each(value: Sizes, count: int) -> list[int]:
     """Return a number for each stage; one number stands for all."""
     values = list(value) if isinstance(value, tuple) else [value] * count
     if len(values) != count or not all(values):
-        detail = f"plans.json: architecture has {len(values)} numbers for {count} stages"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: architecture has {len(values)} numbers for {count} stages")
     return values
 
 
@@ -376,8 +373,7 @@ def _each_size(value: Count | PerStage, count: int, dimensions: int) -> list[lis
     values = list(value) if isinstance(value, tuple) else [value] * count
     sizes = [list(v) if isinstance(v, tuple) else [v] * dimensions for v in values]
     if len(sizes) != count or any(len(size) != dimensions for size in sizes):
-        detail = f"plans.json: kernels or strides are not those of {count} stages"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: kernels or strides are not those of {count} stages")
     return sizes
 
 
@@ -499,7 +495,7 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     rules = read_cleaning(folder)
     known = {structure.number for structure in model.structures}
     if not all(known.issuperset(rule.numbers) for rule in rules):
-        raise ScanError(Reason.MODEL_DAMAGED, "postprocessing.pkl names labels of another model")
+        raise damaged("postprocessing.pkl names labels of another model")
     return replace(model, cleaning=rules)
 
 
@@ -530,7 +526,7 @@ def _only_model(folder: Path, configuration: str | None) -> Path:
         return last[0]
     listed = ", ".join(truncate(model.name) for model in _models_in(folder)[:8])
     detail = f"choose one of its models by its folder or the option configuration: {listed}"
-    raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    raise unsupported(detail)
 
 
 def _read(
@@ -548,7 +544,7 @@ def _read(
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
         # its class may change the network or its processing
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the trainer {truncate(checkpoint.trainer)!r}")
+        raise unsupported(f"the trainer {truncate(checkpoint.trainer)!r}")
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
@@ -589,7 +585,7 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
     folds = sorted(entry.name for entry in folder.glob("fold_[0-9]*") if entry.is_dir())
     folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
     if not folds:
-        raise ScanError(Reason.MODEL_DAMAGED, "the folder has no fold (fold_0, fold_all)")
+        raise damaged("the folder has no fold (fold_0, fold_all)")
     if chosen is not None:
         folds = [f"fold_{name}" for name in chosen.split("+")]
         if not all(name.isalnum() for name in chosen.split("+")):
@@ -597,17 +593,17 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], 
         if len(set(folds)) < len(folds):
             raise ScanError(Reason.MODEL_UNKNOWN, "a fold is named twice")
     if len(folds) > MAX_FOLDS:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"more than {MAX_FOLDS} folds")
+        raise unsupported(f"more than {MAX_FOLDS} folds")
     weights, checkpoints = [], []
     for fold in folds:
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
         file = next((file for file in files if file is not None), None)
         if file is None:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
+            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
         weights.append(find_weights(file, WEIGHTS_KEY, f"the checkpoint of {fold}"))
     if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
-        raise ScanError(Reason.MODEL_DAMAGED, "the folds are of different configurations")
+        raise damaged("the folds are of different configurations")
     return tuple(weights), checkpoints[0]
 
 
@@ -641,18 +637,17 @@ def read_checkpoint(file: Path) -> Checkpoint:
     """
     content = load_torch(file, "the checkpoint", device="meta")
     if not isinstance(content, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint has no entries")
+        raise damaged("the checkpoint has no entries")
     trainer, arguments = content.get("trainer_name"), content.get("init_args")
     configuration = arguments.get("configuration") if isinstance(arguments, dict) else None
     mirror = content.get("inference_allowed_mirroring_axes") or ()
     if not isinstance(trainer, str) or not isinstance(configuration, str):
-        detail = "the checkpoint does not name its trainer and configuration"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the checkpoint does not name its trainer and configuration")
     if not isinstance(content.get(WEIGHTS_KEY), dict):
         raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {WEIGHTS_KEY}")
     axes = tuple(mirror) if isinstance(mirror, tuple | list) else (-1,)
     if not all(type(axis) is int and 0 <= axis <= 2 for axis in axes) or len({*axes}) < len(axes):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint's mirrored axes are not axes")
+        raise damaged("the checkpoint's mirrored axes are not axes")
     return Checkpoint(trainer, configuration, axes)
 
 
@@ -668,25 +663,23 @@ def _stage(
     if previous is None:
         return None
     if previous in (*later, checkpoint.configuration):
-        raise ScanError(Reason.MODEL_DAMAGED, "the stages of the cascade form a circle")
+        raise damaged("the stages of the cascade form a circle")
     if later:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "a cascade of more than two stages")
+        raise unsupported("a cascade of more than two stages")
     resampling = configuration.resampling_fn_seg_kwargs
     if resampling.order != 1 or resampling.order_z != 0 or not resampling.is_seg:
-        detail = "resampling of the previous stage's labels by another order than 1"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported("resampling of the previous stage's labels by another order than 1")
     if resampling.separate_above != configuration.resampling_fn_data_kwargs.separate_above:
         detail = "separate resampling of slices for scans but not for labels, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
     start = folder.resolve().name.rpartition("__")[0]
     stage = folder.resolve().parent / f"{start}__{previous}"
     if "/" in previous or not start or not _is_model(stage):
         detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(detail)
     model = _read(stage, (*later, checkpoint.configuration))
     if tuple(s.number for s in model.structures) != dataset.foreground:
-        detail = "the stages of the cascade have different labels"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the stages of the cascade have different labels")
     return card.Stage(model, "channels")
 
 
@@ -698,8 +691,7 @@ def _channels(
     schemes, masked = configuration.normalization_schemes, configuration.use_mask_for_norm
     if len(schemes) != count or len(masked) != count:
         normalized = counted(len(schemes), "channel")
-        detail = f"plans.json: normalisation of {normalized}, dataset.json has {count}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: normalisation of {normalized}, dataset.json has {count}")
     return tuple(
         card.Channel(
             name=name,
@@ -719,11 +711,10 @@ def _normalization(
         case "CTNormalization":
             density = plans.intensities.get(str(channel))
             if density is None:
-                detail = f"plans.json: no foreground intensities of channel {channel}"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(f"plans.json: no foreground intensities of channel {channel}")
             if density.percentile_00_5 > density.percentile_99_5:
                 detail = f"plans.json: foreground intensities of channel {channel} are reversed"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(detail)
             divisor = max(density.std, SMALLEST_DIVISOR)
             return (
                 card.Clip(density.percentile_00_5, density.percentile_99_5),
@@ -737,14 +728,14 @@ def _normalization(
             return (card.ScaleRange(0.0, 255.0, 0.0, 1.0),)
         case "NoNormalization":
             return ()
-    raise ScanError(Reason.MODEL_UNSUPPORTED, f"the normalisation {truncate(scheme)!r}")
+    raise unsupported(f"the normalisation {truncate(scheme)!r}")
 
 
 def _grid(plans: Plans, configuration: Configuration) -> card.NetworkGrid:
     """Return the network grid; nnU-Net's arrays have the file's axes in reverse order."""
     reader = plans.image_reader_writer
     if reader not in (*_AS_STORED, *_REORIENTED):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the reader of images {truncate(reader)!r}")
+        raise unsupported(f"the reader of images {truncate(reader)!r}")
     order = [2 - axis for axis in plans.transpose_forward]
     spacing: list[float | None] = [None, None, None]
     planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
@@ -767,7 +758,7 @@ def _window(configuration: Configuration, checkpoint: Checkpoint) -> card.Window
     flat = len(configuration.patch_size) == 2
     size = (*[1] * flat, *configuration.patch_size)
     if any(axis >= 3 - flat for axis in checkpoint.mirror):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint mirrors an axis that does not exist")
+        raise damaged("the checkpoint mirrors an axis that does not exist")
     return card.Window(
         size=(size[0], size[1], size[2]),
         overlap=0.5,
@@ -865,26 +856,25 @@ def modality_of(name: str) -> str | None:
 def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
     """Return the names of the channels in the order of their indices."""
     if sorted(names) != sorted(str(n) for n in range(len(names))) or not names:
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: channel_names skip numbers")
+        raise damaged("dataset.json: channel_names skip numbers")
     return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
 
 
 def _foreground(content: DatasetFile, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the numbers of all labels but the background; refuse an invalid set of labels."""
     if labels.get("background") != (0,):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: label 0 is not the background")
+        raise damaged("dataset.json: label 0 is not the background")
     empty = [name for name, values in labels.items() if not values]
     if empty:
-        detail = f"dataset.json: the region {truncate(empty[0])!r} is empty"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"dataset.json: the region {truncate(empty[0])!r} is empty")
     numbers = sorted({number for values in labels.values() for number in values})
     if numbers != list(range(len(numbers))):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: labels skip numbers")
+        raise damaged("dataset.json: labels skip numbers")
     if len(numbers) < 2:
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: there is no label but the background")
+        raise damaged("dataset.json: there is no label but the background")
     ignored = content.labels.get("ignore")
     if ignored is not None and ignored != len(numbers):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: `ignore` is not the last label")
+        raise damaged("dataset.json: `ignore` is not the last label")
     return tuple(numbers[1:])
 
 
@@ -896,11 +886,9 @@ def _regions(
     A structure of which later regions cover a part is named as the remainder.
     """
     if order is None or len(order) != len(classes):
-        detail = "dataset.json: regions_class_order does not have a number for each region"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("dataset.json: regions_class_order does not have a number for each region")
     if len(set(order)) != len(order) or not all(order):
-        detail = "dataset.json: regions_class_order has a number twice, or the background"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("dataset.json: regions_class_order has a number twice, or the background")
     names, values = list(classes), list(classes.values())
     covered = [any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)]
     shown = [
@@ -919,7 +907,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
         MODEL_DAMAGED if two have the same number.
     """
     if len(set(numbers)) != len(numbers):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: two labels have the same number")
+        raise damaged("dataset.json: two labels have the same number")
     labels = [slug(name) or f"label_{n}" for name, n in zip(names, numbers, strict=True)]
     if len(set(labels)) != len(labels):
         labels = [f"{label[:58]}_{n}" for label, n in zip(labels, numbers, strict=True)]
@@ -957,7 +945,7 @@ def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     files = [find_file(folder, name) for name in (*(f"{each}/{FILE}" for each in results), FILE)]
     file = next((file for file in files if file is not None), None)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")
+        raise damaged(f"the model has no {FILE}")
     data = read_bytes(file, FILE)
     try:
         functions, arguments = _Functions(io.BytesIO(data)).load()
@@ -965,7 +953,7 @@ def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     except ScanError:
         raise
     except Exception as exc:  # a damaged pickle raises errors of many types
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is not a list of functions") from exc
+        raise damaged(f"{FILE} is not a list of functions") from exc
 
 
 class _Functions(pickle.Unpickler):
@@ -985,12 +973,11 @@ class _Functions(pickle.Unpickler):
             case _ as full if full == _LARGEST:
                 return _refuse
             case full:
-                detail = f"{FILE} would run code: it names {truncate(full)!r}"
-                raise ScanError(Reason.MODEL_UNSAFE, detail)
+                raise unsafe(f"{FILE} would run code: it names {truncate(full)!r}")
 
 
 def _refuse(*_: Any) -> Any:
-    raise ScanError(Reason.MODEL_UNSAFE, f"{FILE} would run code")
+    raise unsafe(f"{FILE} would run code")
 
 
 def _rule(function: Any, arguments: Any) -> card.KeepLargest:
@@ -998,9 +985,9 @@ def _rule(function: Any, arguments: Any) -> card.KeepLargest:
     if function is not _refuse:
         raise TypeError("not the function")
     if not {"background_label", "labels_or_regions"}.issuperset(arguments):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: an unknown argument")
+        raise unsupported(f"{FILE}: an unknown argument")
     if arguments.get("background_label", 0) != 0:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: another background than 0")
+        raise unsupported(f"{FILE}: another background than 0")
     chosen = arguments.get("labels_or_regions", ())
     regions = chosen if isinstance(chosen, list) else [chosen]
     numbers = [

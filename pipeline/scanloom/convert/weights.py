@@ -22,7 +22,7 @@ import numpy as np
 
 from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
-from scanloom.convert.files import check_archive, check_growth, is_safetensors
+from scanloom.convert.files import check_archive, check_growth, damaged, is_safetensors, unsafe
 from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable
 from scanloom.io.system.sandbox import report_progress
 
@@ -77,14 +77,13 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
     try:
         with file.open("rb") as stream:
             if file.stat().st_size > largest:
-                detail = f"{name} is larger than {format_bytes(largest)}"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(f"{name} is larger than {format_bytes(largest)}")
             check_archive(stream)
             safetensors = is_safetensors(stream)
             stream.seek(0)
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
+        raise damaged(f"{name} can't be read") from exc
     return Weights(file, sha256) if safetensors else ForeignWeights(file, sha256, key=key)
 
 
@@ -111,8 +110,7 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
     try:
         content = weights.file.read_bytes()
     except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"the model's weights can't be read ({type(exc).__name__})") from exc
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")
     converted = (
@@ -147,8 +145,7 @@ def _float32_numbers(content: bytes) -> bytes:
     from scanloom.inference.nets.meshnet import ONE_ARRAY
 
     if not content or len(content) % 4:
-        detail = "the model's weights are not a file of float32 numbers"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the model's weights are not a file of float32 numbers")
     numbers = np.frombuffer(content, np.dtype("<f4")).astype(np.float32)
     converted: bytes = save({ONE_ARRAY: numbers})
     return converted
@@ -234,8 +231,7 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
         except Exception as exc:  # damaged files raise errors of many types
             if lacks_memory(exc):
                 raise MemoryError from exc
-            detail = f"{name} can't be read ({type(exc).__name__})"
-            raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+            raise damaged(f"{name} can't be read ({type(exc).__name__})") from exc
     raise AssertionError("the second attempt returns or raises")
 
 
@@ -266,9 +262,9 @@ def _refusal(file: IO[bytes], name: str, unknown: set[str]) -> ScanError:
     """Return the error for a file that torch's reader for plain data refused."""
     if unknown:
         detail = f"{name} would run code: it names {printable(min(unknown)[:100])!r}"
-        return ScanError(Reason.MODEL_UNSAFE, detail)
+        return unsafe(detail)
     file.seek(0)
     if file.read(2) in _CONTAINERS:
-        return ScanError(Reason.MODEL_UNSAFE, f"{name} contains more than plain data")
+        return unsafe(f"{name} contains more than plain data")
     detail = f"{name} is neither a PyTorch nor a safetensors file"
-    return ScanError(Reason.MODEL_DAMAGED, detail)
+    return damaged(detail)

@@ -34,6 +34,7 @@ from scanloom.convert.download.transfer import (
     check_address,
     fetch,
 )
+from scanloom.convert.files import damaged, unsafe
 from scanloom.convert.provenance import Digest
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
 
@@ -100,7 +101,7 @@ class Downloads:
         try:
             goal.hardlink_to(file)
         except FileExistsError as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{printable(path)} is listed twice") from exc
+            raise damaged(f"{printable(path)} is listed twice") from exc
         except OSError:  # a file system without hard links
             shutil.copyfile(file, goal)
 
@@ -424,7 +425,7 @@ def _complete(folder: Path, downloads: Downloads) -> bool:
             (str(e["path"]), str(e["url"]), e.get("hash_type"), e.get("hash_val")) for e in entries
         ]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is malformed") from exc
+        raise damaged(f"{name} is malformed") from exc
     published = True
     for path, address, algorithm, value in files:
         digest = parse_digest(str(algorithm), str(value)) if algorithm and value else None
@@ -461,12 +462,11 @@ def copy_folder(source: Path, target: Path) -> None:
     bounds, root = _Bounds(), source.resolve()
     for file, name in _files(source):
         if file.is_symlink() and not file.resolve().is_relative_to(root):
-            detail = f"{_shown(name)} is a link out of the folder: replace it with the file"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
+            raise unsafe(f"{_shown(name)} is a link out of the folder: replace it with the file")
         try:
             stream = file.open("rb")
         except OSError as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{_shown(name)} can't be read") from exc
+            raise damaged(f"{_shown(name)} can't be read") from exc
         with stream:
             bounds.add(os.fstat(stream.fileno()).st_size)
             _write(stream, target, safe_path(name))
@@ -488,7 +488,7 @@ def unpack_zip(archive: Path, target: Path) -> None:
     try:
         opened = zipfile.ZipFile(archive)
     except Exception as exc:  # damaged archives raise errors of many types
-        raise ScanError(Reason.MODEL_DAMAGED, "the file is not a zip archive") from exc
+        raise damaged("the file is not a zip archive") from exc
     with opened:
         members = _checked(opened.infolist(), archive.stat().st_size)
         for info, path in members:
@@ -497,7 +497,7 @@ def unpack_zip(archive: Path, target: Path) -> None:
             try:
                 stream = opened.open(info)
             except Exception as exc:
-                raise ScanError(Reason.MODEL_DAMAGED, "the zip archive is damaged") from exc
+                raise damaged("the zip archive is damaged") from exc
             with stream:
                 _write(stream, target, path)
 
@@ -511,21 +511,19 @@ def _checked(
     for info in infos:
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            detail = f"{_shown(info.filename)} is a link or a special file"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
+            raise unsafe(f"{_shown(info.filename)} is a link or a special file")
         path = safe_path(info.orig_filename.removesuffix("/"))
         if info.is_dir():
             continue
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            detail = "the zip archive is encrypted, or compressed by an unusual method"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged("the zip archive is encrypted, or compressed by an unusual method")
         if path in members:
-            raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(info.filename)} occurs twice")
+            raise unsafe(f"{_shown(info.filename)} occurs twice")
         bounds.add(info.file_size)
         members[path] = info
     for path in members:
         if any(parent in members for parent in path.parents):
-            raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(str(path))} lies below a file")
+            raise unsafe(f"{_shown(str(path))} lies below a file")
     return [(info, path) for path, info in members.items()]
 
 
@@ -548,14 +546,14 @@ class _Bounds:
         self._bytes += size
         if self._files > MAX_FILES or self._bytes > MAX_MODEL_BYTES:
             detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
+            raise unsafe(detail)
         if self._packed_bytes is None or self._bytes <= ALWAYS_ALLOWED_BYTES:
             return
         if self._bytes > MAX_EXPANSION * self._packed_bytes:
             detail = (
                 f"a zip archive of {format_bytes(self._packed_bytes)} would expand to more than"
             )
-            raise ScanError(Reason.MODEL_UNSAFE, f"{detail} {format_bytes(self._bytes)}")
+            raise unsafe(f"{detail} {format_bytes(self._bytes)}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -567,8 +565,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     for root, folders, names in os.walk(folder, onerror=unreadable):
         for name in folders:
             if Path(root, name).is_symlink() and _is_wanted(name):
-                detail = f"the folder {_shown(name)} is a link: replace it with the folder"
-                raise ScanError(Reason.MODEL_UNSAFE, detail)
+                raise unsafe(f"the folder {_shown(name)} is a link: replace it with the folder")
         folders[:] = sorted(name for name in folders if _is_wanted(name))
         for name in sorted(names):
             file = Path(root, name)
@@ -603,7 +600,7 @@ def safe_path(name: str) -> PurePosixPath:
         and all(len(level.encode()) <= MAX_NAME_BYTES for level in levels)
     )
     if not safe:
-        raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(name)} is not a path inside the model")
+        raise unsafe(f"{_shown(name)} is not a path inside the model")
     return path
 
 
@@ -623,7 +620,7 @@ def _read(stream: Any) -> bytes:
     try:
         chunk: bytes = stream.read(_CHUNK_BYTES)
     except Exception as exc:  # a wrong checksum, damaged compression, a lost disk
-        raise ScanError(Reason.MODEL_DAMAGED, "a file of the model is damaged") from exc
+        raise damaged("a file of the model is damaged") from exc
     return chunk
 
 

@@ -22,7 +22,15 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
-from scanloom.convert.files import MAX_BYTES, find_file, read_text, truncate
+from scanloom.convert.files import (
+    MAX_BYTES,
+    damaged,
+    find_file,
+    read_text,
+    truncate,
+    unsafe,
+    unsupported,
+)
 from scanloom.convert.monai.allow_list import check_imports, judge_network, judge_target
 from scanloom.convert.monai.config import Config, describe, read_entries, set_entries
 from scanloom.convert.monai.metadata import (
@@ -40,7 +48,7 @@ from scanloom.convert.monai.network import (
     read_structures,
 )
 from scanloom.convert.monai.postprocessing import Postprocessing, read_postprocessing
-from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing, unsupported
+from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing
 from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
 from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
@@ -61,15 +69,14 @@ def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
     """
     path = PurePosixPath(load.path)
     if path.is_absolute() or ".." in path.parts:
-        detail = f"the weights {truncate(str(path))} are outside the bundle"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+        raise unsafe(f"the weights {truncate(str(path))} are outside the bundle")
     file = find_file(folder, str(path))
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"the weights {truncate(str(path))} are missing")
+        raise damaged(f"the weights {truncate(str(path))} are missing")
     if file.suffix not in (".pt", ".pth", ".safetensors"):
-        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(str(path))} is not a state dict")
+        raise unsafe(f"{truncate(str(path))} is not a state dict")
     weights = find_weights(file, load.key, "the weights file")
     if pinned is not None and weights.sha256 != pinned:
         detail = f"the weights have SHA-256 {weights.sha256[:12]}..., not {pinned[:12]}..."
@@ -90,16 +97,15 @@ def read_arrays(folder: Path, name: str) -> dict[str, Any]:
     """
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
-        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(name)} is outside the bundle")
+        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} is missing")
+        raise damaged(f"{truncate(name)} is missing")
     if file.stat().st_size > MAX_BYTES:
-        detail = f"{truncate(name)} is larger than {format_bytes(MAX_BYTES)}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"{truncate(name)} is larger than {format_bytes(MAX_BYTES)}")
     content = load_torch(file, truncate(name), device="meta")
     if not isinstance(content, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} has no entries")
+        raise damaged(f"{truncate(name)} has no entries")
     return {key: _plain(value) for key, value in content.items() if isinstance(key, str)}
 
 
@@ -108,9 +114,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | list | tuple | dict):
         return value
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
-        raise ScanError(Reason.MODEL_UNSAFE, "an array holds objects, not numbers")
+        raise unsafe("an array holds objects, not numbers")
     if value.size > MAX_VALUES:
-        raise ScanError(Reason.MODEL_DAMAGED, "an array has more values than an architecture")
+        raise damaged("an array has more values than an architecture")
     return value.tolist()
 
 
@@ -131,8 +137,7 @@ def everything(text: Any) -> tuple[int, ...]:
     """
     numbers = text if isinstance(text, list) else _decode(text)
     if numbers is None or not all(_is_class(n) for n in numbers):
-        detail = f"everything_labels is {truncate(str(text))}"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+        raise unsafe(f"everything_labels is {truncate(str(text))}")
     return tuple(sorted(set(numbers)))
 
 
@@ -232,7 +237,7 @@ def output_of(classes: Sequence[int], output: TensorFormat) -> TensorFormat:
     for channel, number in enumerate(classes, 1):
         name = output.channel_def.get(str(number))
         if name is None:
-            raise ScanError(Reason.MODEL_DAMAGED, f"class {number} has no name in channel_def")
+            raise damaged(f"class {number} has no name in channel_def")
         names[str(channel)] = name
     return TensorFormat(
         num_channels=len(names), modality=output.modality, channel_def=names, label_def={}
@@ -325,7 +330,7 @@ def _reference_ranges(
     for fields in metadata.scanloom.reference_ranges:
         if fields.structure not in labels:
             detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged(detail)
     return tuple(
         ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
         for each in metadata.scanloom.reference_ranges
@@ -385,7 +390,7 @@ def _read_content(
     obstacles.add(*config.refused)
     if run.weights is None and not obstacles:
         detail = "nothing that `run` reaches loads weights into the network"
-        obstacles.add(ScanError(Reason.MODEL_UNSUPPORTED, detail))
+        obstacles.add(unsupported(detail))
     return _BundleContent(
         run.weights or Load("", None), evaluator, network, before, window, output, after
     )
@@ -400,8 +405,7 @@ def _check_dimensions(network: NetworkSpec, window: Window) -> None:
     """Refuse a two-dimensional network without planes, or a three-dimensional one with them."""
     dimensions = network.args.get("spatial_dims", 3)
     if network.name and dimensions != (3 if window.plane is None else 2):
-        detail = f"{network.name} of {describe(dimensions)} dimensions with such windows"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{network.name} of {describe(dimensions)} dimensions with such windows")
 
 
 def _with_prompts(
@@ -447,7 +451,7 @@ def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:
     if clicks is None:
         return network
     if network.name != "DynUNet":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"clicks with {network.name}")
+        raise unsupported(f"clicks with {network.name}")
     return NetworkSpec("DynUNetWithoutClicks", network.args)
 
 
@@ -457,7 +461,7 @@ def _checks(metadata: Metadata) -> Checks:
     for name in ("low", "high", "spacing", "extent"):
         pair = getattr(fields, name)
         if pair is not None and not pair[0] <= pair[1]:
-            raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.checks.{name} is empty")
+            raise damaged(f"scanloom.checks.{name} is empty")
         ranges[name] = None if pair is None else Range(*pair)
     return Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
 

@@ -17,7 +17,15 @@ from typing import Any, Final, Literal, TypeVar
 
 import yaml
 
-from scanloom.convert.files import find_file, read_json, read_text, truncate
+from scanloom.convert.files import (
+    damaged,
+    find_file,
+    read_json,
+    read_text,
+    truncate,
+    unsafe,
+    unsupported,
+)
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes
 
 MAX_LENGTH: Final = 10_000
@@ -101,7 +109,7 @@ class Unchanged:
 def bounded(value: Any) -> Any:
     """Refuse integers beyond 64 bits, on which some operations never end."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number is larger than {MAX_WHOLE}")
+        raise unsupported(f"a number is larger than {MAX_WHOLE}")
     return value
 
 
@@ -266,10 +274,7 @@ class Arguments:
 
     def refused(self, name: str, value: Any) -> ScanError:
         """Return the error for a value that a card can't express."""
-        return ScanError(
-            Reason.MODEL_UNSUPPORTED,
-            f"{truncate(self.name)}({truncate(str(name))}={describe(value)})",
-        )
+        return unsupported(f"{truncate(self.name)}({truncate(str(name))}={describe(value)})")
 
 
 def is_number(value: Any) -> bool:
@@ -560,15 +565,14 @@ def read_entries(folder: Path) -> dict[str, Any]:
     names = [f"configs/{name}" for name in _CONFIGS]
     names = [name for name in names if find_file(folder, name) is not None]
     if not names:
-        raise ScanError(Reason.MODEL_DAMAGED, f"configs/{' or '.join(_CONFIGS)} is missing")
+        raise damaged(f"configs/{' or '.join(_CONFIGS)} is missing")
     first, *further = (_read_file(folder, name) for name in names)
     if any(config != first for config in further):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{' and '.join(names)} differ")
+        raise unsupported(f"{' and '.join(names)} differ")
     for key in first:
         if "#" in key or "::" in key or key.startswith("+"):
             # MONAI changes another entry by it, when it loads the file
-            detail = f"the config changes an entry by {truncate(key)!r}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"the config changes an entry by {truncate(key)!r}")
     return first
 
 
@@ -578,14 +582,13 @@ def _read_file(folder: Path, name: str) -> dict[str, Any]:
     else:
         text = read_text(folder, name)
         if len(text) > _MAX_YAML:
-            detail = f"{name} is larger than {format_bytes(_MAX_YAML)}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"{name} is larger than {format_bytes(_MAX_YAML)}")
         try:
             entries = yaml.load(text, Loader=_Loader)  # noqa: S506 a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid YAML") from exc
+            raise damaged(f"{name} is not valid YAML") from exc
     if not isinstance(entries, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not a mapping")
+        raise damaged(f"{name} is not a mapping")
     return {str(key): value for key, value in entries.items()}
 
 
@@ -608,7 +611,7 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
     try:
         changed = copy.deepcopy(dict(entries))
     except RecursionError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "the config is nested too deeply") from exc
+        raise damaged("the config is nested too deeply") from exc
     choices = changed.get(_CHOICES)
     mappings = [choices, changed] if isinstance(choices, dict) else [changed]
     for key, text in options.items():
@@ -651,13 +654,13 @@ class _Loader(yaml.SafeLoader):
         """Refuse numbers with many digits, which are slow to convert."""
         number = node.tag.rpartition(":")[2] in ("int", "float")
         if number and len(node.value) > _MAX_DIGITS:
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number of {len(node.value)} digits")
+            raise unsupported(f"a number of {len(node.value)} digits")
         return super().construct_scalar(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Refuse merge keys."""
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, "the config uses YAML merge keys (<<)")
+            raise unsupported("the config uses YAML merge keys (<<)")
         super().flatten_mapping(node)
 
 
@@ -741,7 +744,7 @@ class Config:
         path = _normalized(path)
         if path not in self._known:
             if path in self._open:
-                raise ScanError(Reason.MODEL_DAMAGED, f"@{path} refers to itself")
+                raise damaged(f"@{path} refers to itself")
             self._open.append(path)
             try:
                 self._value(self._find(path), path)
@@ -765,7 +768,7 @@ class Config:
             return self._list(raw, path)
         if raw is None or isinstance(raw, bool | int | float):
             return bounded(raw)
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a config value is a {type(raw).__name__}")
+        raise unsupported(f"a config value is a {type(raw).__name__}")
 
     def _list(self, raw: Sequence[Any], path: str) -> list[Any]:
         values = []
@@ -791,7 +794,7 @@ class Config:
             MODEL_UNSAFE if this config loads no files; or as the function `load`.
         """
         if self._load is None or not isinstance(path, str):
-            raise ScanError(Reason.MODEL_UNSAFE, "the config loads a file")
+            raise unsafe("the config loads a file")
         return self._load(path)
 
     def exists(self, path: str) -> bool:
@@ -804,7 +807,7 @@ class Config:
         """
         parts = PurePosixPath(path).parts
         if self._find_file is None or path.startswith("/") or ".." in parts:
-            raise ScanError(Reason.MODEL_UNSAFE, "the config looks for a file outside the bundle")
+            raise unsafe("the config looks for a file outside the bundle")
         return self._find_file(path) is not None
 
     def _items(self, raw: Mapping[Any, Any], path: str) -> dict[Any, Any]:
@@ -823,7 +826,7 @@ class Config:
             elif isinstance(entry, list) and key.isdecimal() and int(key) < len(entry):
                 entry = entry[int(key)]
             else:
-                raise ScanError(Reason.MODEL_DAMAGED, f"the config has no entry @{truncate(path)}")
+                raise damaged(f"the config has no entry @{truncate(path)}")
         return entry
 
     def _text(self, text: str) -> Any:
@@ -835,20 +838,18 @@ class Config:
                 raise refusal(text)
             return self.get(reference[1])
         if text.startswith("%"):
-            raise ScanError(
-                Reason.MODEL_UNSUPPORTED, f"the macro {truncate(text)} is not supported"
-            )
+            raise unsupported(f"the macro {truncate(text)} is not supported")
         return text
 
     def _component(self, raw: Mapping[Any, Any], path: str) -> Component | None:
         target = raw["_target_"]
         if not isinstance(target, str):
-            raise ScanError(Reason.MODEL_DAMAGED, "a _target_ is not a string")
+            raise damaged("a _target_ is not a string")
         if self._disabled(raw, path):
             return None
         for key in ("_requires_", "_mode_"):
             if raw.get(key) not in (None, "default"):
-                raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} has {key}")
+                raise unsupported(f"{truncate(target)} has {key}")
         arguments = {key: item for key, item in raw.items() if key not in _KEYWORDS}
         kind, name = self._judge(target)
         if kind == "ignored":
@@ -870,8 +871,7 @@ class Config:
             return flag.strip().lower() == "true"
         if flag is None or isinstance(flag, bool | int | float):
             return bool(flag)
-        detail = f"{truncate(raw['_target_'])} has _disabled_, whose value is not known"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{truncate(raw['_target_'])} has _disabled_, whose value is not known")
 
     def constructed(self, target: str, arguments: Callable[[], Mapping[str, Any]]) -> Component:
         """Return the component of a call; its arguments are evaluated after its target."""
@@ -891,8 +891,7 @@ class Config:
         """
         text = _normalized(text)
         if len(text) > MAX_CHARS:
-            detail = f"an expression exceeds {MAX_CHARS} characters: {truncate(text)}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"an expression exceeds {MAX_CHARS} characters: {truncate(text)}")
         if re.match(r"(import|from)\b", text):
             raise refusal(text, Reason.MODEL_UNSAFE)
         references: dict[str, str] = {}
@@ -912,11 +911,9 @@ class Config:
         self._steps += 1
         try:
             if self._depth > MAX_DEPTH:
-                detail = f"the config is nested deeper than {MAX_DEPTH}"
-                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+                raise unsupported(f"the config is nested deeper than {MAX_DEPTH}")
             if self._steps > MAX_STEPS:
-                detail = f"the config has more than {MAX_STEPS} values"
-                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+                raise unsupported(f"the config has more than {MAX_STEPS} values")
             yield
         finally:
             self._depth -= 1

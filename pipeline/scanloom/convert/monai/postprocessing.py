@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
+from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
     Arguments,
     Component,
@@ -15,7 +16,7 @@ from scanloom.convert.monai.config import (
     Unchanged,
     describe,
 )
-from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps, unsupported
+from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps
 from scanloom.convert.monai.runner import Obstacles
 from scanloom.core import Flag
 
