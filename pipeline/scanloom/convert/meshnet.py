@@ -58,16 +58,12 @@ class Recipe:
 
     Parameters
     ----------
-    title : str
-        Title of the model.
     normalize : IntensityStep
         Last intensity step on the network grid.
     above : float or None
         Fraction of the largest intensity that the crop exceeds; None for no crop.
     margin : int
         Voxels around the crop.
-    modality : str
-        Modality of the scans.
     classifier_bias : bool
         Whether the bias of the last convolution is applied.
     """

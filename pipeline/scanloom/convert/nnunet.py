@@ -291,8 +291,6 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
     ----------
     configuration : Configuration
         With `architecture`, or with the entries of plans before it was introduced.
-    inputs, outputs : int
-        Input channels and classes.
 
     Raises
     ------

@@ -131,10 +131,6 @@ def check_files(folder: Path, provenance: Provenance, *, large: bool) -> None:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the model.
-    provenance : Provenance
-        Its record.
     large : bool
         Whether files beyond `SMALL_BYTES` are hashed too; otherwise only their sizes count.
 

@@ -59,12 +59,8 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
 
     Parameters
     ----------
-    file : Path
-        The file.
     key : str or None
         As in `ForeignWeights`.
-    name : str
-        Name of the weights, for messages.
     largest : int
         Most bytes of the file.
 
@@ -198,8 +194,6 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
     ----------
     file : Path or binary stream
         Checked with `check_archive`.
-    name : str
-        Name of the file, for messages.
     device : "cpu" or "meta"
         Where tensors are. On "meta" they have no numbers, and only the description is read.
 

@@ -108,7 +108,6 @@ def on_grid(
     array : (A, B, C) array
     affine : (4, 4) array
         Its voxel index to RAS mm.
-    grid : Grid
     part : bool
         Whether it may cover a part of the grid: the rest is 0.
 

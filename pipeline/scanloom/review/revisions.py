@@ -68,7 +68,6 @@ def _made_of(folder: Path, recipe: tuple[str, ...]) -> tuple[str, str] | None:
 
     Parameters
     ----------
-    folder : Path
     recipe : tuple of str
         Keys that lead to the recipe.
     """

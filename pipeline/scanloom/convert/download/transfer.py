@@ -227,15 +227,11 @@ def fetch(
 
     Parameters
     ----------
-    remote : Remote
-        File to be downloaded.
     target : Path
         Its place, in an existing folder. An existing file is kept if an earlier call completed it
         from the same address.
     limit_bytes : int
         Largest size that is accepted.
-    report : callable
-        Receives the progress.
 
     Raises
     ------

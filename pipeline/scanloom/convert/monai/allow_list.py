@@ -24,8 +24,6 @@ class KnownClass:
     ----------
     kind : Kind
         Kind of component that takes its place; "ignored" if it changes no label.
-    name : str
-        Name of the component.
     files : mapping
         Files of the bundle that define the class, each with the SHA-256 of its known versions.
     """

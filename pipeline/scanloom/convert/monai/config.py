@@ -67,10 +67,6 @@ class Component:
 
     Parameters
     ----------
-    target : str
-        As the config has it.
-    args : mapping
-        Arguments by name.
     kind, name : str
         Kind of the target, and its name on the allow-list.
     """
@@ -597,8 +593,6 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
 
     Parameters
     ----------
-    entries : mapping
-        Entries of the config.
     options : mapping
         Text of a value by the name of a top-level entry or of an entry of `displayable_configs`.
         Only truth values, numbers and plain texts can be set, by values of the same type.

@@ -85,8 +85,6 @@ def read_channels(
 
     Parameters
     ----------
-    metadata : Metadata
-        Of the bundle.
     network : NetworkSpec
         The network, of which the metadata must know the number of channels.
     keys : sequence of str

@@ -82,8 +82,6 @@ def read_postprocessing(
         The transforms before the network.
     transform : Component
         Transforms of the dataset, to which Invertd must refer.
-    network : NetworkSpec
-        The network.
     outputs : int
         Number of output channels of the network.
 

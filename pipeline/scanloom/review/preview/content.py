@@ -186,14 +186,6 @@ class PreviewContent:
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
-    segmentations, measurements : tuple
-        The results.
-    about : About
-        Further facts.
-    layers : tuple of DrawnLayer
-        All layers of all models.
     window : GrayWindow
         The intensity window, without lungs.
     planes : (Plane, Plane, Plane)

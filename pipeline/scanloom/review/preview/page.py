@@ -612,14 +612,10 @@ def draw_preview(
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
     segmentations : sequence of Segmentation
         Segmentations on the volume's grid, in drawing order.
     measurements : sequence of Measurement
         One measurement for each structure of each segmentation.
-    flags : sequence of Flag
-        The flags of the case.
     path : Path
         The PNG file. Equal input gives equal bytes.
     about : About

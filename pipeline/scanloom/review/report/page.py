@@ -68,8 +68,6 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     damaged : set of str, optional
         Receives the names of published cases that can't be read, which are left out.
 
@@ -262,7 +260,6 @@ def make_rows(
 
     Parameters
     ----------
-    cases : sequence of ReportCase
     structures : mapping
         As of `structure_names`.
     thumbs : mapping
@@ -401,8 +398,6 @@ class ShownSlice:
 
     Parameters
     ----------
-    number : int
-        Its number on the page.
     area : (x, y, width, height)
     outlines : tuple of (x, y, width, height)
         Outlines of the structures that the finding is about.
@@ -432,9 +427,6 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
 
     Parameters
     ----------
-    finding : Finding
-    tiles : TileMap
-        The mosaic of the case.
     shape : (I, J, K)
         Shape of the case's grid.
     """

@@ -282,8 +282,6 @@ def draw_thumbs(
         Name of each case, and the file of its preview.
     folder : Path
         Created if it is missing; thumbnails of other cases are removed.
-    threads : int
-        Number of threads.
 
     Returns
     -------

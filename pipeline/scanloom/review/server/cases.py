@@ -69,7 +69,6 @@ class Layer:
     ----------
     file : str
         Its name in the case folder.
-    model : str
     labels : (X, Y, Z) uint8 or uint16 array
         In the view.
     structures : tuple of dict
@@ -88,8 +87,6 @@ class OpenedCase:
 
     Parameters
     ----------
-    name : str
-        Name of its folder.
     document : dict
         `case.json`.
     view : View
@@ -100,8 +97,6 @@ class OpenedCase:
         Where the scan is from.
     missing : str
         Why there is no scan.
-    layers : tuple of Layer
-    measurements : tuple of Measurement
     seen : Seen
         Recipe and hashes of the label maps.
     windows : tuple of (str, GrayWindow)
@@ -134,10 +129,6 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    name : str
-        Name of the case folder.
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
 
@@ -324,10 +315,6 @@ class OpenCases:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    key : Path or None
-        File with the key of the case ids.
     limit : int
         Bytes of their arrays.
     """
@@ -445,7 +432,6 @@ class Image:
     ----------
     array : (X, Y, Z) int16 array
         Pixels, in a view.
-    slope, intercept : float
     exact : bool
         Whether the values are those of the scan, not rounded to `slope` / 2.
     """
@@ -485,7 +471,6 @@ def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> byte
     ----------
     array : (X, Y, Z) array
         In a view.
-    plane : Direction
     first, last : int
         Indices of the first and the last slice.
 

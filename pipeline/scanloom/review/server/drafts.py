@@ -68,8 +68,6 @@ class Stroke:
         Index of the label map.
     normal, across, down : int
         Axes of the slice: across slices, along its columns, along its rows.
-    index : int
-        The slice.
     points : sequence of (column, row)
         Centres of the brush in voxels; between them it moves in straight lines.
     radius_mm : float
@@ -282,8 +280,6 @@ class HeldDraft:
         Its file, which is there once it has a stroke.
     name, reviewer : str
         Name of the case, and code of the reviewer.
-    seen : Seen
-        The result that is corrected.
     shape : (X, Y, Z)
     number : str
         Random: no other draft has it.

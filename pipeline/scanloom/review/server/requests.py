@@ -94,7 +94,6 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
 
     Parameters
     ----------
-    plain : mapping
     layers : int
         Number of label maps of the case.
 

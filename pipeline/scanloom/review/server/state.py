@@ -53,8 +53,6 @@ class ListedCase:
     ----------
     stamp : object
         Changes when the case or its latest revision is replaced.
-    seen : Seen
-        The result that there is now.
     revision : int
         Number of the latest revision; 0 without any.
     """
@@ -76,11 +74,6 @@ class Worklist:
     """The published cases of an output folder, in the order of review; new ones appear.
 
     Its mappings are replaced as a whole, and never changed: they can be read without a lock.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -270,11 +263,6 @@ class ReviewState:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    log : VerdictLog
-    readers : Readers
-    open_cases : OpenCases
     names : mapping
         Display name of each reviewer's code.
     publish : callable or None
@@ -377,7 +365,6 @@ class ReviewState:
 
         Parameters
         ----------
-        name, reviewer : str
         anew : bool
             Whether to look if the case was replaced, corrected or removed.
 
@@ -458,7 +445,6 @@ class ReviewState:
 
         Parameters
         ----------
-        name, reviewer : str
         version : str
             The draft that was seen.
 

@@ -203,13 +203,7 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 
 
 class VerdictStack:
-    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made.
-
-    Parameters
-    ----------
-    verdicts : iterable of Verdict
-        Lines of the log.
-    """
+    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made."""
 
     def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
@@ -265,11 +259,6 @@ def read_verdicts(out: Path) -> list[Verdict]:
 
 class VerdictLog:
     """The log of an output folder, held by one process, which appends to it.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
 
     Raises
     ------
@@ -329,7 +318,6 @@ class VerdictLog:
 
         Parameters
         ----------
-        verdict : Verdict
         comment : str
             Free text; it is kept in the private folder.
 
@@ -391,8 +379,6 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     names : sequence of str
         Names as the reviewers are called by.
 
