@@ -26,7 +26,7 @@ from scanloom.cards import card
 from scanloom.cards.codes import coding, color
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
 from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
-from scanloom.convert.weights import FLOAT32_KEY, find_weights
+from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
 from scanloom.core import Reason, ScanError, Structure, printable, slug
 
 QUANTILES: Final = card.ScaleQuantiles(0.05, 0.95)
@@ -112,7 +112,7 @@ def known_name(sha256: str) -> str | None:
 def make_card(
     folder: Path,
     network: Mapping[str, Any],
-    weights: card.Weights,
+    weights: ForeignWeights,
     recipe: Recipe,
     structures: tuple[Structure, ...],
 ) -> card.ModelCard:
@@ -135,7 +135,7 @@ def make_card(
         attribution="neuroneural/brainchop" if known else "",
         channels=(channel,),
         network=card.NetworkSpec("MeshNet", network),
-        weights=weights,
+        weights=replace(weights, arrays=_arrays(network)),
         grid=card.NetworkGrid(  # of FreeSurfer's conform
             "LIA", (1.0, 1.0, 1.0), alignment="centre", shape=(256, 256, 256), crop=crop
         ),
@@ -148,12 +148,27 @@ def make_card(
     )
 
 
-def folder_weights(folder: Path, name: str, key: str | None) -> card.Weights:
+def folder_weights(folder: Path, name: str, key: str | None) -> ForeignWeights:
     """Return the weights of a folder with their hash; errors as `find_weights`."""
     file = find_file(folder, name)
     if file is None:
         raise damaged(f"{name} is missing")
-    return find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
+    found = find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
+    return ForeignWeights(file, found.sha256, key=key)
+
+
+def _arrays(network: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return names and shapes of the weights of `MeshNet`, in the order of its layers."""
+    hidden = (network["channels"], 3, network["bias"])
+    layers = {f"layers.{n}": hidden for n in range(len(network["dilations"]))}
+    layers["classifier"] = (network["classes"], 1, network["classifier_bias"])
+    channels, arrays = network["in_channels"], list[tuple[str, tuple[int, ...]]]()
+    for name, (outputs, size, bias) in layers.items():
+        arrays.append((f"{name}.weight", (outputs, channels, size, size, size)))
+        if bias:
+            arrays.append((f"{name}.bias", (outputs,)))
+        channels = outputs
+    return tuple(arrays)
 
 
 def read_license(folder: Path) -> str:
