@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,17 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from scanloom.cards.card import (
-    Argmax,
-    Checks,
-    FastPreset,
-    ModelCard,
-    NetworkSpec,
-    Range,
-    ReferenceRange,
-    Weights,
-    Window,
-)
+from scanloom.cards import card
 from scanloom.convert.files import (
     MAX_BYTES,
     damaged,
@@ -58,7 +48,7 @@ MAX_VALUES: Final = 10_000
 """Largest number of values of an array; those of DiNTS have 120."""
 
 
-def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
+def read_weights_file(folder: Path, load: Load, pinned: str | None) -> card.Weights:
     """Return the weights file that the run loads, with its SHA-256.
 
     Raises
@@ -126,8 +116,14 @@ _NOT_ALONE: Final = frozenset({2, 16, 18, 20, 21, 129, 130, 131})
 """Classes that are refused as prompts, or stand for several others."""
 
 
+_EVERYTHING: Final = re.compile(
+    r"\$list\(set\(\[(\w+)\+1for\1inrange\((\d+)\)\]\)-set\(\[([\d,]*)\]\)\)", re.ASCII
+)
+"""Its form without spaces: all classes up to a number, without some."""
+
+
 def everything(text: Any) -> tuple[int, ...]:
-    """Return the classes of the bundle's `everything_labels`, decoded from its syntax tree.
+    """Return the classes of the bundle's `everything_labels`.
 
     Raises
     ------
@@ -135,62 +131,14 @@ def everything(text: Any) -> tuple[int, ...]:
         MODEL_UNSAFE if it is neither a list of numbers nor
         ``$list(set([i+1 for i in range(n)]) - set([...]))``.
     """
-    numbers = text if isinstance(text, list) else _decode(text)
-    if numbers is None or not all(_is_class(n) for n in numbers):
+    numbers = text
+    match = _EVERYTHING.fullmatch("".join(text[:500].split())) if isinstance(text, str) else None
+    if match and int(match[2]) <= LAST_CLASS:
+        dropped = set(map(int, filter(None, match[3].split(","))))
+        numbers = [n for n in range(1, int(match[2]) + 1) if n not in dropped]
+    if not isinstance(numbers, list) or not all(_is_class(n) for n in numbers):
         raise unsafe(f"everything_labels is {truncate(str(text))}")
     return tuple(sorted(set(numbers)))
-
-
-def _decode(text: Any) -> list[int] | None:
-    """Return the numbers of the expression, None if it has another form."""
-    if not isinstance(text, str) or not text.startswith("$") or len(text) > 500:
-        return None
-    try:
-        body = ast.parse(text[1:].strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-    match body:
-        case ast.Call(
-            func=ast.Name(id="list"),
-            args=[
-                ast.BinOp(
-                    left=ast.Call(func=ast.Name(id="set"), args=[ast.ListComp() as all_of]),
-                    op=ast.Sub(),
-                    right=ast.Call(
-                        func=ast.Name(id="set"), args=[ast.List(elts=numbers)], keywords=[]
-                    ),
-                )
-            ],
-            keywords=[],
-        ):
-            count = _count(all_of)
-        case _:
-            return None
-    dropped = [n.value for n in numbers if isinstance(n, ast.Constant)]
-    if count is None or count > LAST_CLASS or len(dropped) < len(numbers):
-        return None
-    return [n for n in range(1, count + 1) if n not in dropped]
-
-
-def _count(node: ast.ListComp) -> int | None:
-    """Return n of ``[i+1 for i in range(n)]``, None for another form."""
-    match node:
-        case ast.ListComp(
-            elt=ast.BinOp(left=ast.Name(id=used), op=ast.Add(), right=ast.Constant(value=1)),
-            generators=[
-                ast.comprehension(
-                    target=ast.Name(id=variable),
-                    iter=ast.Call(
-                        func=ast.Name(id="range"),
-                        args=[ast.Constant(value=int() as count)],
-                        keywords=[],
-                    ),
-                    ifs=[],
-                )
-            ],
-        ) if used == variable:
-            return count
-    return None
 
 
 def _is_class(value: Any) -> bool:
@@ -253,7 +201,7 @@ def is_bundle(folder: Path) -> bool:
     return (folder / "configs").is_dir()
 
 
-def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
     """Read a MONAI bundle.
 
     Parameters
@@ -285,7 +233,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     structures = read_structures(
         content.output, after.decision, metadata.scanloom.structures, after.rests
     )
-    return ModelCard(
+    return card.ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
         title=metadata.name or one_line(folder.resolve().name),
@@ -318,7 +266,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
 
 def _reference_ranges(
     metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[ReferenceRange, ...]:
+) -> tuple[card.ReferenceRange, ...]:
     """Return the usual measurements of the structures.
 
     Raises
@@ -332,7 +280,7 @@ def _reference_ranges(
             detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
             raise damaged(detail)
     return tuple(
-        ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
+        card.ReferenceRange(each.structure, each.quantity, card.Range(*each.range), each.source)
         for each in metadata.scanloom.reference_ranges
     )
 
@@ -343,9 +291,9 @@ class _BundleContent:
 
     weights: Load
     evaluator: Any
-    network: NetworkSpec
+    network: card.NetworkSpec
     before: Preprocessing
-    window: Window
+    window: card.Window
     output: TensorFormat
     after: Postprocessing
 
@@ -357,7 +305,7 @@ def _read_content(
     load, find = partial(read_arrays, folder), partial(find_file, folder)
     config = Config(entries, partial(judge_target, folder), load, find)
     networks = Config(entries, partial(judge_network, folder), load, find)
-    run, network = Run(), NetworkSpec("", {})
+    run, network = Run(), card.NetworkSpec("", {})
     evaluator: Any = None
     with obstacles.noted():
         start = read_start(config, entries, obstacles)
@@ -372,7 +320,7 @@ def _read_content(
     before = Preprocessing()
     with obstacles.noted():
         before = read_preprocessing(run.transform, _inputs(metadata), obstacles)
-    window = Window(None)
+    window = card.Window(None)
     with obstacles.noted():
         window = read_inferer(run.inferer)
         _check_dimensions(network, window)
@@ -382,7 +330,7 @@ def _read_content(
     output = TensorFormat(num_channels=1)
     with obstacles.noted():
         output = read_output(metadata, network)
-    after = Postprocessing(None, Argmax(), "scores", ())
+    after = Postprocessing(None, card.Argmax(), "scores", ())
     with obstacles.noted():
         after = read_postprocessing(
             run.postprocessing, before, run.transform, network, output.num_channels, obstacles
@@ -401,7 +349,7 @@ def _inputs(metadata: Metadata) -> int:
     return max((i.num_channels for i in metadata.network_data_format.inputs.values()), default=1)
 
 
-def _check_dimensions(network: NetworkSpec, window: Window) -> None:
+def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:
     """Refuse a two-dimensional network without planes, or a three-dimensional one with them."""
     dimensions = network.args.get("spatial_dims", 3)
     if network.name and dimensions != (3 if window.plane is None else 2):
@@ -422,7 +370,7 @@ def _with_prompts(
     args = {**content.network.args, "classes": list(classes)}
     return replace(
         content,
-        network=NetworkSpec("Vista3d", args),
+        network=card.NetworkSpec("Vista3d", args),
         output=output_of(classes, content.output),
     )
 
@@ -446,29 +394,29 @@ def _everything_labels(evaluator: Any, entries: Mapping[str, Any]) -> Any:
     return labels
 
 
-def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:
+def _without_clicks(network: card.NetworkSpec, clicks: int | None) -> card.NetworkSpec:
     """Return the network that adds empty channels in the place of clicks."""
     if clicks is None:
         return network
     if network.name != "DynUNet":
         raise unsupported(f"clicks with {network.name}")
-    return NetworkSpec("DynUNetWithoutClicks", network.args)
+    return card.NetworkSpec("DynUNetWithoutClicks", network.args)
 
 
-def _checks(metadata: Metadata) -> Checks:
+def _checks(metadata: Metadata) -> card.Checks:
     fields = metadata.scanloom.checks
     ranges = {}
     for name in ("low", "high", "spacing", "extent"):
         pair = getattr(fields, name)
         if pair is not None and not pair[0] <= pair[1]:
             raise damaged(f"scanloom.checks.{name} is empty")
-        ranges[name] = None if pair is None else Range(*pair)
-    return Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
+        ranges[name] = None if pair is None else card.Range(*pair)
+    return card.Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
 
 
-def _fast(metadata: Metadata) -> FastPreset | None:
+def _fast(metadata: Metadata) -> card.FastPreset | None:
     fields = metadata.scanloom.fast
-    return None if fields is None else FastPreset(**dict(fields))
+    return None if fields is None else card.FastPreset(**dict(fields))
 
 
 def _license(folder: Path) -> str:

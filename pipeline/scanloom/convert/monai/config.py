@@ -121,55 +121,21 @@ def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
     Known forms are ``torch.where(x[[c]] > 0, n, ...)``, nested in the last argument and with 0 in
     the innermost, and ``torch.nan_to_num(x, nan=...)``: labels are never NaN.
     """
-    match node.args:
-        case ast.arguments(
-            posonlyargs=[],
-            args=[ast.arg(arg=variable)],
-            vararg=None,
-            kwonlyargs=[],
-            kwarg=None,
-            defaults=[],
-        ):
-            pass
-        case _:
-            return None
-    match node.body:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="torch"), attr="nan_to_num"),
-            args=[ast.Name(id=name)],
-            keywords=[ast.keyword(arg="nan", value=ast.Constant())],
-        ) if name == variable:
-            return Unchanged()
-    regions = _regions(node.body, variable)
-    return Priorities(tuple(regions)) if regions else None
-
-
-def _regions(body: ast.expr, variable: str) -> list[tuple[int, int]] | None:
-    """Return channels and numbers of nested ``torch.where``, None for another form."""
-    regions: list[tuple[int, int]] = []
-    while True:
-        match body:
-            case ast.Constant(value=int() as value) if value == 0 and type(value) is int:
-                return regions
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="torch"), attr="where"),
-                args=[
-                    ast.Compare(
-                        left=ast.Subscript(
-                            value=ast.Name(id=name),
-                            slice=ast.List(elts=[ast.Constant(value=int() as channel)]),
-                        ),
-                        ops=[ast.Gt()],
-                        comparators=[ast.Constant(value=0)],
-                    ),
-                    ast.Constant(value=int() as number),
-                    body,
-                ],
-                keywords=[],
-            ) if name == variable and type(channel) is int and type(number) is int and number > 0:
-                regions.append((channel, number))
-            case _:
-                return None
+    head, _, body = ast.unparse(node).partition(": ")  # which has one way to write an expression
+    variable = head.removeprefix("lambda ")
+    if not variable.isidentifier():
+        return None
+    if re.fullmatch(rf"torch\.nan_to_num\({variable}, nan=(?:None|[\d.e+-]+)\)", body):
+        return Unchanged()
+    where = re.compile(
+        rf"torch\.where\({variable}\[\[(\d+)\]\] > 0(?:\.0)?, ([1-9]\d*), ", re.ASCII
+    )
+    regions = []
+    while match := where.match(body):
+        regions.append((int(match[1]), int(match[2])))
+        body = body[match.end() :]
+    is_known = regions and body == "0" + ")" * len(regions)
+    return Priorities(tuple(regions)) if is_known else None
 
 
 T = TypeVar("T")
@@ -372,13 +338,8 @@ class Expression:
     references: Mapping[str, str]
     tree: ast.expr
 
-    @property
-    def value(self) -> Any:
-        """The value of the expression; errors as `Config.get`."""
-        return self.value_of(self.tree)
-
     def value_of(self, node: ast.expr) -> Any:
-        """Return the value of a part of the expression."""
+        """Return the value of a part of the expression; errors as `Config.get`."""
         try:
             return self._value(node)
         except (ArithmeticError, TypeError, LookupError, ValueError) as exc:
@@ -414,19 +375,22 @@ class Expression:
                 return self._choice(self._value(test), self._value(body), self._value(orelse))
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
                 return self._item(self._value(value), self._value(key))
-            case ast.Attribute():
-                return self._attribute(node)
+            case ast.Attribute() if dotted(node) in _NAMES:
+                return _NAMES[str(dotted(node))]
             case ast.Call(func=func, args=args, keywords=[]):
                 return self._call(func, args)
-            case ast.Lambda():
-                return self._function(node)
+            case ast.Lambda() if (function := decode_lambda(node)) is not None:
+                return function
             case ast.Call(func=func, args=[], keywords=[_, *_] as keywords):
                 return self._constructed(func, keywords)
             case ast.Call(func=func, args=[path], keywords=[ast.keyword(arg="map_location")]):
                 return self._call(func, [path])
-            case ast.Name() | ast.Call() | ast.JoinedStr() | ast.NamedExpr():
+            # to these, other objects than data could be given, or functions
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.Lambda() | ast.JoinedStr():
                 raise refusal(self.text, Reason.MODEL_UNSAFE)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                raise refusal(self.text, Reason.MODEL_UNSAFE)
+            case ast.NamedExpr():
                 raise refusal(self.text, Reason.MODEL_UNSAFE)
         raise refusal(self.text)
 
@@ -462,18 +426,6 @@ class Expression:
             case (list(), int()) | (dict(), str() | int()):
                 return value[key]
         raise refusal(self.text)
-
-    def _attribute(self, node: ast.Attribute) -> Any:
-        name = dotted(node)
-        if name not in _NAMES:
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return _NAMES[name]
-
-    def _function(self, node: ast.Lambda) -> Priorities | Unchanged:
-        function = decode_lambda(node)
-        if function is None:
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return function
 
     def _constructed(self, func: ast.expr, keywords: list[ast.keyword]) -> Component:
         """Return the component of ``monai.networks.nets.Name(argument=value)``."""
@@ -825,7 +777,8 @@ class Config:
 
     def _text(self, text: str) -> Any:
         if text.startswith("$"):
-            return self._expression(text[1:].strip())
+            expression = self.parsed(text[1:].strip())
+            return expression.value_of(expression.tree)
         if text.startswith("@"):
             reference = _REFERENCE.fullmatch(text)
             if reference is None:
@@ -871,9 +824,6 @@ class Config:
         """Return the component of a call; its arguments are evaluated after its target."""
         kind, name = self._judge(target)
         return Component(target, {} if kind == "ignored" else arguments(), kind, name)
-
-    def _expression(self, text: str) -> Any:
-        return self.parsed(text).value
 
     def parsed(self, text: str) -> Expression:
         """Return the syntax tree of an expression, without its "$"; nothing is evaluated yet.

@@ -84,7 +84,6 @@ def read_postprocessing(
         Transforms of the dataset, to which Invertd must refer.
     outputs : int
         Number of output channels of the network.
-
     obstacles : Obstacles
         Takes an error for each transform that a card can't express. With obstacles, the result is
         meaningless.
