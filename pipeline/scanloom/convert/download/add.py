@@ -241,13 +241,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
 
 
 def _find_root(folder: Path) -> Path:
-    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNKNOWN if there is none.
-    """
+    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on."""
     root = folder
     for _ in range(_MAX_NESTING):
         if is_model(root):

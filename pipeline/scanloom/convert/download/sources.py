@@ -309,10 +309,7 @@ def _repository(address: str) -> Source | None:
 
 
 def _hugging_face(owner: str, repository: str, revision: str) -> Source:
-    """Return a repository on Hugging Face at one revision.
-
-    Its files are compared with the SHA-256, or the git blobs, that the list of files states.
-    """
+    """Return a repository at one revision; its list of files states SHA-256 or git blobs."""
     base = f"{addresses.HUGGING_FACE}/{owner}/{repository}"
     listing = (
         f"{addresses.HUGGING_FACE}/api/models/{owner}/{repository}/tree/{revision}?recursive=true"

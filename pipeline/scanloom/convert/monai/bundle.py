@@ -267,13 +267,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
 def _reference_ranges(
     metadata: Metadata, structures: Sequence[Structure]
 ) -> tuple[card.ReferenceRange, ...]:
-    """Return the usual measurements of the structures.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED for a structure that the model does not have.
-    """
+    """Return the usual measurements; MODEL_DAMAGED for a structure that the model lacks."""
     labels = {structure.label for structure in structures}
     for fields in metadata.scanloom.reference_ranges:
         if fields.structure not in labels:
@@ -376,13 +370,7 @@ def _with_prompts(
 
 
 def _everything_labels(evaluator: Any, entries: Mapping[str, Any]) -> Any:
-    """Return the classes that VISTA3D's evaluator means by "everything", as the config has them.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNSUPPORTED for other arguments of that evaluator.
-    """
+    """Return the classes that VISTA3D's evaluator means by "everything", as the config has them."""
     prompts = evaluator.get("hyper_kwargs")
     labels = prompts.get("everything_labels") if isinstance(prompts, dict) else None
     if labels is None or set(prompts) != {"user_prompt", "everything_labels"}:

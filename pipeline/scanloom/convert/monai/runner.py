@@ -196,13 +196,7 @@ def read_run(config: Config, start: Start, obstacles: Obstacles) -> Run:
 
 
 def _run_id(entries: Mapping[str, Any]) -> str:
-    """Return the name of the entry that is run; some bundles call it `evaluating`.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED if no entry, or one of several without the name `run`, starts an evaluator.
-    """
+    """Return the name of the entry that is run: `run`, or the only one that starts an evaluator."""
     if "run" in entries:
         return "run"
     names = [

@@ -16,23 +16,8 @@ from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
-from scanloom.review.preview.slicing import (
-    AXIAL,
-    CORONAL,
-    LUNG,
-    SAGITTAL,
-    SOFT_TISSUE,
-    Body,
-    Direction,
-    GrayWindow,
-    Raster,
-    Rectangle,
-    View,
-    choose_window,
-    find_body,
-    label_pixels,
-    scan_pixels,
-)
+from scanloom.review.preview import slicing
+from scanloom.review.preview.slicing import View
 
 TILES = 16
 """Slices of the mosaic."""
@@ -173,9 +158,9 @@ class Plane:
     """
 
     view: View
-    direction: Direction
+    direction: slicing.Direction
     position: float
-    area: Rectangle
+    area: slicing.Rectangle
     name: str
     short: str = ""
 
@@ -199,7 +184,7 @@ class PreviewContent:
     measurements: tuple[Measurement, ...]
     about: About
     layers: tuple[DrawnLayer, ...]
-    window: GrayWindow
+    window: slicing.GrayWindow
     planes: tuple[Plane, Plane, Plane]
     tiles: tuple[Plane, ...]
     color_of: dict[tuple[str, int], Color] = field(default_factory=dict)
@@ -208,7 +193,9 @@ class PreviewContent:
     @property
     def outside(self) -> float:
         """Intensity outside the scan: that of air in CT, else the lowest of the window."""
-        return min(AIR_HU, self.window.low) if self.window is SOFT_TISSUE else self.window.low
+        return (
+            min(AIR_HU, self.window.low) if self.window is slicing.SOFT_TISSUE else self.window.low
+        )
 
     @property
     def modality(self) -> str:
@@ -227,8 +214,8 @@ class PreviewContent:
             if t.type.value in LUNG_CODES
         }
         found = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
-        is_shown = found and self.window is SOFT_TISSUE
-        return f"{self.window.text}, in lungs {LUNG.text}" if is_shown else self.window.text
+        is_shown = found and self.window is slicing.SOFT_TISSUE
+        return f"{self.window.text}, in lungs {slicing.LUNG.text}" if is_shown else self.window.text
 
     def picture(
         self, plane: Plane, size: tuple[int, int], show: Literal["labels", "scan"] = "labels"
@@ -237,22 +224,22 @@ class PreviewContent:
 
         In CT, lungs are shown in the lung window where their label is.
         """
-        raster = Raster(plane.area, size)
+        raster = slicing.Raster(plane.area, size)
         cut = plane.view.cut(
             self.volume.array, plane.direction, plane.position, self.outside, raster
         )
-        values = scan_pixels(cut, raster)
+        values = slicing.scan_pixels(cut, raster)
         gray = self.window.gray(values)
         if show == "scan":
             return overlay_structures(gray, [])
-        fine = Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
+        fine = slicing.Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
         overlays = []
         for drawn in self.layers:
             cut = plane.view.cut(drawn.layer.labels, plane.direction, plane.position, None, raster)
-            overlays.append(Overlay(label_pixels(cut, fine), drawn.colors, drawn.filled))
-            if self.window is SOFT_TISSUE and drawn.lung.any():
+            overlays.append(Overlay(slicing.label_pixels(cut, fine), drawn.colors, drawn.filled))
+            if self.window is slicing.SOFT_TISSUE and drawn.lung.any():
                 lung = drawn.lung[overlays[-1].middle]
-                gray[lung] = LUNG.gray(values[lung])
+                gray[lung] = slicing.LUNG.gray(values[lung])
         return overlay_structures(gray, overlays)
 
 
@@ -267,7 +254,7 @@ def choose_content(
     hounsfield = volume.unit == "HU" or (
         volume.modality is None and about.assumed_modality == "CT" and volume.unit == "unknown"
     )
-    body = find_body(volume, view, hounsfield)
+    body = slicing.find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
     boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
@@ -289,7 +276,7 @@ def choose_content(
         measurements=tuple(measurements),
         about=about,
         layers=tuple(_drawn_layers(segmentations, measurements, color_of, body.volume_ml)),
-        window=choose_window(
+        window=slicing.choose_window(
             body.values, modality, "HU" if hounsfield else volume.unit, volume.suv_factor
         ),
         planes=_planes(view, main, main_axis, center, crop),
@@ -309,7 +296,7 @@ def acquired_axis(view: View) -> int:
         return axes[2]
     extent = [n * mm for n, mm in zip(view.shape, spacing, strict=True)]
     axes = sorted(range(3), key=lambda n: extent[n])
-    return axes[0] if extent[axes[0]] < THIN * extent[axes[1]] else AXIAL.normal
+    return axes[0] if extent[axes[0]] < THIN * extent[axes[1]] else slicing.AXIAL.normal
 
 
 def _drawn_layers(
@@ -344,7 +331,7 @@ Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Lowest and highest index of a box in a view, at the outer edges of voxels."""
 
 
-def _crop(view: View, body: Body, boxes: Sequence[Box]) -> Corners:
+def _crop(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
     """Return a box around the body and all structures, so that errors beside it are shown."""
     if not body.found:
         return np.full(3, -0.5), np.array(view.shape) - 0.5
@@ -352,7 +339,7 @@ def _crop(view: View, body: Body, boxes: Sequence[Box]) -> Corners:
     return ends.min(axis=0) - 0.5, ends.max(axis=0) + 0.5
 
 
-def _area(view: View, direction: Direction, crop: Corners) -> Rectangle:
+def _area(view: View, direction: slicing.Direction, crop: Corners) -> slicing.Rectangle:
     """Return the part of a plane that holds a box with the margin, within the scan."""
     corners = np.array(
         [view.lpi((a, b, c)) for a, b, c in itertools.product(*zip(*crop, strict=True))]
@@ -360,7 +347,7 @@ def _area(view: View, direction: Direction, crop: Corners) -> Rectangle:
     whole, axes = view.field_of_view(direction), (direction.across, direction.down)
     low = [max(whole.low[n], corners[:, a].min() - MARGIN_MM) for n, a in enumerate(axes)]
     high = [min(whole.high[n], corners[:, a].max() + MARGIN_MM) for n, a in enumerate(axes)]
-    return Rectangle((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+    return slicing.Rectangle((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
 
 
 def _planes(
@@ -372,7 +359,7 @@ def _planes(
     first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
     second, third = (
         Plane(view, d, at, _area(view, d, crop), f"{d.name}, {_distance(d.normal, at)}")
-        for d in (AXIAL, CORONAL, SAGITTAL)
+        for d in slicing.DIRECTIONS
         if d.normal != main_axis
         for at in (point[d.normal],)
     )
@@ -381,7 +368,7 @@ def _planes(
 
 def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) -> Plane:
     """Return the n-th slice across an axis of the view, as it was acquired."""
-    direction = next(d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal == axis)
+    direction = next(d for d in slicing.DIRECTIONS if d.normal == axis)
     index = [(a + b) / 2 for a, b in zip(*crop, strict=True)]
     index[axis] = n
     i, j, k = index

@@ -36,6 +36,7 @@ class Direction:
 AXIAL = Direction("Axial", 2, 0, 1)
 CORONAL = Direction("Coronal", 1, 0, 2)
 SAGITTAL = Direction("Sagittal", 0, 1, 2)
+DIRECTIONS = (AXIAL, CORONAL, SAGITTAL)
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))
 """Letters at the low and at the high end of each LPI axis."""
 

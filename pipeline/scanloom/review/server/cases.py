@@ -31,25 +31,18 @@ from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.preview.slicing import (
-    AXIAL,
-    CORONAL,
-    LETTERS,
-    LUNG,
-    SAGITTAL,
-    SOFT_TISSUE,
-    Direction,
-    GrayWindow,
-    View,
-    choose_window,
-    hounsfield_window,
-)
+from scanloom.review.preview import slicing
+from scanloom.review.preview.slicing import View
 from scanloom.review.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
 IMAGE = "image.nii.gz"
-_PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield_window(2000, 400)}
+_PRESETS = {
+    "soft tissue": slicing.SOFT_TISSUE,
+    "lung": slicing.LUNG,
+    "bone": slicing.hounsfield_window(2000, 400),
+}
 WITHOUT = {
     Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
     Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
@@ -114,7 +107,7 @@ class OpenedCase:
     layers: tuple[Layer, ...]
     measurements: tuple[Measurement, ...]
     seen: Seen
-    windows: tuple[tuple[str, GrayWindow], ...]
+    windows: tuple[tuple[str, slicing.GrayWindow], ...]
     revision: int
 
     @property
@@ -213,12 +206,12 @@ def _why(reason: Reason, detail: str) -> str:
     return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
 
 
-def _windows(volume: Volume) -> tuple[tuple[str, GrayWindow], ...]:
+def _windows(volume: Volume) -> tuple[tuple[str, slicing.GrayWindow], ...]:
     if volume.unit == "HU":
         return tuple(_PRESETS.items())
     sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
     sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
-    chosen = choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
+    chosen = slicing.choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
     return (("usual", chosen),)
 
 
@@ -418,7 +411,7 @@ def _arrays(future: Future[OpenedCase]) -> int:
     return future.result().nbytes
 
 
-PLANES: dict[str, Direction] = {"axial": AXIAL, "coronal": CORONAL, "sagittal": SAGITTAL}
+PLANES = {direction.name.lower(): direction for direction in slicing.DIRECTIONS}
 MAX_CHUNK_BYTES = 16 << 20
 """Largest answer with slices."""
 _LOWEST, _HIGHEST = -32768, 32767
@@ -464,7 +457,7 @@ def _as_int16(array: NDArray[Any]) -> NDArray[np.int16]:
     return np.asfortranarray(array.astype(np.int16, copy=False))
 
 
-def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> bytes:
+def slices(array: NDArray[Any], plane: slicing.Direction, first: int, last: int) -> bytes:
     """Return slices as little-endian pixels, row by row.
 
     Parameters
@@ -492,10 +485,10 @@ def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> byte
     return rows_in_order.tobytes()
 
 
-def describe_plane(view: View, plane: Direction) -> dict[str, Any]:
+def describe_plane(view: View, plane: slicing.Direction) -> dict[str, Any]:
     """Return what a page needs to draw a plane: axes, sizes in mm, and side letters."""
     spacing = [view.source.spacing[n] for n in view.order]
-    across, down = LETTERS[plane.across], LETTERS[plane.down]
+    across, down = slicing.LETTERS[plane.across], slicing.LETTERS[plane.down]
     return {
         "normal": plane.normal,
         "across": plane.across,

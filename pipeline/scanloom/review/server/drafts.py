@@ -630,14 +630,7 @@ def _blank(case: OpenedCase) -> Draft:
 
 
 def _read(path: Path) -> HeldDraft:
-    """Return the draft in a file, without half a line at its end.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED; NEWER_VERSION.
-    OSError
-    """
+    """Return the draft in a file without half a line at its end; REVIEW_DAMAGED, NEWER_VERSION."""
     with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
         content = file.read()
     whole = content.rfind(b"\n") + 1

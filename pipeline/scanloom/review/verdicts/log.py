@@ -173,12 +173,7 @@ def _end_with_a_line(path: Path, count: int) -> int:
 
 
 def _read_line(line: bytes, number: int) -> dict[str, Any]:
-    """Return the JSON object of a line, at its place in the file.
-
-    Raises
-    ------
-    LineError
-    """
+    """Return the JSON object of a line, at its place in the file; LineError if it is another."""
     checksum = _SUM.fullmatch(line[-_SUM_BYTES:])
     body = line[:-_SUM_BYTES] + b"}"
     if checksum is None or checksum[1].decode() != hashlib.sha256(body).hexdigest():
