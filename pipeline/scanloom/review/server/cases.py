@@ -327,13 +327,7 @@ class OpenCases:
             self._shown[reviewer] = name, time.monotonic()
 
     def get(self, name: str) -> OpenedCase:
-        """Return an open case.
-
-        Raises
-        ------
-        ScanError
-            As of `open_case`.
-        """
+        """Return an open case; errors as `open_case`."""
         with self._guard:
             future = self._start(name)
         return future.result()

@@ -521,13 +521,7 @@ class Drafts:
             return state
 
     def drop(self, held: HeldDraft) -> None:
-        """Drop a draft that is in use.
-
-        Raises
-        ------
-        ScanError
-            OUTPUT_UNWRITABLE if its file can't be removed.
-        """
+        """Drop a draft that is in use; OUTPUT_UNWRITABLE if its file can't be removed."""
         held.closed = True
         with self._guard:
             if self._held.get((held.name, held.reviewer)) is held:
@@ -590,13 +584,7 @@ def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
 
 
 def check_result(case: OpenedCase, version: str) -> None:
-    """Refuse a version of a draft of another result than that of an open case.
-
-    Raises
-    ------
-    ScanError
-        STALE.
-    """
+    """Refuse a version of a draft of another result than that of an open case; STALE."""
     if version.partition(".")[0] != _digest(case.seen):
         raise ScanError(Reason.STALE, "the result was replaced since it was opened")
 

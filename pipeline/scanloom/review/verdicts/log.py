@@ -405,13 +405,7 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def reviewer_names(out: Path) -> dict[str, str]:
-    """Return the name of each reviewer, by code.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED if the kept codes can't be read.
-    """
+    """Return the name of each reviewer, by code; REVIEW_DAMAGED if the kept codes can't be read."""
     file = out / PRIVATE / REVIEWERS
     try:
         plain = read_json(file) if file.exists() else {}
