@@ -116,13 +116,7 @@ def _parse(document: Any) -> Provenance:
 
 
 def hash_files(folder: Path) -> dict[str, FileRecord]:
-    """Return size and hash of all files of a model.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED if a file can't be read.
-    """
+    """Return size and hash of all files of a model; MODEL_DAMAGED if a file can't be read."""
     return {name: FileRecord(size, _hash(folder / name)) for name, size in _sizes(folder).items()}
 
 
@@ -131,10 +125,6 @@ def check_files(folder: Path, provenance: Provenance, *, large: bool) -> None:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the model.
-    provenance : Provenance
-        Its record.
     large : bool
         Whether files beyond `SMALL_BYTES` are hashed too; otherwise only their sizes count.
 

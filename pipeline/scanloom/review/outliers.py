@@ -85,8 +85,6 @@ class Cohort:
 
     Parameters
     ----------
-    measurements : iterable of Measurement
-        Measurements of all cases.
     references : mapping, optional
         Reference ranges of each model, for structures with fewer than `MIN_COHORT` values.
     """
@@ -265,7 +263,6 @@ class Finding:
 
     Parameters
     ----------
-    kind : str
     structure : str
         Display name of the structure, or "scan".
     weight : float
@@ -297,8 +294,6 @@ def find_outliers(
     ----------
     cases : mapping
         Measurements of each case, by case id.
-    cohort : Cohort
-        The cases with which they are compared.
     axes : mapping, optional
         Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 

@@ -31,10 +31,6 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    name : str
-        Name of the case folder.
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
 
@@ -67,11 +63,8 @@ def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> No
 
     Parameters
     ----------
-    series : Series
     document : mapping
         `case.json`.
-    key : bytes
-        The key of the case ids.
 
     Raises
     ------

@@ -16,7 +16,14 @@ from typing import Final
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import read_card
 from scanloom.convert.conversion import convert_model, has_card
-from scanloom.convert.download.sources import TASK_FILE, Gathered, Progress, Source, find_source
+from scanloom.convert.download.sources import (
+    TASK_FILE,
+    Downloads,
+    Gathered,
+    Progress,
+    Source,
+    find_source,
+)
 from scanloom.convert.provenance import (
     Provenance,
     check_files,
@@ -220,7 +227,8 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
     staging = work / f"staging.{secrets.token_hex(4)}"
     (staging / "files").mkdir(parents=True)
     try:
-        gathered = source.gather(work / _DOWNLOADS, staging / "files", options.progress)
+        downloads = Downloads(work / _DOWNLOADS, options.progress)
+        gathered = source.gather(staging / "files", downloads)
         folder = staging / name
         _find_root(staging / "files").rename(folder)
         if not has_card(folder):
@@ -233,13 +241,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
 
 
 def _find_root(folder: Path) -> Path:
-    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNKNOWN if there is none.
-    """
+    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on."""
     root = folder
     for _ in range(_MAX_NESTING):
         if is_model(root):

@@ -36,6 +36,7 @@ class Direction:
 AXIAL = Direction("Axial", 2, 0, 1)
 CORONAL = Direction("Coronal", 1, 0, 2)
 SAGITTAL = Direction("Sagittal", 0, 1, 2)
+DIRECTIONS = (AXIAL, CORONAL, SAGITTAL)
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))
 """Letters at the low and at the high end of each LPI axis."""
 
@@ -195,8 +196,6 @@ class View:
         ----------
         array : (I, J, K) array
             Values on the source grid.
-        direction : Direction
-            The orientation of the plane.
         position : float
             Position along the normal of the plane in LPI mm.
         outside : float or None
@@ -302,8 +301,6 @@ class Body:
         First and last voxel of the body in the view, by index.
     values : (N,) array
         Finite intensities inside the body, without padding; of all voxels if none is found.
-    volume_ml : float
-        Approximate volume.
     found : bool
         Whether the scan has a body in front of a background.
     """
@@ -320,8 +317,6 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
     view : View
         The scan's grid in patient orientation.
     hounsfield : bool

@@ -37,24 +37,18 @@ class ReportCase:
     ----------
     id : str
         Name of its folder in `cases/`, or the case id if it failed.
-    case_id : str
-        The case id.
     status : "done", "failed", "ambiguous" or "skipped"
     reason, detail : str
         Why it failed, or the choice that it waits for; of a case that is done, why a later
         attempt failed.
     models, flags : tuple of str
         Names of its models, and codes of its flags.
-    measurements : tuple of Measurement
-    modality : str
     axes : str
         Axis codes of its grid.
     shape : tuple of int
         Voxels along each axis of its grid.
     seconds : dict
         Wall seconds by step.
-    preview : Path or None
-        The picture of the preview.
     files : tuple of str
         Names of the files in its folder.
     references : dict
@@ -125,8 +119,6 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     damaged : set of str
         Receives the names of published cases that can't be read, which are left out.
 

@@ -21,15 +21,8 @@ from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.outliers import (
-    MIN_COHORT,
-    REVIEW_THRESHOLD,
-    Cohort,
-    Distribution,
-    Finding,
-    find_outliers,
-    risk_score,
-)
+from scanloom.review import outliers
+from scanloom.review.outliers import Finding
 from scanloom.review.preview.page import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import (
     ReportCase,
@@ -68,8 +61,6 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     damaged : set of str, optional
         Receives the names of published cases that can't be read, which are left out.
 
@@ -175,9 +166,9 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
-        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < MIN_COHORT,
+        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < outliers.MIN_COHORT,
         references=any("source" in each for each in distributions.values()),
-        cohort=MIN_COHORT,
+        cohort=outliers.MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
         verdicts=sorted({row.get("verdict", "") for row in rows} - {""}),
@@ -231,7 +222,10 @@ def _digest(text: str) -> str:
 
 WITH_RESULT = ("done", "outdated")
 """States of cases that have a result; a later run did not replace one that is outdated."""
-WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
+WITHOUT_RESULT = {
+    "failed": outliers.REVIEW_THRESHOLD - 0.005,
+    "ambiguous": outliers.REVIEW_THRESHOLD - 0.006,
+}
 """Risk by which series without a result are sorted: they follow the cases that need review, since
 there is no result to look at."""
 SKIPPED_RISK = -1.0
@@ -262,7 +256,6 @@ def make_rows(
 
     Parameters
     ----------
-    cases : sequence of ReportCase
     structures : mapping
         As of `structure_names`.
     thumbs : mapping
@@ -276,8 +269,8 @@ def make_rows(
     """
     done = [case for case in cases if case.status == "done"]
     references = {model: ranges for case in done for model, ranges in case.references.items()}
-    cohort = Cohort((m for case in done for m in case.measurements), references)
-    findings = find_outliers(
+    cohort = outliers.Cohort((m for case in done for m in case.measurements), references)
+    findings = outliers.find_outliers(
         {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
     )
     rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
@@ -299,7 +292,7 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
-    risk = 1.0 if outdated else risk_score(findings)
+    risk = 1.0 if outdated else outliers.risk_score(findings)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
     shown = _shown_findings(findings, case, list(structures), mosaic)
     if outdated:
@@ -315,7 +308,7 @@ def _row(
         "reason": case.reason,
         "detail": case.detail,
         "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
-        "review": has_result and risk >= REVIEW_THRESHOLD,
+        "review": has_result and risk >= outliers.REVIEW_THRESHOLD,
         "findings": shown,
         "models": list(case.models),
         "flags": list(case.flags),
@@ -361,7 +354,7 @@ def _shown_findings(
     return shown
 
 
-def _plain(distribution: Distribution) -> dict[str, Any]:
+def _plain(distribution: outliers.Distribution) -> dict[str, Any]:
     """Return a distribution as data of the page's script."""
     median = {} if distribution.median is None else {"median": _rounded(distribution.median)}
     return {
@@ -401,8 +394,6 @@ class ShownSlice:
 
     Parameters
     ----------
-    number : int
-        Its number on the page.
     area : (x, y, width, height)
     outlines : tuple of (x, y, width, height)
         Outlines of the structures that the finding is about.
@@ -432,9 +423,6 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
 
     Parameters
     ----------
-    finding : Finding
-    tiles : TileMap
-        The mosaic of the case.
     shape : (I, J, K)
         Shape of the case's grid.
     """

@@ -22,9 +22,10 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview.page import (
-    GUTTER,
+    CONTENT_WIDTH,
     HEADER_HEIGHT,
-    MAIN_WIDTH,
+    LEGEND_GAP,
+    LEGEND_WIDTH,
     MARGIN,
     WIDTH,
     round_length,
@@ -264,7 +265,7 @@ class _RowChart:
 THUMB_SIZE = (264, 210)
 MAX_BYTES = 6000
 _QUALITIES = (55, 40, 25, 10, 1)
-_CROP_X = MARGIN - GUTTER, MARGIN + MAIN_WIDTH + GUTTER
+_CROP_X = MARGIN, MARGIN + CONTENT_WIDTH - LEGEND_WIDTH - LEGEND_GAP
 """Left and right edge of the area of a preview that is legible at this size, without legend."""
 _MAX_HEIGHT = round((_CROP_X[1] - _CROP_X[0]) * THUMB_SIZE[1] / THUMB_SIZE[0])
 """Height of that area, below the preview's header."""
@@ -281,8 +282,6 @@ def draw_thumbs(
         Name of each case, and the file of its preview.
     folder : Path
         Created if it is missing; thumbnails of other cases are removed.
-    threads : int
-        Number of threads.
 
     Returns
     -------

@@ -59,13 +59,7 @@ Endpoint = Callable[[Request, str], Response]
 
 
 class Routes:
-    """Answers to requests.
-
-    Parameters
-    ----------
-    state : ReviewState
-    sessions : Sessions
-    """
+    """Answers to requests."""
 
     def __init__(self, state: ReviewState, sessions: Sessions) -> None:
         self.state, self.sessions = state, sessions
@@ -223,15 +217,7 @@ class Routes:
 
 
 def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
-    """Return the review server as an ASGI application.
-
-    Parameters
-    ----------
-    state : ReviewState
-    sessions : Sessions
-    origins : sequence of str
-        Addresses of the server.
-    """
+    """Return the review server as an ASGI application."""
     routes = Routes(state, sessions)
     of_case = "/api/case/{name}"
     known: list[tuple[str, str, Endpoint]] = [

@@ -68,8 +68,6 @@ class Stroke:
         Index of the label map.
     normal, across, down : int
         Axes of the slice: across slices, along its columns, along its rows.
-    index : int
-        The slice.
     points : sequence of (column, row)
         Centres of the brush in voxels; between them it moves in straight lines.
     radius_mm : float
@@ -282,8 +280,6 @@ class HeldDraft:
         Its file, which is there once it has a stroke.
     name, reviewer : str
         Name of the case, and code of the reviewer.
-    seen : Seen
-        The result that is corrected.
     shape : (X, Y, Z)
     number : str
         Random: no other draft has it.
@@ -525,13 +521,7 @@ class Drafts:
             return state
 
     def drop(self, held: HeldDraft) -> None:
-        """Drop a draft that is in use.
-
-        Raises
-        ------
-        ScanError
-            OUTPUT_UNWRITABLE if its file can't be removed.
-        """
+        """Drop a draft that is in use; OUTPUT_UNWRITABLE if its file can't be removed."""
         held.closed = True
         with self._guard:
             if self._held.get((held.name, held.reviewer)) is held:
@@ -594,13 +584,7 @@ def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
 
 
 def check_result(case: OpenedCase, version: str) -> None:
-    """Refuse a version of a draft of another result than that of an open case.
-
-    Raises
-    ------
-    ScanError
-        STALE.
-    """
+    """Refuse a version of a draft of another result than that of an open case; STALE."""
     if version.partition(".")[0] != _digest(case.seen):
         raise ScanError(Reason.STALE, "the result was replaced since it was opened")
 
@@ -634,14 +618,7 @@ def _blank(case: OpenedCase) -> Draft:
 
 
 def _read(path: Path) -> HeldDraft:
-    """Return the draft in a file, without half a line at its end.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED; NEWER_VERSION.
-    OSError
-    """
+    """Return the draft in a file without half a line at its end; REVIEW_DAMAGED, NEWER_VERSION."""
     with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
         content = file.read()
     whole = content.rfind(b"\n") + 1

@@ -19,13 +19,7 @@ MAX_INDEX, MAX_LABEL, MAX_RADIUS_MM = 100_000, 65_535, 200.0
 
 
 def read_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body.
-
-    Raises
-    ------
-    RefusedError
-        If it is not one.
-    """
+    """Return the JSON object in a body; RefusedError if it is not one."""
     try:
         plain = json.loads(body)
     except (ValueError, RecursionError):
@@ -94,7 +88,6 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
 
     Parameters
     ----------
-    plain : mapping
     layers : int
         Number of label maps of the case.
 
@@ -132,13 +125,7 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
 
 
 def read_version(plain: Mapping[str, Any]) -> str:
-    """Return the version of a draft in a request.
-
-    Raises
-    ------
-    RefusedError
-        If it is missing.
-    """
+    """Return the version of a draft in a request; RefusedError if it is missing."""
     version = plain.get("version")
     if not isinstance(version, str):
         raise RefusedError(400, "VERSION", "The version of the correction is missing.")
@@ -162,13 +149,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_range(text: str) -> tuple[int, int]:
-    """Return the first and the last slice of "12-20", or of "12".
-
-    Raises
-    ------
-    RefusedError
-        If it is neither.
-    """
+    """Return the first and the last slice of "12-20", or of "12"; RefusedError if it is neither."""
     first, _, last = text.partition("-")
     numbers = [part for part in (first, last or first) if part.isascii() and part.isdigit()]
     if len(numbers) != 2 or max(map(len, numbers)) > 6:
@@ -177,13 +158,7 @@ def read_range(text: str) -> tuple[int, int]:
 
 
 def read_token(plain: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the token of a link and the code of its reviewer.
-
-    Raises
-    ------
-    RefusedError
-        If they are missing.
-    """
+    """Return the token of a link and the code of its reviewer; RefusedError if they are missing."""
     token, reviewer = plain.get("token"), plain.get("reviewer")
     if not isinstance(token, str) or not isinstance(reviewer, str):
         raise RefusedError(400, "TOKEN", "The token or its reviewer is missing.")

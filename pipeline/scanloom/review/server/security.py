@@ -64,7 +64,6 @@ class Guard:
 
     Parameters
     ----------
-    app : ASGI application
     origins : tuple of str
         Addresses of the server, such as "http://127.0.0.1:8000".
     body_seconds : float
@@ -162,13 +161,7 @@ _BYTES = 32
 
 
 class Sessions:
-    """Tokens of links that were not used yet, and sessions of reviewers; kept as hashes.
-
-    Parameters
-    ----------
-    reviewers : sequence of str
-        Codes of the reviewers.
-    """
+    """Tokens of links that were not used yet, and sessions of reviewers; kept as hashes."""
 
     def __init__(self, reviewers: Sequence[str]) -> None:
         self._guard = threading.Lock()
@@ -227,7 +220,6 @@ class Listener(socket.socket):
 
     Parameters
     ----------
-    family : socket.AddressFamily
     limit, limit_per_peer : int
         Connections in all, and from one address.
     """
@@ -272,8 +264,6 @@ class Accepted(socket.socket):
 
     Parameters
     ----------
-    listener : Listener
-    descriptor : int
     peer : str
         Address of the client.
     """

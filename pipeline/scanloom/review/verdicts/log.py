@@ -173,12 +173,7 @@ def _end_with_a_line(path: Path, count: int) -> int:
 
 
 def _read_line(line: bytes, number: int) -> dict[str, Any]:
-    """Return the JSON object of a line, at its place in the file.
-
-    Raises
-    ------
-    LineError
-    """
+    """Return the JSON object of a line, at its place in the file; LineError if it is another."""
     checksum = _SUM.fullmatch(line[-_SUM_BYTES:])
     body = line[:-_SUM_BYTES] + b"}"
     if checksum is None or checksum[1].decode() != hashlib.sha256(body).hexdigest():
@@ -203,13 +198,7 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 
 
 class VerdictStack:
-    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made.
-
-    Parameters
-    ----------
-    verdicts : iterable of Verdict
-        Lines of the log.
-    """
+    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made."""
 
     def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
@@ -265,11 +254,6 @@ def read_verdicts(out: Path) -> list[Verdict]:
 
 class VerdictLog:
     """The log of an output folder, held by one process, which appends to it.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
 
     Raises
     ------
@@ -329,7 +313,6 @@ class VerdictLog:
 
         Parameters
         ----------
-        verdict : Verdict
         comment : str
             Free text; it is kept in the private folder.
 
@@ -391,8 +374,6 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     names : sequence of str
         Names as the reviewers are called by.
 
@@ -424,13 +405,7 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def reviewer_names(out: Path) -> dict[str, str]:
-    """Return the name of each reviewer, by code.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED if the kept codes can't be read.
-    """
+    """Return the name of each reviewer, by code; REVIEW_DAMAGED if the kept codes can't be read."""
     file = out / PRIVATE / REVIEWERS
     try:
         plain = read_json(file) if file.exists() else {}

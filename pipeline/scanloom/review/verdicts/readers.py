@@ -39,8 +39,6 @@ class Readers:
 
     Parameters
     ----------
-    reviewers : tuple of str
-        Codes of the reviewers.
     double : float
         Share of the cases that two read without knowing of each other, 0 to 1. Above 0, every case
         belongs to some reviewers; at 0 all cases are for all.
@@ -98,11 +96,8 @@ class Readers:
 
         Parameters
         ----------
-        case, reviewer : str
         verdicts : mapping
             Those about results that were replaced too.
-        seen : Seen
-            The result that there is now.
         """
         if self.is_blind(case, reviewer, about(seen, verdicts)):
             return {each: v for each, v in verdicts.items() if each == reviewer}
@@ -193,8 +188,6 @@ def share_cases(
     ----------
     out : Path
         The output folder, whose log of verdicts is held.
-    reviewers : sequence of str
-        Codes of the reviewers.
     double, repeat : float or None
         Shares as of `Readers`; None for the kept ones, or 0.
     begun : bool
@@ -235,8 +228,6 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     reviewer : str
         Code or name.
 

@@ -130,7 +130,6 @@ def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, floa
     Parameters
     ----------
     table : (readers, cases) array
-    measure : callable
     seed : int
         Of the samples, so that reports repeat.
     """
