@@ -2,8 +2,8 @@
 
 A new writer of a file on request takes three edits: a module in `scanloom.io.extras` that names,
 writes and checks the file, its `Writer` in `WRITERS`, and its name and description in `EXTRAS` of
-`scanloom.options`. Command line, workflow schema and recipes follow from that table. A writer that
-always runs is not in the table.
+`scanloom.options`. Command line, workflow schema and recipes follow from `EXTRAS`. A writer that
+always runs is in `WRITERS` only.
 """
 
 from __future__ import annotations
