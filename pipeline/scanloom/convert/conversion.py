@@ -250,6 +250,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
         folds=tuple(map(convert, card.folds)),
         stage=inner(card.stage),
         parts=tuple(_with_weights(network, convert) for network in card.parts),
-        subset=card.subset and _with_weights(card.subset, convert),
+        subset=inner(card.subset),
         fast=inner(card.fast),
     )

@@ -25,11 +25,11 @@ from scanloom.core import (
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.models import import_heavy, load_models
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
+from scanloom.inference.graph import Predictor
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
