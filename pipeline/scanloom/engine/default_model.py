@@ -19,16 +19,8 @@ def default_model(
 ) -> str:
     """Return the name of the only model that fits the scans at some paths.
 
-    Headers are read only if the store has several models.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        The scans.
-    modality : str or None
-        Modality of scans that do not state theirs.
-    archives : bool
-        Whether archives in a folder are looked into.
+    Headers are read only if the store has several models. `modality` is that of scans that do not
+    state theirs; with `archives`, archives in a folder are looked into.
 
     Raises
     ------

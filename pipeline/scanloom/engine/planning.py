@@ -633,20 +633,7 @@ def make_plan(
 ) -> RunPlan:
     """Plan a run over an archive; only the index and the measured costs are written to disk.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        The workflow to plan.
-    paths : sequence of Path
-        Folders and files with the scans.
-    out : Path
-        The output folder, which may already hold results.
-    key_file : Path or None
-        The file with the key of the ids.
-    scope : Scope, optional
-        The cases that the run would take.
-    archives : bool
-        Whether archives inside folders are opened too.
+    Parameters are those of a run; `out` may already hold results.
 
     Raises
     ------

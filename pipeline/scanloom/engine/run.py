@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.engine import run_files
 from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
@@ -24,14 +25,6 @@ from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_files import (
-    RUNS,
-    WORKFLOW,
-    append_to_log,
-    create_run_folder,
-    hold_run_lock,
-    private_run_folder,
-)
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -172,10 +165,12 @@ def run(
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
-    with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
+    with run_files.hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
-            name = create_run_folder(options.out, workflow, request.cards)
-        status_writer = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+            name = run_files.create_run_folder(options.out, workflow, request.cards)
+        status_writer = StatusWriter(
+            name, options.out / run_files.RUNS / name, metrics=options.metrics
+        )
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
         shown = display(status_writer) if display else nullcontext()
         with final_status(status_writer), shown, disk_errors_as_scan_errors():
@@ -237,7 +232,7 @@ class _Run:
         self.request, self.options, self.key = request, options, key
         self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
-        self.name, self.folder = name, self.out / RUNS / name
+        self.name, self.folder = name, self.out / run_files.RUNS / name
         self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
@@ -286,9 +281,9 @@ class _Run:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases.own, cases.pending)
-        self.private = private_run_folder(self.out, self.fingerprint, self.name)
+        self.private = run_files.private_run_folder(self.out, self.fingerprint, self.name)
         document = self.request.workflow.model_dump(mode="json")  # unchanged, with its paths
-        write_private(self.private / WORKFLOW, lambda draft: write_json(draft, document))
+        write_private(self.private / run_files.WORKFLOW, lambda draft: write_json(draft, document))
         return CaseFile.write(self.private / "cases.jsonl", cases.pending)
 
     def _announce(self, cases: RunCases) -> None:
@@ -353,7 +348,7 @@ class _Run:
         if record is None:
             return
         self.timeline.note(outcome)
-        append_to_log(self.folder, case, outcome)
+        run_files.append_to_log(self.folder, case, outcome)
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:

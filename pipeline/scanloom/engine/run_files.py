@@ -28,16 +28,9 @@ from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output import work_folder
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.private import check_links, private_folder
-from scanloom.io.output.work_folder import (
-    HOLDER,
-    LOCK_PREFIX,
-    clean_up,
-    make_work_folder,
-    process_file_name,
-    remove_lock,
-)
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
@@ -144,7 +137,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
         }
     )
     try:
-        make_work_folder(out)
+        work_folder.make_work_folder(out)
         with _exclusively(out):
             _acquire(path, content, take_over=take_over)
     except OSError as exc:
@@ -154,7 +147,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     finally:
         if _read(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
-                clean_up(out, began)
+                work_folder.clean_up(out, began)
             with suppress(OSError):  # as well as the lock of a process that is gone
                 _remove_stale(path, content)
 
@@ -173,10 +166,10 @@ def _exclusively(out: Path) -> Iterator[None]:
 
 def _acquire(path: Path, content: str, *, take_over: bool) -> None:
     """Rename a complete lock to its name: of several processes, exactly one succeeds."""
-    draft = path.with_name(process_file_name(LOCK_PREFIX))
+    draft = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
     draft.mkdir()
     try:
-        atomic_write(draft / HOLDER, lambda file: file.write_text(content))
+        atomic_write(draft / work_folder.HOLDER, lambda file: file.write_text(content))
         for _ in range(_MAX_ATTEMPTS):
             if not os.path.lexists(path):  # no empty folder of somebody else is replaced
                 try:
@@ -189,7 +182,7 @@ def _acquire(path: Path, content: str, *, take_over: bool) -> None:
             _refuse_or_remove(path, take_over=take_over)
         raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
     finally:
-        remove_lock(draft)
+        work_folder.remove_lock(draft)
 
 
 def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
@@ -221,7 +214,7 @@ def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
 def _remove_stale(path: Path, text: str) -> None:
     """Remove a lock whose holder is described by this text."""
     # Renamed before it is deleted: another process may have replaced the lock since it was read
-    stale = path.with_name(process_file_name(LOCK_PREFIX))
+    stale = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
     try:
         path.rename(stale)
     except FileNotFoundError:
@@ -229,12 +222,14 @@ def _remove_stale(path: Path, text: str) -> None:
     if _read(stale) != text:
         stale.rename(path)  # it is the lock of a live run: restore it
         return
-    remove_lock(stale)
+    work_folder.remove_lock(stale)
 
 
 def _read(path: Path) -> str | None:
     """Return the holder that a lock names; None if there is none, empty if it says nothing."""
     try:
-        return read_regular_file(path / HOLDER, _MAX_LOCK_BYTES).decode("utf-8", "replace")
+        return read_regular_file(path / work_folder.HOLDER, _MAX_LOCK_BYTES).decode(
+            "utf-8", "replace"
+        )
     except OSError:
         return "" if os.path.lexists(path) else None  # a dangling link blocks the name too

@@ -31,22 +31,12 @@ from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.inference.graph import Predictor
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
+from scanloom.io.index import ranking
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
-from scanloom.io.index.ranking import (
-    describe_selection,
-    preference_of,
-    select_series,
-)
 from scanloom.io.index.series import find_series
+from scanloom.io.output import crosswalk
 from scanloom.io.output.case_folder import check_writable
-from scanloom.io.output.crosswalk import (
-    add_sources,
-    case_folders,
-    common_parent,
-    folder_name,
-    source_from_series,
-)
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
@@ -214,13 +204,13 @@ class _Scans:
         options, read = self._options, self._options.read
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
-            preference = preference_of(self._request.cards)
+            preference = ranking.preference_of(self._request.cards)
             selected = []
-            for series in select_series(
+            for series in ranking.select_series(
                 candidates, options.series, preference, read, options.phase
             ):
                 number = next(n for n, each in enumerate(candidates, 1) if each is series)
-                notes = describe_selection(candidates, options.series, series)
+                notes = ranking.describe_selection(candidates, options.series, series)
                 phase = options.phase
                 if phase == 0 and is_single_volume(series, read):
                     phase = None  # volume 0 of a single one has the case id of the scan
@@ -277,7 +267,7 @@ class _CaseRegistry:
 
     def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
         self.out, self.fingerprint, self.names = out, fingerprint, names
-        self._folders = case_folders(out)
+        self._folders = crosswalk.case_folders(out)
         self._unwritten: list[tuple[Case, CaseRecord]] = []
 
     def folder_name(self, case: Case) -> str:
@@ -286,8 +276,8 @@ class _CaseRegistry:
             name, cases = case.id, self.out / "cases"
             if self.names == "source" and not (cases / case.id).is_dir():
                 existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
-                source = source_from_series(case.series, case.id)
-                name = folder_name(source, [*existing, *self._folders.values()])
+                source = crosswalk.source_from_series(case.series, case.id)
+                name = crosswalk.folder_name(source, [*existing, *self._folders.values()])
             self._folders[case.id] = name
         return self._folders[case.id]
 
@@ -303,9 +293,12 @@ class _CaseRegistry:
             if record.reason is None:
                 remove_failure(self.out, case.id)
             if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
-                sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
+                sources = [
+                    crosswalk.source_from_series(case.series, case.id)
+                    for case, _ in self._unwritten
+                ]
                 with private_folder(self.out, self.fingerprint) as private:
-                    add_sources(private, sources)
+                    crosswalk.add_sources(private, sources)
                 for case, failed in self._unwritten:
                     if is_failure(failed):
                         write_failure(self.out, failed, case.recipe, case.stamp)
@@ -363,13 +356,13 @@ class _Segmenter:
                 record = failed_record(case.id, error)
             if record is None:
                 self._check_writable()
-                source = source_from_series(case.series, case.id)
+                source = crosswalk.source_from_series(case.series, case.id)
                 with self._networks() as predictors:
                     return run_case(prepared, predictors, target, clock, source=source)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        return replace(record, private=record.private or common_parent(case.series.files))
+        return replace(record, private=record.private or crosswalk.common_parent(case.series.files))
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""

@@ -22,19 +22,7 @@ from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, LeftOut, Sco
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.output.crosswalk import (
-    add_sources,
-    case_folders,
-    ids_by_volume_file,
-    known_ids,
-    source_from_series,
-)
-from scanloom.io.output.failures import (
-    failed_cases,
-    previous_failure,
-    remove_failure,
-    write_failure,
-)
+from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
@@ -116,7 +104,7 @@ class RunCases:
 
     def add(self, cases: Iterable[tuple[Inputs, Case]]) -> None:
         """Add cases with their index entries, and name their folders."""
-        folders = case_folders(self._out)
+        folders = crosswalk.case_folders(self._out)
         for inputs, case in cases:
             named = replace(case, folder=folders.get(case.id, ""))
             series = tuple(entry.id for entry in inputs)
@@ -165,7 +153,7 @@ class RunCases:
             return CaseRecord(case.id, error.reason, error.detail, (), folder)
         if state is ResultState.CURRENT:
             return CaseRecord(case.id, None, "", (), folder)
-        old = previous_failure(out, case.id, case.recipe, case.stamp)
+        old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None
         return CaseRecord(case.id, old.reason, old.detail, (), None)
@@ -175,11 +163,13 @@ def record_sources(
     out: Path, fingerprint: str, cases: Iterable[Case], pending: Iterable[Case]
 ) -> None:
     """Add the cases that are new or pending to the crosswalk, all at once."""
-    known = known_ids(out) - {case.id for case in pending}
-    new = [source_from_series(case.series, case.id) for case in cases if case.id not in known]
+    known = crosswalk.known_ids(out) - {case.id for case in pending}
+    new = [
+        crosswalk.source_from_series(case.series, case.id) for case in cases if case.id not in known
+    ]
     if new:
         with private_folder(out, fingerprint) as private:
-            add_sources(private, new)
+            crosswalk.add_sources(private, new)
 
 
 class OutdatedMarker:
@@ -190,7 +180,10 @@ class OutdatedMarker:
 
     def __init__(self, out: Path, key: bytes, recipe: str, index: Index) -> None:
         self._out, self._key, self._recipe, self._index = out, key, recipe, index
-        self._folders, self._ids_by_path = case_folders(out), ids_by_volume_file(out)
+        self._folders, self._ids_by_path = (
+            crosswalk.case_folders(out),
+            crosswalk.ids_by_volume_file(out),
+        )
 
     def mark(
         self, series: Iterable[IndexedSeries], left_out: Sequence[LeftOut], cases: set[str]
@@ -208,7 +201,7 @@ class OutdatedMarker:
         """
         exclusions = {entry.series.id: entry for entry in left_out}
         failed = {name for name, entry in exclusions.items() if entry.reason.expects_result}
-        marked = failed_cases(self._out) - cases - failed
+        marked = failures.failed_cases(self._out) - cases - failed
         for entry in series:
             for case in self._results(entry):
                 if case in cases:
@@ -218,9 +211,9 @@ class OutdatedMarker:
                     marked.discard(case)
                     if case not in failed:
                         record = CaseRecord(case, reason, detail, (), None)
-                        write_failure(self._out, record, self._recipe)
+                        failures.write_failure(self._out, record, self._recipe)
             if entry.id in marked:
-                remove_failure(self._out, entry.id)
+                failures.remove_failure(self._out, entry.id)
 
     def _folder(self, case: str) -> Path:
         return self._out / CASES / self._folders.get(case, case)

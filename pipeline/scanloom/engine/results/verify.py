@@ -18,13 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scanloom.core import ScanError
-from scanloom.engine.results.tables import (
-    BATCH_ROWS,
-    MANIFEST,
-    MEASUREMENTS,
-    measurement_rows,
-    stale_cases,
-)
+from scanloom.engine.results import tables
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
@@ -45,12 +39,12 @@ class TableUnreadableError(Exception):
 
 def recorded_cases(out: Path) -> set[str]:
     """Return the names of the published cases according to the tables, or else the crosswalk."""
-    tables = _existing_files(out, MEASUREMENTS)
+    files = _existing_files(out, tables.MEASUREMENTS)
     names: set[str] = set()
-    for file in tables:
+    for file in files:
         with suppress(TableUnreadableError):  # the other table may be readable
             names.update(row["case"] for row in _rows(out / file, ["case"]))
-    if not tables:
+    if not files:
         with suppress(ScanError, OSError):  # the crosswalk is readable for its owner alone
             names.update(case_folders(out).values())
     return names
@@ -58,10 +52,10 @@ def recorded_cases(out: Path) -> set[str]:
 
 def missing_tables(out: Path) -> list[str]:
     """Return the tables that are missing although a run has written them."""
-    existing = {*_existing_files(out, MANIFEST), *_existing_files(out, MEASUREMENTS)}
+    existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
     if not existing and not any((out / "runs").glob("*/totals.json")):
         return []
-    return sorted({*_files(MANIFEST), *_files(MEASUREMENTS)} - existing)
+    return sorted({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing)
 
 
 def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
@@ -80,15 +74,15 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
         If a table can't be read.
     """
     altered: set[str] = set()
-    stale = stale_cases(out)
+    stale = tables.stale_cases(out)
     groups = {
         file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
-        for file in _existing_files(out, MEASUREMENTS)
+        for file in _existing_files(out, tables.MEASUREMENTS)
     }
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = measurement_rows(out / CASES / case, stale) if case in intact else None
+        rows = tables.measurement_rows(out / CASES / case, stale) if case in intact else None
         expected = None if rows is None else [_as_csv(row) for row in rows]
         for file, head in heads.items():
             if head is None or head[0] != case:
@@ -110,11 +104,11 @@ def altered_manifest(out: Path) -> set[str]:
     TableUnreadableError
         If a table can't be read.
     """
-    files = _existing_files(out, MANIFEST)
+    files = _existing_files(out, tables.MANIFEST)
     if len(files) < 2:
         return set()
     pairs = zip_longest(*(_rows(out / file) for file in files))
-    return set() if all(a == b for a, b in pairs) else {f"{MANIFEST}.csv"}
+    return set() if all(a == b for a, b in pairs) else {f"{tables.MANIFEST}.csv"}
 
 
 def _files(table: str) -> tuple[str, str]:
@@ -135,7 +129,7 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
                 yield from csv.DictReader(text, strict=True)
             return
         with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(tables.BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
         raise TableUnreadableError(path.name) from exc

@@ -84,10 +84,8 @@ def dispatch_cases(
 
     Parameters
     ----------
-    cases : iterable of Case
-        Taken one by one, as the pool has room.
-    pool : Pool
-        Processes the cases.
+    cases, pool
+        Cases are taken one by one, as the pool has room.
     on_outcome, on_start : callable
         Called in this thread. If `on_outcome` raises, no further case is started, the pool is
         stopped, and the error propagates.

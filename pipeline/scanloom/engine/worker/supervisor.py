@@ -21,16 +21,8 @@ from typing import Any
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.process import is_limited, limit_met
 from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
+from scanloom.engine.worker import messages
 from scanloom.engine.worker.memory_admission import AdmissionGate
-from scanloom.engine.worker.messages import (
-    QUEUED,
-    CaseReply,
-    CaseRequest,
-    FunctionCall,
-    Ready,
-    Step,
-    WorkerSetup,
-)
 from scanloom.io.output.private import append_private
 from scanloom.io.system.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
@@ -66,7 +58,7 @@ class _RunningCase:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.done: CaseReply | None = None
+        self.done: messages.CaseReply | None = None
         self._since: float | None = None
         self._worked = 0.0
 
@@ -78,9 +70,9 @@ class _RunningCase:
 
     def begin(self, step: str) -> None:
         self._worked = self.worked
-        self._since = None if step == QUEUED else time.monotonic()
+        self._since = None if step == messages.QUEUED else time.monotonic()
 
-    def finish(self, done: CaseReply | None) -> None:
+    def finish(self, done: messages.CaseReply | None) -> None:
         self.done = done
         self.ended.set()
 
@@ -104,8 +96,10 @@ class WorkerProcess:
         Whether it took too long to load them.
     """
 
-    def __init__(self, setup: WorkerSetup, log: Path | None = None) -> None:
-        first = Message(replace(setup, make_predictors=FunctionCall.of(setup.make_predictors)))
+    def __init__(self, setup: messages.WorkerSetup, log: Path | None = None) -> None:
+        first = Message(
+            replace(setup, make_predictors=messages.FunctionCall.of(setup.make_predictors))
+        )
         self._socket, theirs = socketpair()
         with theirs, _open_log(log) as output:
             self._process = subprocess.Popen(  # noqa: S603  # this very program
@@ -139,7 +133,7 @@ class WorkerProcess:
             return None
         return self._fault or _never_ready(self._code or 0)
 
-    def ask(self, case: Case, limit: float) -> CaseReply:
+    def ask(self, case: Case, limit: float) -> messages.CaseReply:
         """Process a case in the child, and wait for its end.
 
         `limit` is its processing time in s; waiting for models and the device does not count.
@@ -161,7 +155,7 @@ class WorkerProcess:
             number = self._number
             self._waiting[number] = waiting
             with suppress(OSError):  # the child is dying, which the listener thread finds
-                send(self._socket, CaseRequest(number, case))
+                send(self._socket, messages.CaseRequest(number, case))
         while not waiting.ended.wait(_POLL_INTERVAL_S):
             if waiting.worked > limit:
                 self.kill()
@@ -217,13 +211,13 @@ class WorkerProcess:
         for waiting in unfinished.values():
             waiting.finish(None)
 
-    def _take(self, message: Ready | Step | CaseReply) -> None:
-        if isinstance(message, Ready):
+    def _take(self, message: messages.Ready | messages.Step | messages.CaseReply) -> None:
+        if isinstance(message, messages.Ready):
             self.ready, self._fault = message.fault is None, message.fault
             if message.fault is not None:
                 self._wake_all()
             return
-        if isinstance(message, Step):
+        if isinstance(message, messages.Step):
             waiting = self._waiting.get(message.number)
             if waiting is not None:
                 waiting.begin(message.name)
@@ -309,7 +303,9 @@ class WorkerSupervisor:
     to the file `log`.
     """
 
-    def __init__(self, setup: WorkerSetup, time_limit: float, log: Path | None = None) -> None:
+    def __init__(
+        self, setup: messages.WorkerSetup, time_limit: float, log: Path | None = None
+    ) -> None:
         self._name = secrets.token_hex(4)
         self._setup, self._limit, self._log = setup, time_limit, log
         self._gate = AdmissionGate(setup.in_flight)
@@ -374,7 +370,7 @@ class WorkerSupervisor:
     ) -> tuple[CaseRecord | None, Span | None]:
         """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
-        done: CaseReply | None = None
+        done: messages.CaseReply | None = None
         try:
             done = self._ask(case)
             reason = done.record.reason
@@ -386,7 +382,7 @@ class WorkerSupervisor:
         tries.append(Attempt(end, alone, time.monotonic() - began))
         return (done.record, done.device) if done else (None, None)
 
-    def _ask(self, case: Case) -> CaseReply:
+    def _ask(self, case: Case) -> messages.CaseReply:
         """Give the case to a child; start another one if it died before its models were loaded."""
         while True:
             child = self._running()
