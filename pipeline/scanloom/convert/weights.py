@@ -81,6 +81,7 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
         with file.open("rb") as stream:
             if file.stat().st_size > largest:
                 raise damaged(f"{name} is larger than {format_bytes(largest)}")
+            # both are decided by the first and last bytes; the hash reads gigabytes
             check_archive(stream)
             safetensors = is_safetensors(stream)
             stream.seek(0)
@@ -114,6 +115,7 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
         content = weights.file.read_bytes()
     except OSError as exc:
         raise damaged(f"the model's weights can't be read ({type(exc).__name__})") from exc
+    # the bytes that are hashed are those that are read below: the file may be replaced meanwhile
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")
     if weights.key == FLOAT32_KEY:

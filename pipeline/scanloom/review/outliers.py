@@ -286,7 +286,7 @@ class Finding:
 def find_outliers(
     cases: Mapping[str, Sequence[Measurement]],
     cohort: Cohort,
-    axes: Mapping[str, str] | None = None,
+    axes: Mapping[str, str],
 ) -> dict[str, list[Finding]]:
     """Find the outliers of every case.
 
@@ -294,7 +294,7 @@ def find_outliers(
     ----------
     cases : mapping
         Measurements of each case, by case id.
-    axes : mapping, optional
+    axes : mapping
         Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 
     Returns
@@ -310,7 +310,7 @@ def find_outliers(
         findings[case] += [
             Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
         ]
-        findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
+        findings[case] += _of_pairs(measurements, axes.get(case, ""))
         findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
     return findings
 

@@ -296,6 +296,7 @@ def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
 ) -> _BundleContent:
     """Read the parts that the run reaches; errors are noted, the result is then meaningless."""
+    # the network is judged by a stricter list than other parts: only networks may be in it
     load, find = partial(read_arrays, folder), partial(find_file, folder)
     config = Config(entries, partial(judge_target, folder), load, find)
     networks = Config(entries, partial(judge_network, folder), load, find)

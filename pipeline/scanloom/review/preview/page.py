@@ -317,15 +317,13 @@ def draw_text(
     canvas.text(at, displayable(text), fill=color, font=font(size), anchor=anchor)
 
 
-def draw_plate(
-    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Color = TEXT
-) -> None:
+def draw_plate(page: Image.Image, at: Point, text: str, size: int, anchor: str = "la") -> None:
     """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
     canvas = ImageDraw.Draw(page)
     shown = displayable(text)
     left, top, right, bottom = canvas.textbbox(at, shown, font=font(size), anchor=anchor)
     darken(page, (left - PLATE_MARGIN, top - PLATE_MARGIN, right + PLATE_MARGIN, bottom + 3))
-    canvas.text(at, shown, fill=color, font=font(size), anchor=anchor)
+    canvas.text(at, shown, fill=TEXT, font=font(size), anchor=anchor)
 
 
 def darken(page: Image.Image, box: tuple[float, float, float, float]) -> None:

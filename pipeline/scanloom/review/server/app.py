@@ -24,7 +24,6 @@ from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
 from scanloom.review.server.drafts import check_result
 from scanloom.review.server.requests import (
-    check_structures,
     read_body,
     read_range,
     read_stroke,
@@ -137,7 +136,8 @@ class Routes:
         verdict, comment = read_verdict(read_body(request.state.body), name, reviewer)
         case = self.state.opened(name)
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
-        check_structures(verdict, labels)
+        if not verdict.structures.keys() <= labels:
+            raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
         kept = self.state.keep(verdict, comment)
         return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 

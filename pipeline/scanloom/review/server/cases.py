@@ -305,15 +305,10 @@ class OpenCases:
     """Cases that are open, or being opened.
 
     The case that a reviewer looks at is not closed for another one, whatever the limit.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes of their arrays.
     """
 
-    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
-        self.out, self.key, self.limit = out, key, limit
+    def __init__(self, out: Path, key: Path | None) -> None:
+        self.out, self.key, self.limit = out, key, MAX_OPEN_BYTES
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
         self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()

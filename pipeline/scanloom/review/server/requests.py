@@ -72,17 +72,6 @@ def read_verdict(plain: Mapping[str, Any], case: str, reviewer: str) -> tuple[Ve
     return verdict, comment.encode("utf-8", "replace").decode().strip()
 
 
-def check_structures(verdict: Verdict, known: set[str]) -> None:
-    """Refuse decisions about structures that the case does not have.
-
-    Raises
-    ------
-    RefusedError
-    """
-    if not verdict.structures.keys() <= known:
-        raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
-
-
 def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
     """Return the stroke in a request.
 

@@ -86,18 +86,10 @@ class Worklist:
         self._next_look = 0.0
         self._look: threading.Thread | None = None
 
-    def refresh(self, *, at_once: bool = False) -> None:
-        """Look for cases that were added, replaced or removed, unless that was done just now.
-
-        Parameters
-        ----------
-        at_once : bool
-            Whether to look in any case, and to wait until that is done.
-        """
+    def refresh(self) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
-            if at_once or self._stamps is None:
-                if self._look is not None:
-                    self._look.join()  # it may have begun too early
+            if self._stamps is None:
                 self._read_changes()
                 return
             if self._look is None or not self._look.is_alive():

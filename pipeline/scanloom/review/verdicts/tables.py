@@ -124,19 +124,17 @@ def value_of(table: Table, measure: Measure) -> float:
     return float(measure(table, np.ones((1, table.shape[1])))[0])
 
 
-def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, float]:
+def interval(table: Table, measure: Measure) -> tuple[float, float]:
     """Return the bootstrap interval of a measure, of samples of cases with replacement.
 
     Parameters
     ----------
     table : (readers, cases) array
-    seed : int
-        Of the samples, so that reports repeat.
     """
     columns = np.nan_to_num(table, nan=-1)
     # cases with the same decisions are drawn together: a sample is a count of each kind
     columns, counts = np.unique(columns, axis=1, return_counts=True)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)  # the same samples each time, so that reports repeat
     weights = random.multinomial(counts.sum(), counts / counts.sum(), SAMPLES).astype(float)
     values = measure(np.where(columns < 0, np.nan, columns), weights)
     values = values[~np.isnan(values)]
