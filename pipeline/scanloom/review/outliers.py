@@ -186,7 +186,9 @@ def _centre(values: Sequence[float], quantity: Quantity) -> tuple[float, float]:
     scaled = [_scaled(value, quantity) for value in values]
     middle = statistics.median(scaled)
     deviations = [abs(v - middle) for v in scaled]
+    # the factors make each that of the standard deviation, if values are distributed normally
     spread = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
+    # equal values in a small cohort must not make outliers of all others
     return middle, max(spread, 0.05 * abs(middle), _MIN_SPREAD[quantity])
 
 
@@ -350,6 +352,7 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
         return None
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
+    # fewer parts than usual are no error
     elif z >= OUTLIER_Z or (z <= -OUTLIER_Z and quantity != "parts"):
         # capped: one absurd value must not push all other cases down
         factor = min(abs(z) / OUTLIER_Z, 3.0)

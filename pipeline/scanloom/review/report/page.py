@@ -292,6 +292,7 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
+    # the threshold of review: an outdated result calls for a look, whatever its findings
     risk = 1.0 if outdated else outliers.risk_score(findings)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
     shown = _shown_findings(findings, case, list(structures), mosaic)
@@ -335,6 +336,7 @@ def _shown_findings(
         by_text[finding.text].append(finding)
     shown = []
     for text, alike in by_text.items():
+        # many structures share a finding, such as the end of the scan
         names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}

@@ -140,6 +140,7 @@ def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
     medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
     highest = max(medians.values()) or 1.0
     chart = _RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
+    # about four ticks
     step, _ = round_length(highest / 4)
     for n in range(math.floor(1.2 * highest / step) + 1):
         chart.tick(n * step)
@@ -319,6 +320,7 @@ def _draw_thumb(preview: Path, thumb: Path) -> tuple[int, int] | None:
             small = page.convert("RGB")
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None
+    # a picture of another width was not drawn by this version: shown whole
     if small.width == WIDTH:
         bottom = min(small.height, HEADER_HEIGHT + _MAX_HEIGHT)
         small = small.crop((_CROP_X[0], HEADER_HEIGHT, _CROP_X[1], bottom))

@@ -235,9 +235,11 @@ def painted_box(
     x, y = (np.arange(a, b + 1) * step for a, b, step in zip(low, high, mm, strict=True))
     covered = np.zeros((len(x), len(y)), bool)
     for begin, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
+        # a point is a line of no length
         covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= radius**2
     if not covered.any():
         return None
+    # the axes of a view may be in any order
     box = [slice(0, 0)] * 3
     box[stroke.normal] = slice(stroke.index, stroke.index + 1)
     box[stroke.across] = slice(int(low[0]), int(high[0]) + 1)
@@ -367,6 +369,7 @@ class HeldDraft:
         RefusedError
             DRAFT_CHANGED if another window changed, saved or dropped the draft since.
         """
+        # before the draft is painted: its labels are those of another result
         check_result(case, version)
         with self.using(case) as draft:
             del case
@@ -416,6 +419,7 @@ class HeldDraft:
             os.close(descriptor)
         self.size += len(lines)
         if new:
+            # a new file is found after a crash only if the folders above it are on the disk as well
             for folder in (self.path.parent, self.path.parent.parent, self.path.parents[2]):
                 fsync_path(folder)
 
@@ -555,6 +559,7 @@ class Drafts:
             self._held[name, reviewer] = held
         self._held.move_to_end((name, reviewer))
         room = MAX_PAINTED_BYTES
+        # those that were used last keep their room
         for earlier in reversed(self._held.values()):
             painted = earlier.painted  # it may be let go of meanwhile
             if earlier is not held and painted is not None:

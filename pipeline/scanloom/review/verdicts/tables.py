@@ -157,6 +157,7 @@ def agreements(verdicts: Iterable[Verdict]) -> list[ReaderAgreement]:
     independent, readings = _selected(verdicts)
     results = list[ReaderAgreement]()
     for subject, decisions in _by_subject(independent).items():
+        # r2 before r10
         readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
         results += _agreement(subject, "alpha", decisions, readers, alpha)
         for first, second in itertools.combinations(readers, 2):
