@@ -314,7 +314,9 @@ def _read_content(
         check_imports(folder, entries)
     before = Preprocessing()
     with obstacles.noted():
-        before = read_preprocessing(run.transform, _inputs(metadata), obstacles)
+        inputs = metadata.network_data_format.inputs.values()
+        most = max((each.num_channels for each in inputs), default=1)
+        before = read_preprocessing(run.transform, most, obstacles)
     window = card.Window(None)
     with obstacles.noted():
         window = read_inferer(run.inferer)
@@ -337,11 +339,6 @@ def _read_content(
     return _BundleContent(
         run.weights or Load("", None), evaluator, network, before, window, output, after
     )
-
-
-def _inputs(metadata: Metadata) -> int:
-    """Return the largest number of channels of an input."""
-    return max((i.num_channels for i in metadata.network_data_format.inputs.values()), default=1)
 
 
 def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:

@@ -666,9 +666,6 @@ class Config:
         self._depth = 0
         self._steps = 0
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
     def raw(self, path: str) -> Any:
         """Return an entry or nested entry as parsed from the file, None if it is missing."""
         try:
