@@ -90,6 +90,7 @@ def read_bytes(file: Path, name: str) -> bytes:
     """Return the content of a file of at most `MAX_BYTES`; MODEL_DAMAGED, with its name, else."""
     try:
         with file.open("rb") as stream:
+            # not by the size of the file, which may change meanwhile
             data = stream.read(MAX_BYTES + 1)
     except OSError as exc:
         raise damaged(f"{name} can't be read") from exc
@@ -130,6 +131,7 @@ def check_archive(stream: IO[bytes]) -> None:
         raise damaged("the weights are a damaged archive") from exc
     if len(members) > MAX_MEMBERS:
         raise unsafe(f"the weights have more than {MAX_MEMBERS} files")
+    # torch puts all members into one folder, which has the name of the file
     names = [member.filename.partition("/")[2] for member in members]
     if any(name == "constants.pkl" or name.startswith("code/") for name in names):
         raise unsafe("the weights are a program, not a state dict")

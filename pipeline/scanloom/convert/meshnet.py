@@ -426,6 +426,7 @@ def _parse(model: type[Document], value: object, subject: str) -> Document:
 def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
     """Return the image's channels, the convolutions in their order, and their activation."""
     for first, second in pairwise(chain):
+        # one input from the layer before, by Keras: (name, node, tensor, arguments)
         if second.inbound_nodes != [[[first.name, 0, 0, {}]]]:
             detail = f"layer {printable(second.name[:60])!r} does not follow the one before it"
             raise unsupported(detail)
@@ -594,6 +595,7 @@ def read_meshnet_folder(folder: Path) -> card.ModelCard:
 def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
     """Return the structures of the colormap that names all classes of the network."""
     names = sorted(path.name for path in folder.glob(_COLORMAPS))
+    # of a folder with many, the first ones: each is a file to be read
     colormaps = [_validated(Colormap, read_json(folder, name), name) for name in names[:10]]
     fitting = [each for each in colormaps if len(each.labels) == classes]
     if not fitting:

@@ -153,6 +153,7 @@ def read_plans(folder: Path) -> Plans:
     for order in (plans.transpose_forward, plans.transpose_backward):
         if sorted(order) != [0, 1, 2]:
             raise damaged("plans.json: transposition is not an order")
+    # nnU-Net transposes labels back by the second: one that is no inverse would turn them
     if any(plans.transpose_backward[plans.transpose_forward[n]] != n for n in range(3)):
         raise damaged("plans.json: transpose_backward does not invert transpose_forward")
     if plans.label_manager != "LabelManager":
@@ -173,6 +174,7 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
     while True:
         if chain[-1] not in plans.configurations:
             raise damaged(f"plans.json has no configuration {truncate(chain[-1])!r}")
+        # entries of a configuration win over those that it inherits
         entries = {**plans.configurations[chain[-1]], **entries}
         parent = plans.configurations[chain[-1]].get("inherits_from")
         if parent is None:
@@ -198,6 +200,7 @@ def _check(configuration: Configuration) -> None:
     for function in (*functions, configuration.resampling_fn_seg):
         if function not in (_DEFAULT_RESAMPLING, _NO_RESAMPLING):
             raise unsupported(f"resampling by {truncate(function)!r}")
+    # then scores would have another grid than the labels that nnU-Net writes
     if len(set(functions)) > 1:
         raise unsupported("resampling of scans but not of scores, or the reverse")
     if configuration.resampling_fn_data == _NO_RESAMPLING:
@@ -417,6 +420,7 @@ _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 """Readers that take voxels as a file stores them, whatever their direction."""
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 """Readers that turn voxels to RAS."""
+# of nnU-Net, by which a constant channel is divided
 SMALLEST_DIVISOR: Final = 1e-8
 
 _MODALITIES: Final = {
@@ -736,6 +740,7 @@ def _grid(plans: Plans, configuration: Configuration) -> card.NetworkGrid:
         raise unsupported(f"the reader of images {truncate(reader)!r}")
     order = [2 - axis for axis in plans.transpose_forward]
     spacing: list[float | None] = [None, None, None]
+    # a plane has two spacings: across planes, a scan is not resampled
     planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
     for axis, value in zip(order, planned, strict=True):
         spacing[axis] = value
@@ -754,6 +759,7 @@ def _grid(plans: Plans, configuration: Configuration) -> card.NetworkGrid:
 def _window(configuration: Configuration, checkpoint: Checkpoint) -> card.Window:
     """Return the sliding window as nnU-Net's predictor places it by default."""
     flat = len(configuration.patch_size) == 2
+    # planes are windows of one voxel along the first axis
     size = (*[1] * flat, *configuration.patch_size)
     if any(axis >= 3 - flat for axis in checkpoint.mirror):
         raise damaged("the checkpoint mirrors an axis that does not exist")
@@ -829,6 +835,7 @@ def read_dataset(folder: Path) -> Dataset:
     foreground = _foreground(content, labels)
     classes = {name: values for name, values in labels.items() if set(values) != {0}}
     if any(len(values) > 1 for values in labels.values()):
+        # with regions, each class has an output of its own, and the background has none
         structures, decision = _regions(classes, content.regions_class_order)
         outputs = len(classes)
     else:
@@ -908,6 +915,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
         raise damaged("dataset.json: two labels have the same number")
     labels = [slug(name) or f"label_{n}" for name, n in zip(names, numbers, strict=True)]
     if len(set(labels)) != len(labels):
+        # a label has 64 characters, of which the number takes up to 6
         labels = [f"{label[:58]}_{n}" for label, n in zip(labels, numbers, strict=True)]
     structures = []
     for name, label, number in zip(names, labels, numbers, strict=True):

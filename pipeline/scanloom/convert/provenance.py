@@ -27,7 +27,6 @@ _SHOWN_FILES: Final = 3
 
 Algorithm = Literal["md5", "sha1", "sha256", "git"]
 _HEX_DIGITS: Final = {"md5": 32, "sha1": 40, "sha256": 64, "git": 40}
-_CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -203,11 +202,8 @@ class Digest:
 
 def file_digest(file: Path, algorithm: Algorithm = "sha256") -> str:
     """Return a checksum of a file as hexadecimal digits."""
-    name = "sha1" if algorithm == "git" else algorithm
-    digest = hashlib.new(name, usedforsecurity=False)
+    digest = hashlib.new("sha1" if algorithm == "git" else algorithm, usedforsecurity=False)
+    if algorithm == "git":  # a blob is hashed with its kind and size
+        digest.update(b"blob %d\0" % file.stat().st_size)
     with file.open("rb") as stream:
-        if algorithm == "git":
-            digest.update(b"blob %d\0" % file.stat().st_size)
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, lambda: digest).hexdigest()

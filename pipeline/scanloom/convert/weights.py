@@ -81,6 +81,7 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
         with file.open("rb") as stream:
             if file.stat().st_size > largest:
                 raise damaged(f"{name} is larger than {format_bytes(largest)}")
+            # both are decided by the first and last bytes; the hash reads gigabytes
             check_archive(stream)
             safetensors = is_safetensors(stream)
             stream.seek(0)
@@ -114,6 +115,7 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
         content = weights.file.read_bytes()
     except OSError as exc:
         raise damaged(f"the model's weights can't be read ({type(exc).__name__})") from exc
+    # the bytes that are hashed are those that are read below: the file may be replaced meanwhile
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")
     if weights.key == FLOAT32_KEY:
@@ -166,6 +168,7 @@ def _float32_numbers(content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]
 
 def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int, ...]]) -> bytes:
     """Return a state dict as safetensors: the entry `key` of a file, or the file without it."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load, save
 
@@ -186,7 +189,8 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
     # before a view of few numbers is written out as many
     check_growth(sum(v.numel() * v.element_size() for v in data.values()), len(content))
     # clones: safetensors refuse tensors that share their numbers
-    state = {k: _as_tensor(v).contiguous().clone() for k, v in data.items()}
+    plain = {k: v.detach().as_subclass(torch.Tensor) for k, v in data.items()}  # parameters too
+    state = {k: v.contiguous().clone() for k, v in plain.items()}
     converted: bytes = save(_renamed(state, arrays) if arrays else state)
     return converted
 
@@ -226,13 +230,6 @@ def _is_plain(value: Any) -> bool:
         and value.device.type == "cpu"
         and not (value.is_quantized or value.is_complex() or value.is_nested)
     )
-
-
-def _as_tensor(value: Any) -> Any:
-    """Return a tensor of a subclass, such as a parameter, as a plain one."""
-    import torch
-
-    return value.detach().as_subclass(torch.Tensor)
 
 
 def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:

@@ -73,6 +73,7 @@ def _read(path: Path, grid: Grid) -> LabelFile:
         raise ScanError(Reason.NOT_FOUND, detail)
     if path.name.lower().endswith(".seg.nrrd"):
         return _slicer(path, grid)
+    # by content: files of DICOM have any suffix, or none
     with path.open("rb") as file:
         if file.read(132)[128:] == b"DICM":
             return _dicom_seg(path, grid)

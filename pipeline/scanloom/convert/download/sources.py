@@ -331,6 +331,7 @@ def _hugging_face(owner: str, repository: str, revision: str) -> Source:
             except (KeyError, TypeError, ValueError, AttributeError) as exc:
                 raise _malformed("list of files") from exc
             safe_path(path)
+            # after its path is checked: a list with one that leaves the folder is not to be trusted
             if path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
                 continue
             address = f"{base}/resolve/{revision}/{quote(path)}"
@@ -514,6 +515,7 @@ def _checked(
             continue
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
             raise damaged("the zip archive is encrypted, or compressed by an unusual method")
+        # the second of two equal names would replace what was checked as the first
         if path in members:
             raise unsafe(f"{_shown(info.filename)} occurs twice")
         bounds.add(info.file_size)
@@ -592,6 +594,7 @@ def safe_path(name: str) -> PurePosixPath:
         name.isprintable()
         and not path.is_absolute()
         and not {"", ".", ".."} & {*levels}
+        # separators and drives of Windows, to which a model may be copied
         and not set("\\:") & {*name}
         and len(levels) <= MAX_DEPTH
         and all(len(level.encode()) <= MAX_NAME_BYTES for level in levels)

@@ -82,6 +82,7 @@ def request(address: str, headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
         outgoing = urllib.request.Request(address, headers=fields)  # noqa: S310 https only
         response = _opener().open(outgoing, timeout=TIMEOUT_S)
     with response:
+        # ranges and checksums are those of the file itself
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise ScanError(Reason.DOWNLOAD, f"{host} compresses the file on the way")
         yield response
@@ -319,6 +320,7 @@ def _receive(remote: Remote, pending: _Pending, limit_bytes: int, report: Report
     validator, _ = pending.version()
     headers = {}
     if start and validator is not None:
+        # a server that has another version by now sends all of it, not a rest that does not fit
         headers = {"Range": f"bytes={start}-", "If-Range": validator}
     try:
         with request(remote.address, headers) as reply:
@@ -333,6 +335,7 @@ def _receive(remote: Remote, pending: _Pending, limit_bytes: int, report: Report
                     if start > min(limit_bytes, total or limit_bytes):
                         raise _too_large(pending, limit_bytes)
                     report(start, total)
+                # before the rename: a name without its bytes would pass for a complete file
                 os.fsync(output.fileno())
     except RangeRefusedError:  # the file has become shorter
         pending.discard()

@@ -122,11 +122,6 @@ IMPORTS: Final[Mapping[str, tuple[Mapping[str, str], ...]]] = {
 SHA-256 of each, in the known versions."""
 
 
-def is_script(target: str) -> bool:
-    """Return whether a ``_target_`` is a class of a bundle's own script."""
-    return target.startswith("scripts.")
-
-
 def known_class(folder: Path, target: str) -> tuple[Kind, str]:
     """Return the kind and the name of the component that takes the place of a script's class.
 
@@ -356,7 +351,8 @@ def judge_target(folder: Path, target: str) -> tuple[Kind, str]:
         As `canonical_target`; MODEL_UNSAFE, with its hash, for a script of the bundle that is not
         known.
     """
-    return known_class(folder, target) if is_script(target) else canonical_target(target)
+    is_script = target.startswith("scripts.")
+    return known_class(folder, target) if is_script else canonical_target(target)
 
 
 def judge_network(folder: Path, target: str) -> tuple[Kind, str]:

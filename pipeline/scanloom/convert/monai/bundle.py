@@ -296,6 +296,7 @@ def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
 ) -> _BundleContent:
     """Read the parts that the run reaches; errors are noted, the result is then meaningless."""
+    # the network is judged by a stricter list than other parts: only networks may be in it
     load, find = partial(read_arrays, folder), partial(find_file, folder)
     config = Config(entries, partial(judge_target, folder), load, find)
     networks = Config(entries, partial(judge_network, folder), load, find)
@@ -313,7 +314,9 @@ def _read_content(
         check_imports(folder, entries)
     before = Preprocessing()
     with obstacles.noted():
-        before = read_preprocessing(run.transform, _inputs(metadata), obstacles)
+        inputs = metadata.network_data_format.inputs.values()
+        most = max((each.num_channels for each in inputs), default=1)
+        before = read_preprocessing(run.transform, most, obstacles)
     window = card.Window(None)
     with obstacles.noted():
         window = read_inferer(run.inferer)
@@ -336,11 +339,6 @@ def _read_content(
     return _BundleContent(
         run.weights or Load("", None), evaluator, network, before, window, output, after
     )
-
-
-def _inputs(metadata: Metadata) -> int:
-    """Return the largest number of channels of an input."""
-    return max((i.num_channels for i in metadata.network_data_format.inputs.values()), default=1)
 
 
 def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:

@@ -395,6 +395,7 @@ class Expression:
         raise refusal(self.text)
 
     def _dict(self, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[Any, Any]:
+        # as Python: of equal keys, the last value counts
         values_by_key = {}
         for key, value in zip(keys, values, strict=True):
             name = None if key is None else self._value(key)
@@ -406,6 +407,7 @@ class Expression:
     def _arithmetic(self, op: type[ast.operator], lhs: Any, rhs: Any) -> Any:
         match lhs, rhs:
             case (str(), str()) | (list(), list()) if op is ast.Add:
+                # a chain of doublings would need all memory
                 if len(lhs) + len(rhs) > MAX_LENGTH:
                     raise refusal(self.text)
                 return lhs + rhs
@@ -515,6 +517,7 @@ def read_entries(folder: Path) -> dict[str, Any]:
     if not names:
         raise damaged(f"configs/{' or '.join(_CONFIGS)} is missing")
     first, *further = (_read_file(folder, name) for name in names)
+    # MONAI is told which file to read: here nobody is
     if any(config != first for config in further):
         raise unsupported(f"{' and '.join(names)} differ")
     for key in first:
@@ -559,6 +562,7 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
     except RecursionError as exc:
         raise damaged("the config is nested too deeply") from exc
     choices = changed.get(_CHOICES)
+    # a choice of the author decides the entry that refers to it, so that it comes first
     mappings = [choices, changed] if isinstance(choices, dict) else [changed]
     for key, text in options.items():
         mapping = next((mapping for mapping in mappings if _is_plain(mapping.get(key))), None)
@@ -661,9 +665,6 @@ class Config:
         self._open: list[str] = []
         self._depth = 0
         self._steps = 0
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
 
     def raw(self, path: str) -> Any:
         """Return an entry or nested entry as parsed from the file, None if it is missing."""

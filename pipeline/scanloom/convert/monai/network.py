@@ -46,23 +46,17 @@ def read_network(first: Any) -> NetworkSpec:
     if first.kind != "network":
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(first.target)} is not a network")
     args = {
-        key: _plain_arguments(value)
-        if isinstance(value, Component) and value.kind == "part"
-        else value
-        for key, value in first.args.items()
-        if key not in NETWORKS[first.name].removed
+        key: value for key, value in first.args.items() if key not in NETWORKS[first.name].removed
     }
+    for key, value in args.items():
+        if isinstance(value, Component) and value.kind == "part":
+            args[key] = {name: each for name, each in value.args.items() if name != "device"}
     budget = [_MAX_PLAIN]
     for key, arg in args.items():
         _plain(arg, f"{first.name}({truncate(str(key))}=...)", budget)
     if args.get("spatial_dims", 3) not in (2, 3):
         raise unsupported(f"{first.name} of {describe(args['spatial_dims'])} dimensions")
     return NetworkSpec(first.name, args)
-
-
-def _plain_arguments(component: Component) -> dict[str, Any]:
-    """Return the arguments of a part of a network, without the device."""
-    return {key: value for key, value in component.args.items() if key != "device"}
 
 
 def _plain(value: Any, location: str, budget: list[int]) -> None:
@@ -259,7 +253,8 @@ def read_inferer(value: Any) -> Window:
         case "SimpleInferer":
             window = Window(size=None)
         case "Vista3dInferer":
-            window = _vista(args)
+            window = Window(_size(args))
+            args.ignore("overlap", "sw_batch_size", "use_point_window")  # it passes none of them on
         case "SliceInferer":
             window = _planes(args)
         case _:
@@ -304,13 +299,6 @@ def _planes(args: Arguments) -> Window:
     i, j, k = sizes
     plane: Literal[0, 1, 2] = axis
     return _sliding(args, (i, j, k), plane)
-
-
-def _vista(args: Arguments) -> Window:
-    """Return the window of VISTA3D's inferer, which passes neither overlap nor blending on."""
-    size = _size(args)
-    args.ignore("overlap", "sw_batch_size", "use_point_window")
-    return Window(size)
 
 
 def _size(args: Arguments) -> tuple[int, int, int] | None:

@@ -350,6 +350,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
         present = isinstance(raw, Mapping) and key in raw
         return config.get(f"{path}::{key}") if present else None
 
+    # each part by itself: a message lists all obstacles of a bundle at once
     handlers: Sequence[Any] = ()
     with obstacles.noted():
         _check_evaluator(config.get(path), path)
@@ -370,6 +371,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
     network = None
     with obstacles.noted():
         network = part("network")
+    # in the order in which MONAI loads them: the last one counts
     for load in loads if network is not None else ():
         with obstacles.noted():
             run.weights = _load(load, network)

@@ -98,6 +98,7 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
     """Return a plane (H, W) with its structures on top: first all areas, then all contours."""
     picture = np.repeat(gray[:, :, None], 3, axis=2)
     flat = picture.reshape(-1, 3)
+    # all areas first: a contour must not be covered by the area of the next layer
     for layer in layers:
         labels = layer.middle.ravel()
         at = np.flatnonzero(layer.filled[labels])
@@ -119,6 +120,7 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
 def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return the samples of a structure within `LINE_SAMPLES` of another one or of none."""
     edge = np.zeros(labels.shape, bool)
+    # half the distance as well: a gap that is narrower than a line has contours too
     for step in (LINE_SAMPLES, LINE_SAMPLES // 2):
         across = labels[:, step:] != labels[:, :-step]
         edge[:, step:] |= across
@@ -256,6 +258,7 @@ def choose_content(
     )
     body = slicing.find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
+    # the planes go through the largest structure
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
     boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
     center = [(n - 1) // 2 for n in view.shape]
@@ -263,6 +266,7 @@ def choose_content(
         largest = next(iter(boxes))
         center = _center_of(view, largest, boxes[largest], segmentations)
     crop = _crop(view, body, list(boxes.values()))
+    # a tilted stack is shown slice by slice, as it was acquired
     main = view if view.upright else view.as_acquired()
     color_of = {
         (s.model, number): color
@@ -474,6 +478,7 @@ def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
         Slices in ascending order, none twice.
     """
     first, last = body
+    # few slices: all are shown
     if last - first < count:
         return list(range(first, last + 1))
     ends = {first, last}

@@ -113,6 +113,7 @@ def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, i
     Of all arrangements, the one is chosen that leaves the least of the page empty and shows the
     main plane large.
     """
+    # the main plane is shown twice: a contour hides what it follows
     sizes = (main, main, second, third)
     candidates = [
         _arrangement(block, sizes, columns, height)
@@ -153,6 +154,7 @@ def _filled_block(
     heights = [sum(max(sizes[n][1] for n in row) for row in column) for column in block]
     in_row = max(len(row) for column in block for row in column)
     gaps = GAP * (len(block) * in_row - 1), GAP * (max(len(c) for c in block) - 1)
+    # one scale for all planes, so that sizes can be compared across them
     scale = min((width - gaps[0]) / sum(widths), (MAX_PLANES_HEIGHT - gaps[1]) / max(heights))
     columns = _shared(width - GAP * (len(block) - 1), [w * scale for w in widths])
     height = max(
@@ -197,6 +199,7 @@ def _filled_row(sizes: Sequence[Size], scale: float, room: tuple[int, int]) -> l
 def _shared(total: int, requested: Sequence[float]) -> list[int]:
     """Return whole lengths of a sum, in proportion to wanted ones, none below the minimum."""
     room = total - MIN_FRAME_SIZE * len(requested)
+    # not 0 where all lengths are below the minimum
     over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in requested]
     ends = [0, *(round(room * sum(over[: n + 1]) / sum(over)) for n in range(len(over)))]
     return [MIN_FRAME_SIZE + b - a for a, b in itertools.pairwise(ends)]
@@ -212,6 +215,7 @@ def arrange_mosaic(count: int, size: Size) -> tuple[Frame, ...]:
     """Return frames of `count` tiles of `size` mm in rows over the full width, at one scale."""
     columns = min(count, TILE_COLUMNS)
     rows = -(-count // columns)
+    # rows of about one length, rather than a last one with a single tile
     columns = -(-count // rows)
     edges = [round(n * (CONTENT_WIDTH + GAP) / columns) for n in range(columns + 1)]
     width = edges[1] - edges[0] - GAP
@@ -277,6 +281,7 @@ def displayable(text: str) -> str:
     return "".join(characters)
 
 
+# the same words are measured for each number of columns
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: int) -> float:
     """Return the width of a line of text in pixels."""
@@ -317,15 +322,13 @@ def draw_text(
     canvas.text(at, displayable(text), fill=color, font=font(size), anchor=anchor)
 
 
-def draw_plate(
-    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Color = TEXT
-) -> None:
+def draw_plate(page: Image.Image, at: Point, text: str, size: int, anchor: str = "la") -> None:
     """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
     canvas = ImageDraw.Draw(page)
     shown = displayable(text)
     left, top, right, bottom = canvas.textbbox(at, shown, font=font(size), anchor=anchor)
     darken(page, (left - PLATE_MARGIN, top - PLATE_MARGIN, right + PLATE_MARGIN, bottom + 3))
-    canvas.text(at, shown, fill=color, font=font(size), anchor=anchor)
+    canvas.text(at, shown, fill=TEXT, font=font(size), anchor=anchor)
 
 
 def darken(page: Image.Image, box: tuple[float, float, float, float]) -> None:
@@ -422,6 +425,7 @@ def legend_entries(
                 for name in systems()
             }
         for name, members in groups.items():
+            # a system without a structure has no heading
             if name and members:
                 entries.append(Entry(name))
             for m in members:
@@ -527,6 +531,7 @@ def _least_height(items: Sequence[Item], columns: int) -> int:
     """Return the smallest height at which items fit into columns in their order."""
     sizes = [item.height for item in items]
     height = max([-(-sum(sizes) // columns), *sizes], default=0)
+    # no item is split, so that the mean height of a column may not suffice
     while len(_columns_at(items, height)) > columns:
         height += 1
     return height
@@ -537,7 +542,9 @@ def _columns_at(items: Sequence[Item], height: int) -> list[list[Item]]:
     columns: list[list[Item]] = [[]]
     for n, item in enumerate(items):
         heading = isinstance(item.content, Entry) and item.content.color is None
+        # a heading without an entry below it would say nothing
         needed = item.height + (items[n + 1].height if heading and n + 1 < len(items) else 0)
+        # the first item of a column stays, however high it is
         if columns[-1] and sum(each.height for each in columns[-1]) + needed > height:
             columns.append([])
         columns[-1].append(item)
@@ -628,6 +635,7 @@ def draw_preview(
     OSError
         If the file can't be written.
     """
+    # names would be pixels of the picture
     if Flag.BURNED_IN in flags or Flag.BURNED_IN in volume.flags:
         raise ValueError("a scan with identifying text burned in must not have a preview")
     draw_page(choose_content(volume, segmentations, measurements, about), flags, path)
@@ -670,6 +678,7 @@ def _draw_header(page: Image.Image, content: PreviewContent) -> None:
     models = [f"{s.title} {s.version}".strip() for s in content.segmentations]
     title = truncated(" + ".join(models), 26, CONTENT_WIDTH)
     draw_text(canvas, (MARGIN, 12), title, 26, TEXT)
+    # models that ran alike are described once
     runs = dict.fromkeys(
         ", ".join(filter(None, (s.device, s.precision, s.changes))) for s in content.segmentations
     )
@@ -830,6 +839,7 @@ def map_tiles(planes: Sequence[Plane], frames: Sequence[Frame]) -> TileMap:
         first = origin[lpi] + (step[lpi] * (view.shape[lpi] - 1) if flip else 0.0)
         row[view.order[lpi]] = (-1 if flip else 1) * step[lpi] * scale
         row[3] = (first - low) * scale
+    # short in the file, and far finer than a pixel
     to_x, to_y = ((float(a), float(b), float(c), float(d)) for a, b, c, d in rows.round(4))
     return TileMap(view.order[axis], size, tuple(tiles), (to_x, to_y))
 
@@ -845,6 +855,7 @@ def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
         axis = int(fields["axis"])
     except (LookupError, TypeError, ValueError):
         return None
+    # the file may be of another program
     if axis not in (0, 1, 2) or not tiles or min(width, height) < 1:
         return None
     return TileMap(axis, (width, height), tiles, ((a, b, c, d), (e, f, g, h)))

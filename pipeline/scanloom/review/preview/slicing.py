@@ -245,6 +245,7 @@ class View:
     ) -> Cut:
         area = raster.area
         pixel = min(mm / n for mm, n in zip(area.size, raster.size, strict=True))
+        # no finer than the scan, nor than the picture
         spacing = max(min(self.source.spacing), pixel)
         columns, rows = (max(1, round(length / spacing)) for length in area.size)
         step = area.size[0] / columns, area.size[1] / rows
@@ -345,6 +346,7 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 def _steps(view: View) -> tuple[int, int, int]:
     """Return the step of the sample along each axis of the view, about equal in mm."""
     spacing = np.array([view.source.spacing[n] for n in view.order])
+    # cubes, also where slices are thick: the opening must be as wide along each axis
     target = (math.prod(view.shape) * np.prod(spacing) / MAX_VOXELS) ** (1 / 3)
     a, b, c = (int(n) for n in np.maximum(1, np.rint(target / spacing)))
     return a, b, c

@@ -138,6 +138,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     try:
         check_files(folder)
         document = read_json(folder / CASE)
+        # of both: the grid is that of the case, the labels those of its last revision
         latest = latest_result(out, name)
         if latest != folder:
             check_files(latest)
@@ -194,6 +195,7 @@ def _scan(
             volume = read_source(out, folder.name, key).volume
     except ScanError as exc:
         return None, "", _why(exc.reason, exc.detail)
+    # labels on other voxels would be drawn beside what they mean
     if not volume.grid.matches(grid, tolerance=1e-2):
         return None, "", _why(Reason.SERIES_DIFFERS, "the scan has other voxels than the labels")
     return volume, "image" if stored.is_file() else "source", ""
@@ -210,6 +212,7 @@ def _windows(volume: Volume) -> tuple[tuple[str, slicing.GrayWindow], ...]:
     if volume.unit == "HU":
         return tuple(_PRESETS.items())
     sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
+    # padding is the lowest value in most scans, and would widen the window
     sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
     chosen = slicing.choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
     return (("usual", chosen),)
@@ -279,6 +282,7 @@ def centre_of(
         return None
     ends = np.array([case.view.index_of(corner) for corner in m.box])
     low, high = ends.min(axis=0), ends.max(axis=0)
+    # the middle of a bent structure may lie outside of it
     middle = (low + high) // 2
     for axis in (2, 1, 0):  # the middle slice of the box holds the structure, or its neighbours do
         box = tuple(
@@ -305,15 +309,10 @@ class OpenCases:
     """Cases that are open, or being opened.
 
     The case that a reviewer looks at is not closed for another one, whatever the limit.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes of their arrays.
     """
 
-    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
-        self.out, self.key, self.limit = out, key, limit
+    def __init__(self, out: Path, key: Path | None) -> None:
+        self.out, self.key, self.limit = out, key, MAX_OPEN_BYTES
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
         self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
@@ -347,6 +346,7 @@ class OpenCases:
                 or expected_bytes(self.out, each)
                 for each in self._kept() - {name}
             )
+            # what a reviewer looks at must not be closed for a case that nobody asked for yet
             if shown + expected > self.limit:
                 return None
             future = self._start(name)

@@ -144,6 +144,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = Listener(family, max_connections())
     try:
+        # else a server that was stopped just now bars the port for a minute
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
         listening.listen(BACKLOG)  # connections wait until the server runs

@@ -86,18 +86,10 @@ class Worklist:
         self._next_look = 0.0
         self._look: threading.Thread | None = None
 
-    def refresh(self, *, at_once: bool = False) -> None:
-        """Look for cases that were added, replaced or removed, unless that was done just now.
-
-        Parameters
-        ----------
-        at_once : bool
-            Whether to look in any case, and to wait until that is done.
-        """
+    def refresh(self) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
-            if at_once or self._stamps is None:
-                if self._look is not None:
-                    self._look.join()  # it may have begun too early
+            if self._stamps is None:
                 self._read_changes()
                 return
             if self._look is None or not self._look.is_alive():
@@ -146,6 +138,7 @@ class Worklist:
             else:
                 for name in {name for name, _ in stamps[1].items() ^ self._stamps[1].items()}:
                     self.update(name)
+            # the stamps were taken before the look: a change meanwhile is seen by the next one
             self._stamps = stamps if whole else (None, stamps[1])  # look again soon
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
@@ -279,6 +272,7 @@ class ReviewState:
         current, back = self.log.stack.current(), self._coming_back(reviewer)
         drafts = self.drafts.cases_of(reviewer)
         rows, counts = list[list[Any]](), Counter[str]()
+        # in the order of review, which that of the mapping is
         names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         for name in names:
             case = self.worklist.cases.get(name)
@@ -289,6 +283,7 @@ class ReviewState:
             own = verdicts.get(reviewer)
             findings = self.worklist.findings.get(name, [])
             risk = outliers.risk_score(findings)
+            # each case counts once by its state, and again if it is the reviewer's own
             counts[state] += 1
             counts["mine"] += own is not None
             row = {
@@ -319,6 +314,7 @@ class ReviewState:
     def version(self, reviewer: str) -> str:
         """Return a text that changes when a reviewer's list does, after a look for new cases."""
         self.worklist.refresh()
+        # a draft changes the list, but is in no file that the looks stat
         drafts = crc32("/".join(sorted(self.drafts.cases_of(reviewer))).encode())
         return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
 

@@ -114,6 +114,7 @@ class JsonLines:
         plain["sha256"] = hashlib.sha256(body).hexdigest()
         line = body[:-1] + f',"sha256":"{plain["sha256"]}"}}\n'.encode()
         self._write(line)
+        # the name of a new file is on the disk once its folder is
         if not self._size:
             fsync_path(self.path.parent)
         self._size += len(line)
@@ -175,6 +176,7 @@ def _end_with_a_line(path: Path, count: int) -> int:
 def _read_line(line: bytes, number: int) -> dict[str, Any]:
     """Return the JSON object of a line, at its place in the file; LineError if it is another."""
     checksum = _SUM.fullmatch(line[-_SUM_BYTES:])
+    # the sum is that of the line without the sum
     body = line[:-_SUM_BYTES] + b"}"
     if checksum is None or checksum[1].decode() != hashlib.sha256(body).hexdigest():
         raise LineError(f"line {number} was changed")
@@ -386,6 +388,7 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     try:
         with locked_folder(out / PRIVATE):
             known = reviewer_names(out)
+            # a code whose name was lost still stands in verdicts
             taken = {*known, *(verdict.reviewer for verdict in read_verdicts(out))}
             numbers = [int(code[1:]) for code in taken if _CODE.fullmatch(code)]
             by_name = {_folded(name): code for code, name in known.items()}

@@ -127,6 +127,7 @@ class Readers:
             if reader == reviewer and verdicts
         }
         numbers = sorted(verdict.number for verdicts in own.values() for verdict in verdicts)
+        # a case comes back once the reviewer has decided on others since, so as not to remember it
         last = numbers[-REPEAT_AFTER - 1] if len(numbers) > REPEAT_AFTER else 0
         return {
             case
@@ -207,6 +208,7 @@ def share_cases(
         if begun and kept.reviewers and requested is not None and requested != before:
             detail = f"the review began with --{name} {before:.4g}, not {requested:.4g}"
             raise ScanError(Reason.READERS, detail)
+    # order does not matter for who reads what: codes are ranked by hash
     codes = (*kept.reviewers, *reviewers) if begun else reviewers
     former = tuple(code for code in kept.former if code not in codes)
     try:

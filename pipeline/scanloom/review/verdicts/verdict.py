@@ -221,5 +221,6 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
         return "stale" if verdicts else "open"
     if differ(current) if disagreed is None else disagreed:
         return "disagreed"
+    # the last verdict first: of decisions that are equally frequent it counts
     decided = [v.decision or "open" for v in sorted(current.values(), key=lambda v: -v.number)]
     return max(decided, key=decided.count)
