@@ -52,14 +52,11 @@ class WorkerLoop:
                     request: CaseRequest = receive(self._connection)
                 except (EOFError, OSError):
                     return
-                self._begin(pool, request)
-
-    def _begin(self, pool: ThreadPoolExecutor, request: CaseRequest) -> None:
-        """Start a case; it fails if no thread can be started."""
-        try:
-            pool.submit(self._work, request)
-        except RuntimeError as error:
-            self._send(CaseReply(request.number, failed_record(request.case.id, error), None))
+                try:
+                    pool.submit(self._work, request)
+                except RuntimeError as error:  # no thread can be started
+                    record = failed_record(request.case.id, error)
+                    self._send(CaseReply(request.number, record, None))
 
     def _make_models(self) -> None:
         try:
