@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -319,18 +319,25 @@ class TorchPredictor(PlacedModel):
 
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
-        restorer = self.restorer(plan)
-        uncertain = None
+        restorer, uncertain, clock = self.restorer(plan), None, task.clock
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
-
-        def take(block: ScorePlanes) -> None:
-            restorer.add(block)
-            if uncertain is not None:
-                uncertain.add(block)
-
-        self._run(self.scores(task, plan, memory_plan), take, task.clock)
-        with task.clock.step("restore"):
+        planes, expected = self.scores(task, plan, memory_plan), self.card.n_outputs
+        while True:
+            with clock.step("network"):
+                block = next(planes, None)
+                self._wait()
+            if block is None:
+                break
+            channels = block.scores.shape[1]
+            if channels < expected:
+                detail = f"the network has {channels} output channels, the card {expected}"
+                raise ScanError(Reason.MODEL_NETWORK, detail)
+            with clock.step("restore"):
+                restorer.add(block)
+                if uncertain is not None:
+                    uncertain.add(block)
+        with clock.step("restore"):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
             found = None if uncertain is None else uncertain.finish()
         return Prediction(maps, memory_plan, uncertainty=found)
@@ -344,10 +351,13 @@ class TorchPredictor(PlacedModel):
     ) -> Iterator[ScorePlanes]:
         """Resample the scan, and return an iterator over the network's scores."""
         with task.clock.step("resample"):
-            where, skip_air = (memory_plan.device, memory_plan.budget.slab), self.skip_air
-            shared = task.shared
             image = network_image(
-                task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
+                task.scan,
+                plan,
+                self.card,
+                (memory_plan.device, memory_plan.budget.slab),
+                skip_air=self.skip_air,
+                shared=task.shared,
             )
             self._wait()
         folds = self._folds(image, plan, memory_plan, task.clock)
@@ -375,23 +385,6 @@ class TorchPredictor(PlacedModel):
         described = self.networks.describe(dtype)
         heads = [each.head and each.head.to(device) for each in (described, *described.folds)]
         return [Fold(run, head) for run, head in zip(runs, heads, strict=True)]
-
-    def _run(
-        self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
-    ) -> None:
-        """Run the network over its grid and pass the planes of scores to `take`."""
-        while True:
-            with clock.step("network"):
-                block = next(planes, None)
-                self._wait()
-            if block is None:
-                return
-            channels, expected = block.scores.shape[1], self.card.n_outputs
-            if channels < expected:
-                detail = f"the network has {channels} output channels, the card {expected}"
-                raise ScanError(Reason.MODEL_NETWORK, detail)
-            with clock.step("restore"):
-                take(block)
 
     def _planes(
         self,
