@@ -532,11 +532,6 @@ class Stage:
     margin: float = 0.0
     steps: tuple[IntensityStep, ...] = ()
 
-    @property
-    def n_structures(self) -> int:
-        """Number of structures that are used."""
-        return len(self.labels or self.card.structures)
-
 
 @dataclass(frozen=True)
 class FastPreset:
@@ -639,9 +634,10 @@ class ModelCard:
     @property
     def n_inputs(self) -> int:
         """Number of input channels of the network: the scan's, and those of a previous stage."""
-        stage = self.stage
-        previous = stage.n_structures if stage is not None and stage.use == "channels" else 0
-        return len(self.channels) + previous
+        stage, count = self.stage, len(self.channels)
+        if stage is not None and stage.use == "channels":
+            count += len(stage.labels or stage.card.structures)
+        return count
 
     @property
     def n_outputs(self) -> int:

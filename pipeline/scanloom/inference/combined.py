@@ -270,24 +270,23 @@ class Ensemble(TorchPredictor):
     Networks, windows and intensity steps after resampling may differ. The mean is decided and
     brought back to the scan's grid in the way that the models have in common.
 
-    Parameters
-    ----------
-    name : str
-        Name of the result.
-    members : sequence of TorchPredictor
-        The models; `scanloom.cards.graph.check_relations` tells whether they fit.
+    `scanloom.cards.graph.check_relations` tells whether models fit.
     """
 
     def __init__(self, name: str, members: Sequence[TorchPredictor]) -> None:
         first, self.members = members[0], members
-        versions = ", ".join(f"{member.card.name} {member.card.version}" for member in members)
-        flags = dict.fromkeys(flag for member in members for flag in member.card.flags)
-        self._activation = activation_of_logits(first.card)
+        card, self._activation = first.card, activation_of_logits(first.card)
+        if self._activation is not None:  # decided by float32 probabilities, not by logits
+            decision = card.decision
+            if not isinstance(decision, Argmax):
+                decision = replace(decision, value=0.5)
+            window = replace(card.window, sums="float32")
+            card = replace(card, activation=self._activation, decision=decision, window=window)
         self.card = replace(
-            first.card if self._activation is None else with_probabilities(first.card),
+            card,
             name=name,
-            version=versions,
-            flags=tuple(flags),
+            version=", ".join(f"{each.card.name} {each.card.version}" for each in members),
+            flags=tuple(dict.fromkeys(flag for each in members for flag in each.card.flags)),
         )
         self.compute, self.device = first.compute, first.device
         self.memory_limit, self.skip_air = first.memory_limit, first.skip_air
@@ -358,19 +357,6 @@ def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | Non
     if isinstance(card.decision, Argmax):
         return "softmax"
     return "sigmoid" if card.decision.value in (0.0, SIGMOID_ABOVE_HALF) else None
-
-
-def with_probabilities(card: ModelCard) -> ModelCard:
-    """Return a card that decides by float32 probabilities what it decided by logits."""
-    decision = card.decision
-    if not isinstance(decision, Argmax):
-        decision = replace(decision, value=0.5)
-    return replace(
-        card,
-        activation=activation_of_logits(card),
-        decision=decision,
-        window=replace(card.window, sums="float32"),
-    )
 
 
 def probabilities(
