@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,8 +81,11 @@ def source_folders(folder: Path) -> tuple[Path, ...]:
     start = own.name.rpartition("__")[0].lower() or "dataset"
     if not own.name.lower().startswith(start):
         return (folder,)
-    siblings = (each for each in own.parent.iterdir() if each.name.lower().startswith(start))
-    return (folder, *sorted(each for each in siblings if each != own and each.is_dir()))
+    try:
+        siblings = [each for each in own.parent.iterdir() if each.name.lower().startswith(start)]
+        return (folder, *sorted(each for each in siblings if each != own and each.is_dir()))
+    except OSError:  # what can't be listed can't be found by a reader either
+        return (folder,)
 
 
 def split_options(name: str) -> tuple[str, Mapping[str, str]]:
@@ -93,7 +97,8 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
         MODEL_UNKNOWN if an option has no value, or is given twice.
     """
     plain, _, text = name.rpartition(":")
-    if not plain or "=" not in text or "/" in text.partition("=")[0]:
+    is_folder = os.path.isdir(name)  # noqa: PTH112 - False where Path.is_dir() raises
+    if not plain or "=" not in text or "/" in text.partition("=")[0] or is_folder:
         return name, {}
     pairs = [option.partition("=") for option in text.split(",")]
     options = {key.strip(): value.strip() for key, _, value in pairs}
