@@ -49,7 +49,7 @@ _SOURCES_FILE: Final = "sources.json"
 """Record of a conversion: the files that it was made of, and its weights."""
 _UNWRITABLE: Final = (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
 _MODEL_FOLDER: Final = re.compile(r"dataset\d|.*__.*__", re.IGNORECASE)
-"""Names that nnU-Net gives to folders of models, which may be links."""
+"""Names of nnU-Net's folders of datasets and models, which may be links."""
 SILENCE_S: Final = 300.0
 """Longest time for one file of weights: a pickle may describe endless work."""
 TOTAL_S: Final = 3600.0
@@ -238,8 +238,10 @@ def _signature(folder: Path) -> list[list[Any]]:
             visited.add((status.st_dev, status.st_ino))
             for entry in os.scandir(current):
                 if entry.is_dir():
-                    if not entry.is_symlink() or _MODEL_FOLDER.match(entry.name):
-                        folders.append(Path(entry.path))
+                    path = Path(entry.path)
+                    names = (entry.name, path.resolve().name) if entry.is_symlink() else ()
+                    if not names or any(map(_MODEL_FOLDER.match, names)):
+                        folders.append(path)
                     continue
                 with suppress(OSError):  # a link to nothing
                     s = entry.stat()

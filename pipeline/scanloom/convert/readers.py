@@ -75,17 +75,23 @@ def source_folders(folder: Path) -> tuple[Path, ...]:
     A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
     that crops the scan next to the one that segments it. `WEIGHTS/TASK` is no folder of its own.
     """
+    from scanloom.convert.totalsegmentator import is_totalsegmentator
+
     if not folder.is_dir():
         return (folder.parent,)
     own = folder.resolve()
-    start = own.name.rpartition("__")[0].lower() or "dataset"
-    if not own.name.lower().startswith(start):
+    start = own.name.rpartition("__")[0].lower()
+    # other datasets of nnU-Net are of no use to a model, and may be trained meanwhile
+    if not start and own.name.lower().startswith("dataset") and is_totalsegmentator(own):
+        start = "dataset"
+    if not start:
         return (folder,)
     try:
-        siblings = [each for each in own.parent.iterdir() if each.name.lower().startswith(start)]
-        return (folder, *sorted(each for each in siblings if each != own and each.is_dir()))
+        siblings = sorted(each for each in own.parent.iterdir() if each != own and each.is_dir())
     except OSError:  # what can't be listed can't be found by a reader either
         return (folder,)
+    names = {each: (each.name, each.resolve().name) for each in siblings}  # it may be a link
+    return (folder, *(e for e in siblings if any(n.lower().startswith(start) for n in names[e])))
 
 
 def split_options(name: str) -> tuple[str, Mapping[str, str]]:

@@ -212,10 +212,40 @@ def test_links_to_models_elsewhere_are_followed(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / model.name).symlink_to(model)
     before = card_digest(load_card(folder))
-    other = write_model(tmp_path / "other", folds=("0", "1")) / "fold_1" / "checkpoint_final.pth"
-    shutil.copyfile(other, model / "fold_0" / "checkpoint_final.pth")
+    _replace_weights(model, tmp_path / "other")
 
     assert card_digest(load_card(folder)) != before
+
+
+@pytest.mark.parametrize("name", ["Dataset850_TotalSegMRI_part1_organs_1088subj", "link"])
+def test_links_to_datasets_of_a_task_are_followed(name: str, tmp_path: Path) -> None:
+    weights = write_task(tmp_path / "weights", "total_mr")
+    (dataset,) = weights.glob("Dataset850*")
+    dataset = dataset.rename(tmp_path / dataset.name)
+    (weights / name).symlink_to(dataset)
+    before = card_digest(load_card(weights / "total_mr"))
+    _replace_weights(next(dataset.glob("*__*")), tmp_path / "other")
+
+    assert card_digest(load_card(weights / "total_mr")) != before
+
+
+def test_datasets_next_to_a_model_do_not_count(cache: Path, tmp_path: Path) -> None:
+    """They may be trained at this moment."""
+    folder = write_model(tmp_path / "Dataset001_Organ").parent
+    load_card(folder)
+    (entry,) = entries(cache)
+    inode = (entry / "card.json").stat().st_ino
+    write_model(tmp_path / "Dataset002_Other")
+
+    load_card(folder)
+
+    assert (entry / "card.json").stat().st_ino == inode
+
+
+def _replace_weights(model: Path, folder: Path) -> None:
+    """Put the weights of a second fold in the place of the first."""
+    second = write_model(folder, folds=("0", "1")) / "fold_1" / "checkpoint_final.pth"
+    shutil.copyfile(second, model / "fold_0" / "checkpoint_final.pth")
 
 
 def test_a_full_disk_is_named_or_avoided(tmp_path: Path) -> None:
