@@ -170,10 +170,10 @@ class Costs:
         windows do not repeat.
         """
         measured = [(case.values, case.network) for case in self.cases]
-        largest = max(_bands(measured), key=lambda band: band.size)
+        size, largest, low, _ = _bands(measured)[-1]
         ranges, sizes = _between(measured, values), np.asarray(values)
-        grown = np.maximum(ranges[:, 0], 0.5 * largest.low * sizes / largest.size)
-        ranges[:, 0] = np.where(sizes > _GROWTH * largest.largest, grown, ranges[:, 0])
+        grown = np.maximum(ranges[:, 0], 0.5 * low * sizes / size)
+        ranges[:, 0] = np.where(sizes > _GROWTH * largest, grown, ranges[:, 0])
         return ranges
 
     def rest(self, voxels: Sequence[float]) -> Ranges:
@@ -215,11 +215,13 @@ class Costs:
         total = network.sum(axis=0) + rest.sum(axis=0)
         if self.alone and in_flight > 1:  # reading and writing may hide behind the network, or not
             total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / in_flight)
+        # No start was measured yet: the workers may also be there at once
         start = np.array((0.0, _CLUSTER_START_S))
         if self.starts:
             spread = _LEAST_SPREAD if len(self.starts) >= _FEW else _SPREAD_OF_FEW
             late = _CLUSTER_START_S if self.alone else 0.0
             start = np.array((min(self.starts) / spread, max(self.starts) * spread + late))
+        # However many workers there are, a run takes as long as its longest case
         longest = (network + rest).max(axis=0)
         low, high = np.maximum(total * times / workers, longest) + start
         return float(low), float(high)
@@ -252,31 +254,23 @@ def states_something(expected: Sequence[float]) -> bool:
     return expected[1] <= _WIDEST_RANGE * expected[0]
 
 
-@dataclass(frozen=True)
-class _Band:
-    """Mean and largest size of measurements within one power of two, and range of the amount."""
+def _bands(measured: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+    """Return bands of measured (size, amount), one a power of two, by size.
 
-    size: float
-    largest: float
-    low: float
-    high: float
-
-
-def _bands(measured: Sequence[tuple[float, float]]) -> list[_Band]:
-    """Return the bands of measured (size, amount), by size."""
-    by_octave: dict[int, list[tuple[float, float]]] = {}
-    for size, amount in measured:
-        by_octave.setdefault(math.floor(math.log2(max(size, 1.0))), []).append((size, amount))
+    (N, 4): mean size, largest size, lowest and highest amount.
+    """
+    sizes, amounts = np.array(measured).T
+    octaves = np.floor(np.log2(np.maximum(sizes, 1.0)))
     bands = []
-    for _, pairs in sorted(by_octave.items()):
-        sizes, amounts = np.array(pairs).T
-        low, high = amounts.min() / _SPREAD_OF_FEW, amounts.max() * _SPREAD_OF_FEW
-        if len(pairs) >= _FEW:  # without outliers: a machine that was busy for one case
-            low, high = np.quantile(amounts, (0.1, 0.9))
-            low = min(low, amounts.mean() / _LEAST_SPREAD)
-            high = max(high, amounts.mean() * _LEAST_SPREAD)
-        bands.append(_Band(float(sizes.mean()), float(sizes.max()), float(low), float(high)))
-    return bands
+    for octave in np.unique(octaves):
+        size, amount = sizes[octaves == octave], amounts[octaves == octave]
+        low, high = amount.min() / _SPREAD_OF_FEW, amount.max() * _SPREAD_OF_FEW
+        if len(amount) >= _FEW:  # without outliers: a machine that was busy for one case
+            low, high = np.quantile(amount, (0.1, 0.9))
+            low = min(low, amount.mean() / _LEAST_SPREAD)
+            high = max(high, amount.mean() * _LEAST_SPREAD)
+        bands.append((size.mean(), size.max(), low, high))
+    return np.array(bands, np.float64)
 
 
 def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) -> Ranges:
@@ -285,17 +279,14 @@ def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) ->
     A larger scan costs no less than a smaller one, and at most as much more as it is larger. So
     each measurement bounds all other sizes, the nearest ones most.
     """
-    bands, ranges = _bands(measured), []
-    for size in sizes:
-        smaller = [band for band in bands if band.size <= size][-1:]
-        larger = [band for band in bands if band.size > size][:1]
-        bounds = [
-            (band.low * min(1.0, size / band.size), band.high * max(1.0, size / band.size))
-            for band in smaller + larger
-        ]
-        low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
-        ranges.append((min(low, high), max(low, high)))  # crossed where measurements scatter
-    return np.array(ranges, np.float64).reshape(-1, 2)
+    size, _, low, high = _bands(measured).T
+    larger = np.searchsorted(size, sizes, side="right")
+    nearest = np.clip((larger - 1, larger), 0, len(size) - 1)  # one band twice beyond all
+    ratio = np.asarray(sizes) / size[nearest]
+    lows = (low[nearest] * np.minimum(1.0, ratio)).max(axis=0)
+    highs = (high[nearest] * np.maximum(1.0, ratio)).min(axis=0)
+    # crossed where measurements scatter
+    return np.stack([np.minimum(lows, highs), np.maximum(lows, highs)], axis=1)
 
 
 def costs_key(request: Request, device: str, precision: str) -> str:
@@ -414,6 +405,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     if timeline.first_on_device is not None and measured[0].site is not None:
         device, precision = measured[0].site
         execution = request.workflow.execution
+        # As many as speed a run up: see `ExecutionSite.concurrent_workers`
         workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
         name = costs_key(request, device, precision)
         costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
@@ -465,6 +457,7 @@ def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[s
     for name in ("seconds", "written"):
         planned[name] = None
         if totals[name] is not None:
+            # A run may publish a part of the planned cases: their share of the planned sum counts
             published_sum, planned_sum = (
                 np.sum([case[name] for case in cases if case[name]] or [[0.0, 0.0]], axis=0)
                 for cases in (matched, plan["cases"])
@@ -750,6 +743,7 @@ def _planned_case(prepared: Prepared) -> PlannedCase:
         return PlannedCase(case, reason=prepared.refusal.code, detail=prepared.refusal.detail)
     if outline is None or estimate is None:
         raise ValueError("a prepared case has an outline and an estimate")
+    # Other steps run while another case has the device: their memory adds to that of its peak
     on_device = ("resample", "network", "restore", "clean")
     return PlannedCase(
         case,
@@ -850,6 +844,7 @@ def _notes(
     if site.device and (large := sum(case.device > site.device for case in cases)):
         slow = "too large for the device: fewer windows, scores on the host"
         yield f"{counted(large, 'case')} {slow}"
+    # The output folder need not exist: then its disk is that of the nearest folder above it
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
     free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
     if written[1] > free:
@@ -943,6 +938,7 @@ def choose_cases(runnable: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return cases of an archive to be tried, in their order: see `_SHARES`."""
     by_size = sorted(runnable, key=lambda each: (each.values + each.voxels, each.case))
     reached = list(itertools.accumulate(each.voxels for each in by_size))
+    # The smallest first: its cost tells whether there is time for the others
     chosen = by_size[:1]
     for share in _SHARES if reached else ():
         limit = share * reached[-1]
@@ -993,6 +989,7 @@ def _try_cases(
             memory_limit=execution.memory_limit,
         )
         worker = WorkerSupervisor(setup, execution.time_limit)
+        # The limit of a case in a run is an hour: nobody waits so long for a plan
         limit = Timer(_LONGEST_TRIAL_S, worker.stop)
         limit.daemon = True
         limit.start()
@@ -1024,10 +1021,7 @@ def _try_cases(
 
 def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:
     """Segment a case and remove its result; return its cost, or the reason why it has none."""
-    outcome = worker.run(case)
-    if outcome.fault is not None:
-        raise outcome.fault
-    record = outcome.record
+    record = worker.run(case).record
     if record is None:
         return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
     if record.reason is not None or record.folder is None:

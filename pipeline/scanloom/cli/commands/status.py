@@ -34,6 +34,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             raise no_results(out)
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         damaged = []
+        # The newest first: a run that has just begun has no status yet
         for folder in reversed(folders):
             try:
                 now = Status.read(folder).as_observed()
