@@ -162,8 +162,8 @@ class Costs:
         """Whether any case was measured without others beside it, as a run has them."""
         return any(case.alone for case in self.cases)
 
-    def network(self, values: Sequence[float]) -> Ranges:
-        """Return the seconds of the networks of scans, by the voxels of their windows.
+    def network(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the seconds of the networks of cases, by the voxels of their windows.
 
         Windows of a model cost the same, so that beyond the largest scan that was measured the
         lower end grows too. It is half of the proportion: a scan of one window has costs that more
@@ -171,50 +171,41 @@ class Costs:
         """
         measured = [(case.values, case.network) for case in self.cases]
         size, largest, low, _ = _bands(measured)[-1]
-        ranges, sizes = _between(measured, values), np.asarray(values)
+        sizes = np.array([case.values for case in cases])
+        ranges = _between(measured, sizes)
         grown = np.maximum(ranges[:, 0], 0.5 * low * sizes / size)
         ranges[:, 0] = np.where(sizes > _GROWTH * largest, grown, ranges[:, 0])
         return ranges
 
-    def rest(self, voxels: Sequence[float]) -> Ranges:
-        """Return the seconds of all other steps of scans, by their voxels."""
-        return _between([(case.voxels, case.rest) for case in self.cases], voxels)
+    def rest(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the seconds of all other steps of cases, by their voxels."""
+        sizes = np.array([case.voxels for case in cases])
+        return _between([(case.voxels, case.rest) for case in self.cases], sizes)
 
-    def written(self, voxels: Sequence[float]) -> Ranges:
-        """Return the bytes of the results of scans, by their voxels."""
-        return _between([(case.voxels, case.written) for case in self.cases], voxels)
+    def written(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the bytes of the results of cases, by their voxels."""
+        sizes = np.array([case.voxels for case in cases])
+        return _between([(case.voxels, case.written) for case in self.cases], sizes)
 
-    def share_of_known_sizes(self, voxels: Sequence[float]) -> float:
-        """Return the share of some scans' voxels in scans of no more than known size."""
+    def share_of_known_sizes(self, cases: Sequence[PlannedCase]) -> float:
+        """Return the share of some cases' voxels in scans of no more than known size."""
         largest = _GROWTH * max((case.voxels for case in self.cases), default=0.0)
-        total = sum(voxels)
-        return sum(size for size in voxels if size <= largest) / total if total else 0.0
+        total = sum(case.voxels for case in cases)
+        return sum(c.voxels for c in cases if c.voxels <= largest) / total if total else 0.0
 
     def run_time(
-        self,
-        values: Sequence[float],
-        voxels: Sequence[float],
-        workers: int,
-        in_flight: int,
-        times: float = 1.0,
+        self, cases: Sequence[PlannedCase], site: ExecutionSite, times: float = 1.0
     ) -> Range:
         """Return the seconds of a run from the request for workers to the end of its last case.
 
-        Parameters
-        ----------
-        values, voxels : sequence of float
-            Window voxels and voxels of each case.
-        workers, in_flight : int
-            Workers that speed the run up, and cases that each of them holds at once.
-        times : float
-            By how much the cases are multiplied: for an archive of which they are a part.
+        The cases are multiplied by `times`, for an archive of which they are a part.
         """
-        if not values:
+        if not cases:
             return 0.0, 0.0
-        network, rest = self.network(values), self.rest(voxels)
+        network, rest = self.network(cases), self.rest(cases)
         total = network.sum(axis=0) + rest.sum(axis=0)
-        if self.alone and in_flight > 1:  # reading and writing may hide behind the network, or not
-            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / in_flight)
+        if self.alone and site.in_flight > 1:  # other steps may hide behind the network, or not
+            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / site.in_flight)
         # No start was measured yet: the workers may also be there at once
         start = np.array((0.0, _CLUSTER_START_S))
         if self.starts:
@@ -223,7 +214,7 @@ class Costs:
             start = np.array((min(self.starts) / spread, max(self.starts) * spread + late))
         # However many workers there are, a run takes as long as its longest case
         longest = (network + rest).max(axis=0)
-        low, high = np.maximum(total * times / workers, longest) + start
+        low, high = np.maximum(total * times / site.concurrent_workers, longest) + start
         return float(low), float(high)
 
     @classmethod
@@ -273,7 +264,7 @@ def _bands(measured: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
     return np.array(bands, np.float64)
 
 
-def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) -> Ranges:
+def _between(measured: Sequence[tuple[float, float]], sizes: NDArray[Any]) -> Ranges:
     """Return the range of an amount for each size, between and beyond measured (size, amount).
 
     A larger scan costs no less than a smaller one, and at most as much more as it is larger. So
@@ -282,7 +273,7 @@ def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) ->
     size, _, low, high = _bands(measured).T
     larger = np.searchsorted(size, sizes, side="right")
     nearest = np.clip((larger - 1, larger), 0, len(size) - 1)  # one band twice beyond all
-    ratio = np.asarray(sizes) / size[nearest]
+    ratio = sizes / size[nearest]
     lows = (low[nearest] * np.minimum(1.0, ratio)).max(axis=0)
     highs = (high[nearest] * np.maximum(1.0, ratio)).min(axis=0)
     # crossed where measurements scatter
@@ -777,9 +768,8 @@ def _with_costs(planned: Sequence[PlannedCase], costs: Costs) -> list[PlannedCas
     runnable = [case for case in planned if not case.reason]
     if not costs.cases or not runnable:
         return list(planned)
-    voxels = [case.voxels for case in runnable]
-    seconds = costs.network([case.values for case in runnable]) + costs.rest(voxels)
-    ranges = zip(seconds.tolist(), costs.written(voxels).tolist(), strict=True)
+    seconds = costs.network(runnable) + costs.rest(runnable)
+    ranges = zip(seconds.tolist(), costs.written(runnable).tolist(), strict=True)
     with_costs = {
         case.case: replace(case, seconds=tuple(seconds), written=tuple(written))
         for case, (seconds, written) in zip(runnable, ranges, strict=True)
@@ -811,23 +801,22 @@ def summarize(
         return totals
     if not costs.cases:
         return replace(totals, unknown=why or "this machine has not processed such cases yet")
-    voxels, values = [case.voxels for case in cases], [case.values for case in cases]
-    workers = site.concurrent_workers
-    seconds = costs.run_time(values, voxels, workers, site.in_flight)
-    low, high = costs.written(voxels).sum(axis=0).tolist()
-    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(voxels))
+    seconds = costs.run_time(cases, site)
+    low, high = costs.written(cases).sum(axis=0).tolist()
+    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(cases))
     if states_something((low, high)):
         totals = replace(totals, written=(low, high))
     if not states_something(seconds):
         tried = f"the {counted(len(costs.cases), 'case')} that were tried"
         known = max(case.voxels for case in costs.cases)
+        largest_scan = max(case.voxels for case in cases)
         detail = (
-            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {max(voxels):,}"
+            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {largest_scan:,}"
             if totals.known_share < _LEAST_KNOWN_SHARE
             else f"{tried} took too different times: {format_range(seconds)} in all"
         )
         return replace(totals, unknown=f"{detail}; {why}" if why else detail)
-    archive = costs.run_time(values, voxels, workers, site.in_flight, total / len(cases))
+    archive = costs.run_time(cases, site, total / len(cases))
     return replace(totals, seconds=seconds, archive_seconds=archive)
 
 
@@ -907,11 +896,7 @@ def compare_devices(
     for name, (costs, _) in (("GPU", gpu), ("CPU", cpu)):
         if not costs.cases:
             return f"{unknown}: such cases have not run on the {name}"
-    values, voxels = [case.values for case in cases], [case.voxels for case in cases]
-    on_gpu, on_cpu = (
-        costs.run_time(values, voxels, site.concurrent_workers, site.in_flight)
-        for costs, site in (gpu, cpu)
-    )
+    on_gpu, on_cpu = (costs.run_time(cases, site) for costs, site in (gpu, cpu))
     if not (states_something(on_gpu) and states_something(on_cpu)):
         return f"{unknown}: such cases have not run on both devices"
     both = f"{format_range(on_gpu)} on it, {format_range(on_cpu)} on the CPU"
@@ -921,7 +906,7 @@ def compare_devices(
     elif on_cpu[1] < on_gpu[0]:
         verb = "does not pay"
     gpu_s, cpu_s = (
-        (costs.network(values) + costs.rest(voxels)).sum(axis=1) for costs, _ in (gpu, cpu)
+        (costs.network(cases) + costs.rest(cases)).sum(axis=1) for costs, _ in (gpu, cpu)
     )
     small = int((cpu_s <= gpu_s).sum())
     less = f"; {counted(small, 'small case')} sooner on the CPU" if 0 < small < len(cases) else ""

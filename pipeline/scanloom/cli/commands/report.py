@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from scanloom.cli.commands.where import check_holder
-from scanloom.cli.console import Exit, console, error_boundary, print_result, warn_of_damaged
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say, warn_of_damaged
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
 
@@ -73,10 +73,10 @@ def report(
         plain = {"schema": 1, **pages, "damaged": sorted(damaged)}
         print_result(general.mode, lambda: plain, lambda: _show(pages))
         if behind:
-            typer.echo(f"scanloom: {BEHIND}.", err=True)
+            say(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
-            typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
+            say(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
     incomplete = damaged or verdicts_damaged or behind
     raise typer.Exit(Exit.SOME_FAILED if incomplete else Exit.OK)
 
@@ -89,7 +89,7 @@ def _write_review(out: Path) -> bool:
     try:
         write_review_tables(out)
     except ScanError as error:
-        typer.echo(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
+        say(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
         return False
     return True
 
