@@ -58,7 +58,7 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     from scanloom.io.index.ranking import select_series
     from scanloom.io.index.series import find_series
     from scanloom.io.read import read_scan
-    from scanloom.io.write.nifti import write_label_map
+    from scanloom.io.write.nifti import write_nifti
 
     predictor = TorchPredictor(
         find_model(str(bundle)), device="cpu", compute=ComputeOptions(precision="float32")
@@ -72,7 +72,7 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
             read = read_scan(series)
         segmentation = predictor.predict(read.volume, clock)
         with clock.step("write"):
-            write_label_map(segmentation.layers[0], segmentation.grid, read.source, target)
+            write_nifti(segmentation.layers[0].labels, segmentation.grid, read.source, target)
     steps = {name: [s.wall, s.cpu] for name, s in clock.steps.items()}
     wall, cpu = (sum(s[n] for s in steps.values()) for n in (0, 1))
     peaks = watch.stages

@@ -452,7 +452,6 @@ def decode(file: Path) -> NDArray[Any]:
     """Return the stored samples (rows, columns) of a file, read like a series; errors likewise."""
     from scanloom.core import Reason
     from scanloom.io.dicom.header.header import read_headers
-    from scanloom.io.dicom.pixels.frame import stored_dtype
     from scanloom.io.dicom.pixels.voxels import read_stored_frame
 
     [header] = read_headers([file])
@@ -460,9 +459,7 @@ def decode(file: Path) -> NDArray[Any]:
         raise header
     if header is None:
         raise ScanError(Reason.DAMAGED, "not recognised as DICOM")
-    samples = np.empty((header.rows, header.columns), stored_dtype(header.format))
-    read_stored_frame(header, samples)
-    return samples
+    return read_stored_frame(header)
 
 
 def _frame(bits: int) -> NDArray[Any]:

@@ -34,7 +34,7 @@ from scanloom.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scanloom.engine.case.types import Predictor
+    from scanloom.inference.graph import Predictor
 
 Progress = Callable[[str, int, int], None]
 """Is called with a stage, and the number of its parts that are done and of all."""

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.requested import describe_changes, networks
+from scanloom.cards.graph import networks
+from scanloom.cards.requested import describe_changes
 from scanloom.core import (
     DICOM,
     Case,

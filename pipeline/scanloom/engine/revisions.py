@@ -49,7 +49,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor, open_regular_file
-from scanloom.io.write.nifti import write_image
+from scanloom.io.write.nifti import write_nifti
 from scanloom.ops.measure import measure
 from scanloom.review.label_files import LabelFile, read_label_file
 from scanloom.review.revisions import (
@@ -477,7 +477,8 @@ def _export(
     """Write the image and the label maps of a case; return its entry."""
     name = case_name(result)
     scan = read_source(out, name, key)
-    write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
+    image = draft / "images" / f"{name}.nii.gz"
+    write_nifti(scan.volume.array, scan.volume.grid, scan.source, image)
     files = [entry["file"] for entry in entries]
     labels = {}
     for file in files:

@@ -25,11 +25,11 @@ from scanloom.core import (
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.models import import_heavy, load_models
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
+from scanloom.inference.graph import Predictor
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
 from scanloom.io.index import ranking
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
@@ -202,13 +202,12 @@ class _Scans:
     def select(self, path: Path) -> list[_SelectedSeries]:
         """Return the series at a path that are taken; errors as of `find_series`."""
         options, read = self._options, self._options.read
-        ranking_options = ranking.RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
             preference = ranking.preference_of(self._request.cards)
             selected = []
             for series in ranking.select_series(
-                candidates, options.series, preference, ranking_options
+                candidates, options.series, preference, read, options.phase
             ):
                 number = next(n for n, each in enumerate(candidates, 1) if each is series)
                 notes = ranking.describe_selection(candidates, options.series, series)
@@ -248,12 +247,11 @@ class _Scans:
         If there is no result for a reason, the headers are not read again, to refuse a scan soon:
         then the slices are left out.
         """
-        series, choice, read = selected.series, selected.choice, self._options.read
+        series, choice = selected.series, selected.choice
         info = SeriesInfo(modality=series.modality or "")
         with self.session.active():
             if reason is None:
-                phase = self._options.phase
-                info = describe_as_read(series, phase, read.gaps, read.orientation)
+                info = describe_as_read(series, self._options.phase, self._options.read)
         text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
         return replace(choice, text=text)
 

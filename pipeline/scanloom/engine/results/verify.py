@@ -21,10 +21,10 @@ from scanloom.core import ScanError
 from scanloom.engine.results import tables
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, no_results, published_cases
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
-from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines

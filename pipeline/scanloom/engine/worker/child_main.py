@@ -25,12 +25,12 @@ from contextlib import contextmanager, suppress
 
 from scanloom.core import StepTimer, blame, keep_memory_private, settle_in
 from scanloom.engine.case.models import import_heavy
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
 from scanloom.engine.prepare import failed_record, placement_of, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.worker.memory_admission import AdmissionGate, memory_gate
 from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
+from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, receive
 from scanloom.own_python import safe_path
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from scanloom.core import Grid
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.prepare import estimate_case, placement_of
+from scanloom.inference.graph import Predictor
 
 
 class AdmissionGate:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.workflow.schema import Execution
+from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, from_json, register
 from scanloom.own_python import safe_path
 
