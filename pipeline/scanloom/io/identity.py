@@ -112,6 +112,7 @@ def case_id(series: Series, key: bytes, phase: int | None = None) -> str:
         uids = [series.study_uid.encode(), series.series_uid.encode()]
         digest = _hash(key, b"case by uid", uids)
     else:
+        # A hash of hashes, sorted: neither names nor order of the files belong to a scan
         fingerprints = _hash_files(series.files, key, _fingerprint)
         digest = _hash(key, b"case by files", sorted(fingerprints))
     if phase is None:

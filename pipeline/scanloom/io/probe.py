@@ -46,14 +46,6 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     """Return which options the headers of a series override, as sentences without a full stop.
 
     An option that agrees with the headers is left out.
-
-    Parameters
-    ----------
-    series : Series
-    phase : int or None
-        The requested volume.
-    options : ReadOptions
-        Modality and orientation for files that do not state theirs.
     """
     sentences = []
     if options.modality and series.modality not in (None, options.modality):

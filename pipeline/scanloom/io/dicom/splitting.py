@@ -22,12 +22,6 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, counted
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.positions import (
-    SlicePositions,
-    is_rounded_stack,
-    locate_slices,
-    spacing_deviation,
-)
 from scanloom.io.dicom.geometry.slices import (
     Slice,
     attribute_name,
@@ -39,8 +33,12 @@ from scanloom.io.dicom.geometry.slices import (
 from scanloom.io.dicom.geometry.stack import (
     MIN_SLICES,
     SPACING_TOLERANCE,
+    SlicePositions,
     all_have_geometry,
     direction_cosines,
+    is_rounded_stack,
+    locate_slices,
+    spacing_deviation,
 )
 from scanloom.io.dicom.slice_attributes import (
     SLICE_ATTRIBUTES,
@@ -89,12 +87,7 @@ class Volumes:
     cut: tuple[int, ...] = (0,)
 
     def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
-        """Return the slices of the selected volume, and how many it lacks at its ends.
-
-        Parameters
-        ----------
-        phase : int or None
-            Number of the volume, from 0; None for the only one.
+        """Return the slices of volume `phase`, or of the only one, and how many its ends lack.
 
         Raises
         ------
@@ -233,6 +226,7 @@ def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
     for reference in volumes:
         missing = reference.ids - ids
         if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+            # Slices that are missing inside are gaps, which `stack_slices` reports
             count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
     return count
 
@@ -431,7 +425,7 @@ def split_by_other_attributes(group: SliceGroup) -> Split:
         return [group], ()
     for rule in _RULES_IF_BALANCED if group.even else _RULES_IF_SLICES_MISSING:
         subgroups, names = rule(group)
-        if len(subgroups) == 1:
+        if len(subgroups) == 1:  # a contradiction, which a weaker rule must not decide
             break
         if subgroups:
             return _split_further(subgroups, names, split_by_other_attributes)
@@ -660,6 +654,7 @@ class _OrderAtPositions:
             return False  # not numbers
         times = np.array([[time[0] for time in beat] for beat in beats])
         first, last = times[:, 0], times[:, -1]
+        # The first time is within one share of the beat's start, or counting began elsewhere
         if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
             return False
         shares = times / last[:, None]

@@ -181,16 +181,7 @@ def kernel_kind(kernel: str) -> Kernel | None:
 def describe_selection(
     candidates: Sequence[Series], selection: str | None, chosen: Series
 ) -> tuple[str, ...]:
-    """Return other meanings that a selection may have, as sentences without full stop.
-
-    Parameters
-    ----------
-    candidates : sequence of Series
-    selection : str or None
-        As for `select_series`.
-    chosen : Series
-        The series that it selected.
-    """
+    """Return other meanings that a selection may have, as sentences without full stop."""
     if selection == BEST:
         studies = len({series.study_uid or series.files for series in candidates})
         if studies == 1:

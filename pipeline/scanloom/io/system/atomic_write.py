@@ -100,17 +100,10 @@ def check_replaceable(path: Path, description: str) -> None:
 
 
 def remove_stale_temporaries(folder: Path, since: float) -> None:
-    """Remove temporary files in a folder that were last modified before a point in time.
+    """Remove temporary files in a folder, if it exists, that were last modified before `since`.
 
     In a temporary folder too, only files with the name of a draft are removed: `.backup.20261124`
     may be somebody's.
-
-    Parameters
-    ----------
-    folder : Path
-        May be missing.
-    since : float
-        Seconds since 1970; older temporary files are of writers that died.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         with suppress(FileNotFoundError):  # removed by another process

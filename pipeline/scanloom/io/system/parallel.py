@@ -9,11 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 def run_parallel(*tasks: Callable[[], object]) -> None:
     """Run tasks concurrently, in threads; return when all have ended.
 
-    Parameters
-    ----------
-    tasks : callable
-        Functions without arguments; their return values are ignored.
-
     Raises
     ------
     BaseException

@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import limit_met
+from scanloom.io.system import shared_memory
 from scanloom.io.system.messages import receive, send
 from scanloom.own_python import own_environment, own_python, safe_path
 
@@ -129,11 +130,7 @@ def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     MemoryError
         If there is not enough memory.
     """
-    if not AVAILABLE:
-        return np.zeros(shape, dtype)
-    from scanloom.io.system.shared_memory import shared_empty as allocate
-
-    return allocate(shape, dtype)
+    return shared_memory.shared_empty(shape, dtype) if AVAILABLE else np.zeros(shape, dtype)
 
 
 def report_progress() -> None:

@@ -92,12 +92,7 @@ class UnpackedFiles:
     def readable_file(self, path: str, *, gzipped: bool = False) -> Path:
         """Return the path of a file on disk, unpacked and decompressed if necessary.
 
-        Parameters
-        ----------
-        path : str
-            As in `scanloom.io.index.walk.FileEntry`.
-        gzipped : bool
-            Whether the file is gzip-compressed.
+        `path` is that of a `scanloom.io.index.walk.FileEntry`.
 
         Raises
         ------

@@ -37,40 +37,15 @@ _UNIT = re.compile(r'"([^"]*)"|([^\s"]+)')
 _MM = frozenset(("mm", "", "???", "none"))
 
 _FIELDS = frozenset(
-    [
-        "dimension",
-        "type",
-        "blocksize",
-        "encoding",
-        "endian",
-        "content",
-        "min",
-        "max",
-        "oldmin",
-        "oldmax",
-        "datafile",
-        "lineskip",
-        "byteskip",
-        "number",
-        "sampleunits",
-        "sizes",
-        "spacings",
-        "thicknesses",
-        "axismins",
-        "axismaxs",
-        "centers",
-        "centerings",
-        "labels",
-        "units",
-        "kinds",
-        "space",
-        "spacedimension",
-        "spaceunits",
-        "spaceorigin",
-        "spacedirections",
-        "measurementframe",
-    ]
+    (
+        *("dimension", "type", "blocksize", "encoding", "endian", "content", "number", "labels"),
+        *("min", "max", "oldmin", "oldmax", "datafile", "lineskip", "byteskip", "sampleunits"),
+        *("sizes", "spacings", "thicknesses", "axismins", "axismaxs", "centers", "centerings"),
+        *("units", "kinds", "space", "spacedimension", "spaceunits", "spaceorigin"),
+        *("spacedirections", "measurementframe"),
+    )
 )
+"""Names of the fields, in lower case without spaces."""
 
 _TYPES = {
     "i1": ("signed char", "int8", "int8_t"),
@@ -80,13 +55,8 @@ _TYPES = {
     "i4": ("int", "signed int", "int32", "int32_t"),
     "u4": ("uint", "unsigned int", "uint32", "uint32_t"),
     "i8": (
-        "longlong",
-        "long long",
-        "long long int",
-        "signed long long",
-        "signed long long int",
-        "int64",
-        "int64_t",
+        *("longlong", "long long", "long long int", "signed long long", "signed long long int"),
+        *("int64", "int64_t"),
     ),
     "u8": ("ulonglong", "unsigned long long", "unsigned long long int", "uint64", "uint64_t"),
     "f4": ("float",),
@@ -121,14 +91,7 @@ _SERIES_KINDS = ("list", "time", "stub", "scalar")
 
 
 def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
-    """Parse the header of a NRRD.
-
-    Parameters
-    ----------
-    start : bytes
-        The first bytes of the file.
-    whole : bool
-        Whether `start` is the whole file.
+    """Parse the header of a NRRD from the first bytes of a file, or the `whole` file.
 
     Raises
     ------

@@ -15,18 +15,16 @@ from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header, PixelFormat
-from scanloom.io.dicom.pixels.decode import (
-    check_native_length,
-    find_frame_tables,
-    is_decodable,
-    read_stored_samples,
-)
 from scanloom.io.dicom.pixels.frame import (
     MAX_OVERHEAD_BYTES,
     FrameRef,
     FrameTable,
+    check_native_length,
+    find_frame_tables,
     frame_ref,
     inflation_bytes,
+    is_decodable,
+    read_stored_samples,
     sample_range,
     slice_frame_ref,
     stored_dtype,
