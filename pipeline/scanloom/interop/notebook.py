@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 
 from scanloom.core import CaseRecord, Flag, Segmentation, Volume
 from scanloom.io.output.file_names import PREVIEW
+from scanloom.ops.label_maps import box_of_labels, union_of_boxes
 from scanloom.review.preview import slicing
 from scanloom.review.preview.page import draw_text
 
@@ -69,16 +70,9 @@ def draw_labels(segmentation: Segmentation) -> bytes:
 
 def _center(segmentation: Segmentation) -> NDArray[np.float64]:
     """Return the voxel (3,) in the middle of the bounding box of all structures, or of the scan."""
-    middles = (np.array(segmentation.grid.shape) - 1) // 2
-    for axis in range(3):
-        in_plane = tuple(n for n in range(3) if n != axis)
-        present = np.logical_or.reduce(
-            [layer.labels.any(axis=in_plane) for layer in segmentation.layers]
-        )
-        if present.any():
-            first, last = np.flatnonzero(present)[[0, -1]]
-            middles[axis] = (first + last) // 2
-    return middles.astype(np.float64)
+    box = union_of_boxes(box_of_labels(layer.labels) for layer in segmentation.layers)
+    first, last = box or ((0, 0, 0), np.array(segmentation.grid.shape) - 1)
+    return ((np.array(first) + last) // 2).astype(np.float64)
 
 
 def _raster(view: slicing.View, direction: slicing.Direction) -> slicing.Raster:

@@ -73,20 +73,7 @@ def probe(
     options: ReadOptions = ReadOptions(),
     limit: int | None = None,
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid of a series and the type of its voxels after rescale.
-
-    Parameters
-    ----------
-    series : Series
-    phase : int or None
-        As in `scanloom.load_volume`.
-    options : ReadOptions
-    limit : int or None
-        Largest size of the decoded voxels in bytes; None for the limit of the format, if any.
-
-    Returns
-    -------
-    (Grid, dtype)
+    """Return the grid of a series and its voxel type after rescale; see `VolumeFormat.probe`.
 
     Raises
     ------

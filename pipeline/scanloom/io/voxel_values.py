@@ -22,12 +22,7 @@ def replace_nan(volume: Volume, nan: Nan) -> Volume:
 
     The padding value is air for a CT, else the smallest value of the scan: 0 may be bright in a
     scan with negative values.
-
-    Parameters
-    ----------
-    volume : Volume
-        Fresh from a reader and not shared: its voxels are changed in place.
-    nan : "refuse" or "padding"
+    The volume is fresh from a reader and not shared: its voxels are changed in place.
 
     Raises
     ------

@@ -512,8 +512,15 @@ def _by_times(group: SliceGroup) -> Split:
     The result is the group itself if times contradict each other. A time that slices of a volume
     share is a single witness for many slices: the order by number must not contradict it either.
     """
-    shared = [split for name in _TIMES if (split := _by_shared_time(group, name))[0]]
-    passes = [split for name in _TIMES if (split := _by_passes(group, name))[0]]
+    shared: list[Split] = []
+    passes: list[Split] = []
+    for name in _TIMES:
+        subgroups = group.split(methodcaller("phase_text", name))
+        if len(subgroups) == group.most and have_same_positions(group, subgroups):
+            shared.append((list(subgroups.values()), (name,)))
+        order = _OrderAtPositions.of(group, name)
+        if order is not None and order.in_passes:
+            passes.append((order.split(), (name,)))
     partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
     by_number = _OrderAtPositions.of(group, "InstanceNumber") if shared else None
     if by_number is not None:
@@ -526,18 +533,6 @@ def _by_times(group: SliceGroup) -> Split:
 def _partition(groups: Sequence[SliceGroup]) -> frozenset[frozenset[int]]:
     """Return a value that is equal for the same slices in the same groups."""
     return frozenset(frozenset(map(id, group.slices)) for group in groups)
-
-
-def _by_shared_time(group: SliceGroup, name: str) -> Split:
-    subgroups = group.split(methodcaller("phase_text", name))
-    if len(subgroups) == group.most and have_same_positions(group, subgroups):
-        return list(subgroups.values()), (name,)
-    return _NO_SPLIT
-
-
-def _by_passes(group: SliceGroup, name: str) -> Split:
-    order = _OrderAtPositions.of(group, name)
-    return (order.split(), (name,)) if order is not None and order.in_passes else _NO_SPLIT
 
 
 def _incomplete_by_meaning(group: SliceGroup) -> Split:

@@ -453,16 +453,7 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
 def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:
     """Add the series of an index that have one of these IDs and are not in the crosswalk yet.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    fingerprint : str
-        Fingerprint of the key.
-    index : Index
-        All series that were found. Series without an ID are left out.
-    ids : iterable of str
-        The IDs of the series to add.
+    Series without an ID are left out.
 
     Raises
     ------

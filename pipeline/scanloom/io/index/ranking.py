@@ -216,7 +216,7 @@ def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
     shared = "have this UID"
     if not matching and number is not None and 1 <= number <= len(candidates):
         matching = [candidates[number - 1]]
-    if not matching and number is None:
+    if not matching and number is None:  # digits are a number of the list, never part of a name
         matching, shared = _named(candidates, text), "have this name, or this in their names"
     if len(matching) == 1:
         return matching[0]

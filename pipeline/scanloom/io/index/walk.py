@@ -273,7 +273,7 @@ class _Walker:
         folders: list[tuple[str, Reason | None]],
     ) -> FileEntry | None:
         """Return the entry of a file; None for a folder, which is added to a list."""
-        if child.is_dir(follow_symlinks=False):
+        if child.is_dir(follow_symlinks=False):  # first: a listing tells it without another call
             folders.append((child.path, reason))
             return None
         if not child.is_file():

@@ -53,14 +53,7 @@ class JoinedColumns:
 
 
 def read_ids(path: Path, column: str | None = None) -> set[str]:
-    """Return the case ids of a table.
-
-    Parameters
-    ----------
-    path : Path
-        CSV (UTF-8, commas) or Parquet; recognized by the first bytes.
-    column : str or None
-        Column of the ids; None for the first of `ID_COLUMNS` that the table has.
+    """Return the case ids of a CSV (UTF-8, commas) or Parquet table, by default by `ID_COLUMNS`.
 
     Raises
     ------

@@ -73,11 +73,8 @@ def _contains_a_case(cases: Path) -> bool:
 def check_foreign_entries(out: Path) -> None:
     """Refuse a folder with foreign files that scanloom would overwrite.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist. A folder that was claimed for a key is accepted;
-        so is a folder that lost its fingerprint but has its crosswalk.
+    A folder that was claimed for a key is accepted; so is one that lost its fingerprint but has its
+    crosswalk, and one that does not exist.
 
     Raises
     ------

@@ -24,14 +24,7 @@ _DRAFT = re.compile(r"[0-9a-f]{16}")
 def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
     """Let `write` fill a temporary file, as of `private_draft`, then rename it to `path`.
 
-    Parameters
-    ----------
-    path : Path
-        In an existing folder. An existing file is kept until the temporary file is complete.
-    write : function of Path
-        Called with the path of the temporary file, which exists and is empty.
-    mode : int
-        Permissions of the file, before the umask.
+    `write` is called with its path: it exists and is empty. `mode` is before the umask.
 
     Raises
     ------

@@ -75,8 +75,8 @@ def run_sandboxed(
         At the top level of an importable module. It allocates arrays with `shared_empty`, so that
         they are returned without a copy, and calls `report_progress` regularly.
     *arguments
-        None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
-        these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
+        As of `Message`; the result likewise. Types that the module of `target` registers may be
+        among them. Arrays of `shared_empty` are not copied: the caller sees the
         values that the child process writes into them.
     limits : SandboxLimits
     modules : tuple of str

@@ -229,7 +229,7 @@ class UnpackedFiles:
         with output:
             while chunk := source.read(_CHUNK_BYTES):
                 size += len(chunk)
-                if size > limit:
+                if size > limit:  # before the disk: a bomb is a fault of the file
                     detail = f"a compressed file of more than {limit} bytes"
                     raise ScanError(Reason.TOO_LARGE, detail)
                 if size > available:

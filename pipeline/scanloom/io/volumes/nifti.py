@@ -125,6 +125,7 @@ def _read_header(path: Path) -> Nifti1Header:
 
 def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> RawLayout:
     """Check dimensions and data type, and locate the requested volume."""
+    # Before the dimensions, which are not those of a volume then
     if int(header["intent_code"]) in _CIFTI_INTENTS:
         raise ScanError(Reason.NOT_AN_IMAGE, "the file holds CIFTI data, not a volume")
     shape = _shape(header)
@@ -376,6 +377,7 @@ def quaternion_from_affine(
         linear[:, 2] *= -1
     spacing = np.linalg.norm(linear, axis=0)
     u, _, vt = np.linalg.svd(linear / spacing)
+    # The nearest float32 and its neighbours: rounding of b, c and d may add up in a
     nearest = mat2quat(u @ vt)[1:].astype(np.float32)
     candidates = (nearest + _NEIGHBOURS * np.spacing(np.abs(nearest))).astype(np.float64)
     corners = (_CORNERS * (np.array(shape) - 1)).T

@@ -98,6 +98,7 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     ScanError
         DAMAGED, TRUNCATED, PIXEL_TYPE, DECODER or BAD_GEOMETRY.
     """
+    # A list of data files ends the header, unless an empty line ended it before
     listed = _LIST.search(start)
     end = _END.search(start, 0, listed.start() if listed else len(start))
     listed = None if end else listed
@@ -244,12 +245,11 @@ def _directions(fields: dict[str, str], dimension: int) -> list[tuple[float, ...
         raise damaged_header("the space directions cannot be parsed")
     if len({len(step) for step in steps if step is not None}) > 1:
         raise damaged_header("the space directions have different dimensions")
-    return [None if step is None or _in_time(step) else step for step in steps]
-
-
-def _in_time(step: tuple[float, ...]) -> bool:
-    """Return whether an axis of a space with time goes along time only."""
-    return len(step) == 4 and not any(step[:3]) and step[3] != 0
+    # An axis of a space with time that goes along time only is not spatial
+    in_time = [
+        step is not None and len(step) == 4 and not any(step[:3]) and step[3] for step in steps
+    ]
+    return [None if other else step for step, other in zip(steps, in_time, strict=True)]
 
 
 def _axes(
@@ -274,7 +274,10 @@ def _geometry(
     fields: dict[str, str], axes: tuple[int, ...], steps: list[tuple[float, ...] | None] | None
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """Return the affine (4, 4) to RAS mm and the spacing (3,), None if the header lacks them."""
-    if not _MM.issuperset((*_units(fields, "spaceunits"), *_axis_units(fields, axes))):
+    units = _units(fields, "units")
+    if len(units) > max(axes, default=0):  # else their number is not that of the axes
+        units = [units[n] for n in axes]
+    if not _MM.issuperset((*_units(fields, "spaceunits"), *units)):
         raise ScanError(Reason.BAD_GEOMETRY, "the NRRD header's unit of length is not mm")
     if len(axes) != 3:
         return None, None
@@ -299,12 +302,6 @@ def _geometry(
 
 def _units(fields: dict[str, str], name: str) -> list[str]:
     return [quoted or bare for quoted, bare in _UNIT.findall(fields.get(name, ""))]
-
-
-def _axis_units(fields: dict[str, str], axes: tuple[int, ...]) -> list[str]:
-    """Return the units of the spatial axes; all units, if their number is not that of the axes."""
-    units = _units(fields, "units")
-    return [units[n] for n in axes] if len(units) > max(axes, default=0) else units
 
 
 def _origin(fields: dict[str, str]) -> NDArray[np.float64]:

@@ -429,6 +429,7 @@ def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     if max(map(len, tokens)) > _TOKEN_LIMIT:
         raise ScanError(Reason.DAMAGED, "a voxel stored as text is not a number")
+    # In 64 bits first: a number beyond the type is damage, and must not wrap
     wide = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
     try:
         numbers = np.array(tokens).astype(wide)

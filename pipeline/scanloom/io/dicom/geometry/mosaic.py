@@ -52,7 +52,6 @@ def mosaic_slices(header: Header) -> list[Slice]:
         MOSAIC if Siemens' header is missing or unreadable; DAMAGED if the tiles do not fit the
         plane; NO_POSITION or BAD_GEOMETRY.
     """
-    template = single_slice(header)
     if not (header.position and header.orientation and header.spacing):
         raise ScanError(Reason.NO_POSITION, "a mosaic has no position, orientation or spacing")
     row, column = np.array(header.orientation).reshape(2, 3)
@@ -60,23 +59,23 @@ def mosaic_slices(header: Header) -> list[Slice]:
     if np.abs(np.abs(normal @ np.cross(row, column)) - 1) > _DIRECTION_TOLERANCE:
         raise ScanError(Reason.BAD_GEOMETRY, "normal and orientation of a mosaic contradict")
     step = _slice_spacing(header) * normal
-    across = math.ceil(math.sqrt(count))
-    rows, columns = header.rows // across, header.columns // across
-    if not rows * across == header.rows or not columns * across == header.columns:
-        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a mosaic")
+    tiles = _tiles(header, count, math.ceil(math.sqrt(count)), "a mosaic")
     row_spacing, column_spacing = header.spacing
     first = np.array(header.position)
-    first = first + row * column_spacing * (header.columns - columns) / 2
-    first = first + column * row_spacing * (header.rows - rows) / 2
-    return [
-        replace(
-            template,
-            position=tuple(map(float, first + n * step)),
-            tile=Tile(n // across * rows, n % across * columns, rows, columns),
-            shared=None,
-        )
-        for n in range(count)
-    ]
+    first = first + row * column_spacing * (header.columns - tiles[0].columns) / 2
+    first = first + column * row_spacing * (header.rows - tiles[0].rows) / 2
+    positions = [tuple(map(float, first + n * step)) for n in range(count)]
+    template = replace(single_slice(header), shared=None)
+    return [replace(template, position=p, tile=t) for p, t in zip(positions, tiles, strict=True)]
+
+
+def _tiles(header: Header, count: int, down: int, name: str) -> list[Tile]:
+    """Return tiles that are stored row by row, `down` in each column; DAMAGED if they don't fit."""
+    across = math.ceil(math.sqrt(count))
+    rows, columns = header.rows // down, header.columns // across
+    if rows * down != header.rows or columns * across != header.columns or not rows * columns:
+        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of {name}")
+    return [Tile(n // across * rows, n % across * columns, rows, columns) for n in range(count)]
 
 
 def _tile_count_and_normal(header: Header, row: _Floats, column: _Floats) -> tuple[int, _Floats]:
@@ -262,7 +261,6 @@ def uih_grid_slices(header: Header) -> list[Slice]:
         MOSAIC if the private attributes are missing or unreadable; DAMAGED if the tiles do not
         fit the plane; SLICE_ORIENTATION if they differ in orientation.
     """
-    template = single_slice(header)
     with parsing("the private attributes of a grid", Reason.MOSAIC):
         positions, cosines = _tile_geometry(header.read_dataset())
     orientation = header.orientation or cosines[0] or None
@@ -273,21 +271,9 @@ def uih_grid_slices(header: Header) -> list[Slice]:
     ):
         raise ScanError(Reason.SLICE_ORIENTATION, "tiles of a grid differ in orientation")
     count = len(positions)
-    across = math.ceil(math.sqrt(count))
-    down = -(-count // across)
-    rows, columns = header.rows // down, header.columns // across
-    if rows * down != header.rows or columns * across != header.columns or not rows * columns:
-        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a grid")
-    return [
-        replace(
-            template,
-            position=position,
-            orientation=orientation,
-            tile=Tile(n // across * rows, n % across * columns, rows, columns),
-            shared=None,
-        )
-        for n, position in enumerate(positions)
-    ]
+    tiles = _tiles(header, count, -(-count // math.ceil(math.sqrt(count))), "a grid")
+    template = replace(single_slice(header), orientation=orientation, shared=None)
+    return [replace(template, position=p, tile=t) for p, t in zip(positions, tiles, strict=True)]
 
 
 def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:

@@ -199,6 +199,7 @@ def flatten_elements(dataset: Any, depth: int = 0) -> dict[tuple[int, ...], byte
 
 def untyped_as_text(raw: bytes, *, little: bool) -> str:
     """Return a value of unknown VR as text: as ASCII, doubles, a float, an integer or hex."""
+    # Text first: most values are, and numbers are rarely printable in all their bytes
     stripped = raw.rstrip(b" \0")
     if (stripped or not raw) and stripped.isascii() and stripped.decode("ascii").isprintable():
         return stripped.decode("ascii").strip()

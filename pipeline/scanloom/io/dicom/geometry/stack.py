@@ -584,15 +584,7 @@ def header_disagrees(
     """Return whether tilt or spacing in a header contradict the positions of slices.
 
     SliceThickness is not compared: slices may overlap, or leave gaps.
-
-    Parameters
-    ----------
-    header : Header
-        Of any slice.
-    step : (3,) array
-        From one slice to the next, LPS mm.
-    normal : (3,) array
-        Unit normal of the slices.
+    `step` leads from one slice to the next, LPS mm; `normal` is the unit normal of the slices.
     """
     along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
     lean = float(np.degrees(np.arccos(min(along / length, 1.0))))

@@ -294,6 +294,7 @@ def locate_frames(frame: FrameRef, source: BinaryIO) -> FrameTable:
         return tuple((fragment,) for fragment in fragments)
     if len(fragments) < frame.frames:
         raise ScanError(Reason.TRUNCATED, "a file has fewer frames than its header describes")
+    # The table first: it states where frames start, while a marker may occur within a frame
     for starts in (_starts_by_table(table, fragments), _starts_by_marker(source, fragments)):
         if len(starts) == frame.frames and starts[0] == 0:
             ends = [*starts[1:], len(fragments)]
@@ -602,18 +603,10 @@ def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
 def read_stored_samples(
     frame: FrameRef, out: NDArray[Any], tables: Mapping[Path, FrameTable]
 ) -> None:
-    """Read the stored samples of a frame into `out`, each at the low end of its element.
+    """Read the stored samples of a frame into a contiguous array (rows, columns).
 
     Decoders run in the calling process.
-
-    Parameters
-    ----------
-    frame : FrameRef
-        Frame to read; a tile is ignored.
-    out : (rows, columns) array of the stored type
-        Contiguous.
-    tables : mapping of Path to FrameTable
-        Result of `find_frame_tables`.
+    Each is at the low end of its element. A tile is ignored.
 
     Raises
     ------
