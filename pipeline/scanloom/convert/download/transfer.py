@@ -133,19 +133,10 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for https alone, with the environment's proxies and certificates."""
-    opener = urllib.request.OpenerDirector()
+    """Return an opener with the environment's proxies and certificates; addresses are checked."""
     named = next((os.environ[v] for v in CERTIFICATE_VARIABLES if os.environ.get(v)), None)
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPSHandler(context=_context(named)),
-        _HttpsRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
+    https = urllib.request.HTTPSHandler(context=_context(named))
+    return urllib.request.build_opener(https, _HttpsRedirects())
 
 
 @cache
