@@ -139,6 +139,7 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(https, _HttpsRedirects())
 
 
+# once: each file, and each attempt, is a connection of its own
 @cache
 def _context(certificates: str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the named certificates, else those of the system."""
@@ -233,6 +234,7 @@ def fetch(
         If the file can't be written.
     """
     pending = _Pending(target, remote.address)
+    # a complete file without a published checksum is not asked for again
     if pending.is_complete() and (remote.digest is None or remote.digest.matches(target)):
         return
     furthest = idle = 0
@@ -245,6 +247,7 @@ def fetch(
             furthest, idle = max(size, furthest), 0 if size > furthest else idle + 1
             if idle >= IDLE_ATTEMPTS:
                 raise
+            # no pause after progress
             time.sleep(PAUSE_S * (2**idle - 1))
     else:
         raise ScanError(Reason.DOWNLOAD, "the connection was lost too often")
