@@ -268,6 +268,7 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
             unknown = _unknown_names(file)
             if attempt == 2 or not unknown or not all(n.startswith("monai.") for n in unknown):
                 raise _refusal(file, name, unknown) from exc
+            # only for a file that names it: the import takes seconds
             import monai.data.meta_tensor  # noqa: F401 - registers MONAI's class of tensors
         except Exception as exc:  # damaged files raise errors of many types
             if lacks_memory(exc):
