@@ -108,7 +108,7 @@ class CompositePredictor(PlacedModel):
     structures : collection of str
         Labels that are requested; empty for all. Parts without one are not run.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     memory_limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
     planned_cases : int

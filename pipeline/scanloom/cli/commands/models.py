@@ -272,7 +272,7 @@ def print_entry(entry: ModelEntry) -> None:
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
-    for name, text in (*_facts(card), *_origin(entry), *_engines(card)):
+    for name, text in (*_facts(card), *_origin(entry), *_engines(card), _untried()):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
     for s in card.structures:
@@ -306,6 +306,7 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
     from scanloom.cards.requested import networks
+    from scanloom.engine.machine.devices import NEVER_RUN
 
     card = entry.card
     if card is None:
@@ -333,6 +334,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "engines": [
             {**asdict(trial), "used": trial.used, "why": trial.why} for trial in trials_of(card)
         ],
+        "never_run_on": list(NEVER_RUN),
         "structures": [_plain_structure(s) for s in card.structures],
     }
 
@@ -340,6 +342,13 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
 def _engines(card: ModelCard) -> list[tuple[str, str]]:
     """Return the measurements of engines with a model on this machine, as lines of a table."""
     return [("engine", str(trial)) for trial in trials_of(card)]
+
+
+def _untried() -> tuple[str, str]:
+    """Return the kinds of devices on which no model was run, as a line of a table."""
+    from scanloom.engine.machine.devices import NEVER_RUN
+
+    return "never run on", ", ".join(NEVER_RUN)
 
 
 def trials_of(card: ModelCard) -> list[EngineTrial]:

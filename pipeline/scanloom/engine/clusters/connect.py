@@ -339,7 +339,7 @@ def local_cluster(
     workers = {
         number: {
             "cls": Nanny,
-            "options": {**common, "env": worker_environment(device, len(devices))},
+            "options": {**common, "env": worker_environment(device, devices)},
         }
         for number, device in enumerate(devices)
     }
