@@ -166,10 +166,10 @@ def check_devices() -> Iterator[CheckResult]:
     for other in inventory.others:
         seen, name = other.hardware, other.name or "other device"
         if other.fault:
-            advice = f"do not use `--device {name}`"
+            advice = f"do not use `segment --device {name}`"
             yield CheckResult(DEVICES, name, "warn", f"{seen}: {other.fault}", advice)
         elif other.name:
-            used = f"computes correctly; used by `--device {name}` only; {UNTRIED}"
+            used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
             yield CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
         else:
             yield CheckResult(DEVICES, name, "ok", f"{seen}: not used; {UNTRIED}")
