@@ -1,17 +1,11 @@
-"""A model as an option asks for it: with less work than its card says.
-
-Of a model of several networks, only the parts that are needed run.
-"""
+"""A model as an option asks for it: with less work than its card says."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from scanloom.cards.card import GENERAL_PRESET, FastPreset, ModelCard
+from scanloom.cards.graph import networks
 from scanloom.core import ComputeOptions, counted
 
 
@@ -98,39 +92,3 @@ def describe_changes(card: ModelCard, requested: ModelCard) -> str:
 def weights_of(card: ModelCard) -> list[str]:
     """Return the hashes of the first weights of all networks of a model."""
     return [network.weights.sha256 for network in networks(card)]
-
-
-def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
-    """Return a card with only the parts that have a requested structure; all if none is requested.
-
-    The card's own structures remain. A `subset` of the card crops the scan to the requested
-    structures that its rough model finds.
-    """
-    requested = set(labels)
-    parts = tuple(p for p in card.parts if requested & {s.label for s in p.structures})
-    if not requested or not parts:
-        return card
-    if card.subset is None or card.subset.stage is None:
-        return replace(card, parts=parts)
-    stage = card.subset.stage
-    labels = tuple(s.label for s in stage.card.structures if s.label in requested)
-    return replace(card.subset, parts=parts, stage=replace(stage, labels=labels))
-
-
-def networks(card: ModelCard) -> Iterator[ModelCard]:
-    """Yield the cards of all networks of a model in the order in which they run."""
-    if card.stage is not None:
-        yield from networks(card.stage.card)
-    if not card.parts:
-        yield card
-    for part in card.parts:
-        yield from networks(part)
-
-
-def numbers_in(card: ModelCard, part: ModelCard) -> NDArray[np.uint16]:
-    """Return a table from a part's numbers to the whole model's; 0 for labels that it lacks."""
-    whole = {s.label: s.number for s in card.structures}
-    table = np.zeros(max(s.number for s in part.structures) + 1, np.uint16)
-    for structure in part.structures:
-        table[structure.number] = whole.get(structure.label, 0)
-    return table

@@ -33,7 +33,7 @@ from scanloom.core.process import lock_file
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 1
+_SCHEMA: Final = 2
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
 SILENCE_S: Final = 300.0
@@ -250,6 +250,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
         folds=tuple(map(convert, card.folds)),
         stage=inner(card.stage),
         parts=tuple(_with_weights(network, convert) for network in card.parts),
-        subset=card.subset and _with_weights(card.subset, convert),
+        subset=inner(card.subset),
         fast=inner(card.fast),
     )

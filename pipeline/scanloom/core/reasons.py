@@ -135,11 +135,7 @@ class Reason(Enum):
         False,
         "Export the images of each patient again, with a series UID of their own",
     )
-    MIXED_SLICES = (
-        "failed",
-        False,
-        "Export each acquisition or contrast as a series of its own",
-    )
+    MIXED_SLICES = ("failed", False, "Export each acquisition or contrast as a series of its own")
     REVERSED_ROWS = (
         "failed",
         False,
@@ -161,11 +157,7 @@ class Reason(Enum):
         "Export slices of equal orientation as a series of their own",
     )
     FRAME_OF_REFERENCE = ("failed", False, "Export each frame of reference as a series of its own")
-    NO_POSITION = (
-        "failed",
-        False,
-        "Export the series again with the positions of its slices",
-    )
+    NO_POSITION = ("failed", False, "Export the series again with the positions of its slices")
     BAD_GEOMETRY = ("failed", False, "Export it again with the geometry of the scanner")
     SHEAR_NOT_SUPPORTED = (
         "failed",
@@ -237,11 +229,7 @@ class Reason(Enum):
         False,
         "Check the scan; `scanloom models show` lists what the model accepts",
     )
-    NOT_FINITE = (
-        "failed",
-        False,
-        "Check the model's weights and the scan's intensities",
-    )
+    NOT_FINITE = ("failed", False, "Check the model's weights and the scan's intensities")
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = ("failed", False, "Correct the workflow at the given lines")
@@ -257,11 +245,7 @@ class Reason(Enum):
     )
     LOCKED = ("failed", True, "Wait for the other run in this output folder to end")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
-    WORKER_LOST = (
-        "failed",
-        True,
-        "See the cluster's own log",
-    )
+    WORKER_LOST = ("failed", True, "See the cluster's own log")
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
         "failed",
@@ -321,18 +305,9 @@ class Reason(Enum):
         "Written by a newer scanloom: use that version, or another --out",
         "result",
     )
-    STALE = (
-        "failed",
-        False,
-        "Use --replace, or another --out to keep both",
-        "result",
-    )
+    STALE = ("failed", False, "Use --replace, or another --out to keep both", "result")
     GRID_DIFFERS = ("failed", False, "Save the labels on the grid of the scan, without resampling")
-    LABELS_UNKNOWN = (
-        "failed",
-        False,
-        "Use the structures of the case: `segments.json` lists them",
-    )
+    LABELS_UNKNOWN = ("failed", False, "Use the structures of the case: `segments.json` lists them")
     SERIES_DIFFERS = (
         "failed",
         False,

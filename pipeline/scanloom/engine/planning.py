@@ -9,13 +9,11 @@ archive, a few of its cases are segmented for a plan, in a folder that is then r
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -31,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.requested import describe_changes, networks
+from scanloom.cards.graph import networks
+from scanloom.cards.requested import describe_changes
 from scanloom.core import (
     DICOM,
     Case,
     Grid,
-    Reason,
     ScanError,
     counted,
     format_bytes,
@@ -45,13 +43,7 @@ from scanloom.core import (
 )
 from scanloom.engine.case.models import check_networks, load_models
 from scanloom.engine.machine.devices import local_devices
-from scanloom.engine.prepare import (
-    Outline,
-    OutputTarget,
-    Prepared,
-    Request,
-    prepare,
-)
+from scanloom.engine.prepare import Outline, OutputTarget, Prepared, Request, prepare
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.worker.messages import WorkerSetup
@@ -69,6 +61,7 @@ from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
 from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
@@ -88,6 +81,7 @@ _MAX_CASES = 2000
 """Measured cases that are kept, and published cases of a run that are read: the newest, and evenly
 spaced ones. A mean over more would not follow a changed machine."""
 _MAX_STARTS = 10
+"""Starts that are kept: an older one tells of other caches and another load of the machine."""
 _FEW = 3
 """Below this many measurements, quantiles say nothing."""
 _SPREAD_OF_FEW, _LEAST_SPREAD = 1.5, 1.25
@@ -155,14 +149,13 @@ class Costs:
     cases: list[MeasuredCase] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
 
-    def learn(self, cases: Iterable[MeasuredCase], start: float) -> None:
+    def learn(self, cases: Sequence[MeasuredCase], start: float) -> None:
         """Add measured cases; those of a run take the place of cases that were tried alone."""
-        new = list(cases)
-        if new and not new[0].alone:
+        if cases and not cases[0].alone:
             if self.alone:
                 self.starts.clear()
             self.cases = [case for case in self.cases if not case.alone]
-        self.cases = [*self.cases, *new][-_MAX_CASES:]
+        self.cases = [*self.cases, *cases][-_MAX_CASES:]
         self.starts = [*self.starts, start][-_MAX_STARTS:]
 
     @property
@@ -235,18 +228,14 @@ class Costs:
     @classmethod
     def load(cls, name: str) -> Self:
         """Return the costs that are cached under a key; none if they are missing or damaged."""
-        try:
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             document = json.loads(costs_file(name).read_text(encoding="utf-8"))
-            if document["schema"] != _SCHEMA:
-                return cls()
             cases = [MeasuredCase(**case) for case in document["cases"]]
-            numbers = [n for case in cases for n in asdict(case).values()]
             starts = [float(start) for start in document["starts"]]
-            if not all(math.isfinite(n) and n >= 0 for n in [*numbers, *starts]):
-                return cls()
-            return cls(cases, starts)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return cls()
+            numbers = [*starts, *(n for case in cases for n in asdict(case).values())]
+            if document["schema"] == _SCHEMA and all(math.isfinite(n) and n >= 0 for n in numbers):
+                return cls(cases, starts)
+        return cls()
 
     def save(self, name: str) -> None:
         """Cache the costs under a key; without a writable cache folder nothing is saved."""
@@ -362,13 +351,12 @@ class _PublishedCase:
             shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
             seconds = {step: float(times["wall_s"]) for step, times in timing["steps"].items()}
             network, engine = seconds.pop("network", 0.0), seconds.pop("engine", 0.0)
-            files = (Path(base) / name for base, _, names in os.walk(folder) for name in names)
             cost = MeasuredCase(
                 values=float(timing["window_values"]),
                 voxels=float(math.prod(shape)),
                 network=network,
                 rest=sum(seconds.values()),
-                written=float(sum(file.stat().st_size for file in files)),
+                written=float(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())),
             )
             places = timing.get("device"), timing.get("precision")
             site = (str(places[0][0]), str(places[1][0])) if all(places) else None
@@ -410,16 +398,7 @@ class RunTimeline:
 
 
 def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
-    """Add a run to the costs of this machine, and compare the run with its plan.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    timeline : RunTimeline
-        The timeline of the run.
-    request : Request
-        The workflow of the run with its models.
+    """Add a run to the costs of this machine, and compare the run with its plan in `out`.
 
     Returns
     -------
@@ -462,16 +441,15 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
 
 
-def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> Iterator[MeasuredCase]:
-    """Yield the costs of cases that took some seconds in all, so that concurrent work counts once.
+def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> list[MeasuredCase]:
+    """Return the costs of cases that took some seconds in all, so that concurrent work counts once.
 
     The time of preparing an engine is not that of any case.
     """
     spent = sum(case.cost.network + case.cost.rest for case in measured)
     share = max(0.0, seconds - sum(case.engine for case in measured)) / spent if spent else 0.0
-    for case in measured:
-        cost = case.cost
-        yield replace(cost, network=share * cost.network, rest=share * cost.rest)
+    costs = (case.cost for case in measured)
+    return [replace(c, network=share * c.network, rest=share * c.rest) for c in costs]
 
 
 def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[str, Range | None]:
@@ -609,7 +587,7 @@ class RunPlan:
     left: tuple[tuple[str, str, str], ...]
     cases: tuple[PlannedCase, ...]
     totals: Totals
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def todo(self) -> list[PlannedCase]:
@@ -655,20 +633,7 @@ def make_plan(
 ) -> RunPlan:
     """Plan a run over an archive; only the index and the measured costs are written to disk.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        The workflow to plan.
-    paths : sequence of Path
-        Folders and files with the scans.
-    out : Path
-        The output folder, which may already hold results.
-    key_file : Path or None
-        The file with the key of the ids.
-    scope : Scope, optional
-        The cases that the run would take.
-    archives : bool
-        Whether archives inside folders are opened too.
+    Parameters are those of a run; `out` may already hold results.
 
     Raises
     ------
@@ -747,19 +712,13 @@ def save_plan(plan: RunPlan, out: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / PLAN_FILE, lambda draft: write_document(draft, asdict(plan)))
     except OSError as exc:
-        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
-        raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc
+        raise output_error(exc, "the plan") from exc
 
 
 def find_site(request: Request, device: str | None = None) -> ExecutionSite:
     """Return the device, workers and memory that the networks of a request have on this machine.
 
-    Parameters
-    ----------
-    request : Request
-        The workflow with its models.
-    device : str or None
-        Another device than the workflow's.
+    With `device`, on another device than the workflow's.
 
     Raises
     ------
@@ -844,6 +803,8 @@ def summarize(
     that the run leaves out are taken to be like the others. `why` nothing could be tried is stated
     if the time is unknown.
     """
+    # The largest case counts with its peak on the device; the next ones, as many as are in flight
+    # beside it, with that of reading and writing
     largest = max((case.host for case in cases), default=0)
     concurrent = sorted((case.most for case in cases), reverse=True)[1 : site.in_flight]
     host = largest + sum(concurrent)
@@ -936,11 +897,8 @@ def gpu_advice(
     placement = other_site.placement
     here = costs, site
     elsewhere = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
-    return (
-        compare_devices(cases, elsewhere, here)
-        if is_cpu
-        else compare_devices(cases, here, elsewhere)
-    )
+    gpu, cpu = (elsewhere, here) if is_cpu else (here, elsewhere)
+    return compare_devices(cases, gpu, cpu)
 
 
 def compare_devices(
@@ -948,15 +906,7 @@ def compare_devices(
     gpu: tuple[Costs, ExecutionSite],
     cpu: tuple[Costs, ExecutionSite],
 ) -> str:
-    """Return a sentence on how much a GPU gains, in all and for single cases.
-
-    Parameters
-    ----------
-    cases : sequence of PlannedCase
-        The cases that would run.
-    gpu, cpu : (Costs, ExecutionSite)
-        Measurements of both devices.
-    """
+    """Return a sentence on how much a GPU gains, in all and for single cases."""
     unknown = "whether a GPU pays is not known"
     if not cases:
         return unknown

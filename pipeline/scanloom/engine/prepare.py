@@ -22,7 +22,8 @@ from numpy.typing import DTypeLike
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
-from scanloom.cards.requested import needed_parts, requested_card
+from scanloom.cards.graph import graph_of, needed_parts, running_order
+from scanloom.cards.requested import requested_card
 from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
@@ -39,10 +40,10 @@ from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
-from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
 from scanloom.engine.case.writers import estimate_writers
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Inputs, LeftOut
+from scanloom.inference.graph import Predictor, sharing_groups
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
@@ -52,7 +53,6 @@ from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from scanloom.engine.case.types import Predictor
     from scanloom.inference.memory import CaseEstimate, Placement
 
 logger = logging.getLogger(__name__)
@@ -419,17 +419,17 @@ def estimate_case(
     labels = relations.labels_to_compute(outputs.structures)
     reduced = [needed_parts(card, labels) for card in cards]
     uncertainty = "uncertainty" in outputs.also
-    predictions = predictions_of([card.name for card in reduced], relations)
-    groups = sharing_groups(predictions, reduced)
-    ordered = running_order(predictions, relations, groups)
-    first_of = {groups[p.name]: reduced[p.members[0]] for p in reversed(ordered)}
+    nodes = graph_of([card.name for card in reduced], relations)
+    groups = sharing_groups(nodes, reduced)
+    ordered = running_order(nodes, groups)
+    first_of = {groups[node.name]: reduced[node.members[0]] for node in reversed(ordered)}
     held = 0  # label maps of the previous models
-    for n, prediction in enumerate(ordered):
+    for n, node in enumerate(ordered):
         before, after = (
-            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
+            {groups[other.name] for other in each} for each in (ordered[: n + 1], ordered[n + 1 :])
         )
         need = memory.estimate_prediction(
-            [reduced[member] for member in prediction.members],
+            [reduced[member] for member in node.members],
             grid,
             stored,
             placement,
@@ -440,7 +440,7 @@ def estimate_case(
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
-        first = reduced[prediction.members[0]]
+        first = reduced[node.members[0]]
         held += first.n_maps * voxels * first.label_bytes + 2 * voxels * uncertainty
     if relations:  # a restricted copy of a model's label maps, and united ones
         held += 2 * voxels * len(relations.unite)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Nan, Reason, ScanError, Volume
+from scanloom.core import Flag, Nan, ReadOptions, Reason, ScanError, Volume
 
 AIR_HU = -1024.0
 """HU outside the field of view, as scanners and ITK's filters write it."""
@@ -84,10 +84,15 @@ def rounding_flags(
 
 
 # --- limits ---------------------------------------------------------------------------------------
-# Limits on the size of a volume and of the files that hold it.
 
 VOXEL_LIMIT_BYTES = 4 << 30
 """Largest size of the decoded voxels of a volume, unless the caller passes another limit."""
+
+
+def voxel_limit(options: ReadOptions) -> int:
+    """Return the largest size of the decoded voxels, in bytes."""
+    return VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size
+
 
 FILE_LIMIT_VOLUMES = 8
 """Largest size of a compressed file of several volumes, in multiples of the limit of one volume:

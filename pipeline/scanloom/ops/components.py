@@ -175,10 +175,7 @@ def find_components(
     np.add.at(voxels, component, np.concatenate(piece_voxels))
     bounds = itertools.pairwise(offsets)
     return Components(
-        slabs,
-        tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds),
-        value,
-        voxels,
+        slabs, tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds), value, voxels
     )
 
 

@@ -37,17 +37,7 @@ _IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Bins:
-    """Histogram bins of intensities, in ascending order.
-
-    Parameters
-    ----------
-    low, high : float
-        Smallest and largest intensity.
-    exact : bool
-        Whether each bin holds exactly one integer value.
-    count : int
-        Number of bins.
-    """
+    """Histogram bins of intensities, in ascending order; `exact` if each holds a single integer."""
 
     low: float
     high: float
@@ -64,15 +54,7 @@ class _Bins:
 
 @dataclass(frozen=True, eq=False)
 class _Intensities:
-    """Intensity statistics of S structures; NaN for a structure without valid voxels.
-
-    Parameters
-    ----------
-    mean, sd : (S,) array
-        Mean and population standard deviation, in the volume's unit.
-    quantiles : (S, 5) array
-        Quantiles at `QUANTILES`, in the volume's unit.
-    """
+    """Mean, population sd (S,) and `QUANTILES` (S, 5) of S structures; NaN without valid voxels."""
 
     mean: NDArray[np.float64]
     sd: NDArray[np.float64]

@@ -61,30 +61,23 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
     Example: scanloom index archive/ -o results
     """
     with error_boundary(general.mode):
-        from scanloom.io.identity import load_key
-        from scanloom.io.index.build import build_index
+        from scanloom.io.identity import key_fingerprint, load_key
+        from scanloom.io.index.build import build_index, record_series
         from scanloom.io.output.private import load_key_of
         from scanloom.io.session import read_session
+        from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 
         paths = [str(path) for path in scans.all_paths]
         out = output.out
         with report_new_key(output.key), read_session():
             key = load_key(output.key) if out is None else load_key_of(out, output.key)
             listed = build_index(paths, key, out, archives=scans.archives)
-            if out is not None:
-                record_all(listed, out, key)
+            if out is not None:  # so that `scanloom where` answers for the ids
+                with disk_errors_as_scan_errors():
+                    ids = (series.id for series in listed.series)
+                    record_series(out, key_fingerprint(key), listed, ids)
         print_result(general.mode, lambda: document(listed), lambda: show(listed, ids=output.ids))
         raise typer.Exit(exit_of(listed, strict=output.strict))
-
-
-def record_all(listed: Index, out: Path, secret: bytes) -> None:
-    """Add all series to the crosswalk of OUT, so that `scanloom where` answers for their ids."""
-    from scanloom.io.identity import key_fingerprint
-    from scanloom.io.index.build import record_series
-    from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
-
-    with disk_errors_as_scan_errors():
-        record_series(out, key_fingerprint(secret), listed, (series.id for series in listed.series))
 
 
 def document(listed: Index) -> dict[str, Any]:
@@ -120,21 +113,20 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
-    from scanloom.core import Reason, counted, printable
+    from scanloom.core import OUTCOMES, Reason, counted, printable
     from scanloom.io.index.listing import format_series
 
     screen = console()
     for line in format_series(_lines(listed, ids=ids), screen.width):
         screen.print(line, no_wrap=True, crop=False)
-    studies = {series.study for series in listed.series if series.study}
     counts = listed.counts()
-    series = counted(len(listed.series), "series", "series")
-    screen.print(
-        f"{counted(len(studies), 'study', 'studies')}, {series}. "
-        f"{counted(counts['found'], 'file')}: "
-        f"{counts['used']} used, {counts['skipped']} skipped, {counts['ambiguous']} ambiguous, "
-        f"{counts['failed']} failed."
-    )
+    by_outcome = ", ".join(f"{counts[name]} {name}" for name in ("used", *OUTCOMES))
+    studies = len({series.study for series in listed.series if series.study})
+    lengths = [
+        counted(studies, "study", "studies"),
+        counted(len(listed.series), "series", "series"),
+    ]
+    screen.print(f"{', '.join(lengths)}. {counted(counts['found'], 'file')}: {by_outcome}.")
     reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     for code, count in reasons.most_common():
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)

@@ -305,7 +305,7 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
     from scanloom.engine.machine.devices import NEVER_RUN
 
     card = entry.card
@@ -353,7 +353,7 @@ def _untried() -> tuple[str, str]:
 
 def trials_of(card: ModelCard) -> list[EngineTrial]:
     """Return the trials of engines for a model and its parts, by this user on this machine."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
     from scanloom.inference.engines.cache import all_trials
 
     names = {network.name for network in networks(card)}
@@ -413,7 +413,7 @@ def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
     """Yield a line for the weights of each network, in the order in which they run."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
 
     if card.stage is not None:
         structures = ", ".join(card.stage.labels) or "all structures"
@@ -422,7 +422,7 @@ def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
         else:
             yield "first stage", card.stage.card.name
     for network in networks(card):
-        name = "weights" if network is card else f"weights of {network.name}"
+        name = "weights" if network.name == card.name else f"weights of {network.name}"
         for weights in (network.weights, *network.folds):
             yield name, f"sha256 {weights.published}"
 

@@ -39,8 +39,8 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
             workflow = find_workflow(scans.workflow, paths)
             planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
         save_plan(planned, out)
-        plain = {"schema": 1, "plan": document(planned)}
-        print_result(general.mode, lambda: plain, lambda: _print_plan(planned))
+        plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}
+        print_result(general.mode, lambda: plain, lambda: _show(planned))
         nothing = scans.shard is None and not planned.cases and not planned.before
         nothing = nothing and planned.files["found"] > 0
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
@@ -51,16 +51,11 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
-def _print_plan(planned: RunPlan) -> None:
+def _show(planned: RunPlan) -> None:
     screen = console()
     screen.print(table(planned))
     for line in excluded_lines(planned):
         screen.print(line, soft_wrap=True)
-
-
-def document(planned: RunPlan) -> dict[str, Any]:
-    """Return the document of a plan for `--json`."""
-    return {**asdict(planned), "todo": len(planned.todo)}
 
 
 def table(planned: RunPlan) -> RenderableType:

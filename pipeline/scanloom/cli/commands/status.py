@@ -130,12 +130,9 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(when, f"{case}  {seconds:.0f} s")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        readings = [
-            f"{device['busy_percent']} % busy",
-            f"{used} of {total}",
-            f"{device['celsius']} °C",
-        ]
-        table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
+        load = f"{device['busy_percent']} % busy, {used} of {total}"
+        heat = f"{device['celsius']} °C, {device['watts']} W"
+        table.add_row(f"GPU {device['device']}", f"{load}, {heat}")
     for reason, count in status.reasons.items():
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
+from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
     Arguments,
     Component,
@@ -15,7 +16,7 @@ from scanloom.convert.monai.config import (
     Unchanged,
     describe,
 )
-from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps, unsupported
+from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps
 from scanloom.convert.monai.runner import Obstacles
 from scanloom.core import Flag
 
@@ -81,11 +82,8 @@ def read_postprocessing(
         The transforms before the network.
     transform : Component
         Transforms of the dataset, to which Invertd must refer.
-    network : NetworkSpec
-        The network.
     outputs : int
         Number of output channels of the network.
-
     obstacles : Obstacles
         Takes an error for each transform that a card can't express. With obstacles, the result is
         meaningless.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
+from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import Arguments, Component, describe, is_number
 from scanloom.convert.monai.runner import Obstacles
-from scanloom.core import Reason, ScanError
 
 
 @dataclass
@@ -58,11 +58,6 @@ class Preprocessing:
             crop=self.crop,
             orient=self.orient,
         )
-
-
-def unsupported(description: str) -> ScanError:
-    """Return the error for a feature that a card can't express."""
-    return ScanError(Reason.MODEL_UNSUPPORTED, description)
 
 
 def steps(value: Any) -> tuple[Component, ...]:

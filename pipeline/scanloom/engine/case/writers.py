@@ -2,8 +2,8 @@
 
 A new writer of a file on request takes three edits: a module in `scanloom.io.extras` that names,
 writes and checks the file, its `Writer` in `WRITERS`, and its name and description in `EXTRAS` of
-`scanloom.options`. Command line, workflow schema and recipes follow from that table. A writer that
-always runs is not in the table.
+`scanloom.options`. Command line, workflow schema and recipes follow from `EXTRAS`. A writer that
+always runs is in `WRITERS` only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Flag, Grid, Outputs, Segmentation
-from scanloom.io.extras.image import IMAGE
-from scanloom.io.extras.masks import MASKS
-from scanloom.io.extras.uncertainty import UNCERTAINTY
+from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements

@@ -45,14 +45,7 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Pool of one engine of this process, without Dask.
-
-    Parameters
-    ----------
-    engine : WorkerSupervisor
-    window : int
-        Number of concurrent cases.
-    """
+    """Pool of one engine of this process, without Dask; `window` is the number of its cases."""
 
     def __init__(self, engine: WorkerSupervisor, window: int) -> None:
         self.window, self._engine = window, engine
@@ -74,8 +67,6 @@ class LocalPool:
         return outcome
 
 
-OnOutcome = Callable[[Case, CaseOutcome], None]
-
 _POLL_INTERVAL_S = 0.2
 """Time between two checks whether the run is to stop."""
 
@@ -83,7 +74,7 @@ _POLL_INTERVAL_S = 0.2
 def dispatch_cases(
     cases: Iterable[Case],
     pool: Pool,
-    on_outcome: OnOutcome,
+    on_outcome: Callable[[Case, CaseOutcome], None],
     *,
     on_start: Callable[[Case], None] | None = None,
     stop: threading.Event | None = None,
@@ -93,10 +84,8 @@ def dispatch_cases(
 
     Parameters
     ----------
-    cases : iterable of Case
-        Taken one by one, as the pool has room.
-    pool : Pool
-        Processes the cases.
+    cases, pool
+        Cases are taken one by one, as the pool has room.
     on_outcome, on_start : callable
         Called in this thread. If `on_outcome` raises, no further case is started, the pool is
         stopped, and the error propagates.
@@ -134,13 +123,7 @@ def dispatch_cases(
 
 
 class _Queue:
-    """Cases of a pool: those that wait, those in flight, and those that lost their worker.
-
-    Parameters
-    ----------
-    cases, pool, on_start
-        As in `dispatch_cases`.
-    """
+    """Cases of a pool: those that wait, those in flight, and those that lost their worker."""
 
     def __init__(
         self, cases: Iterable[Case], pool: Pool, on_start: Callable[[Case], None] | None
@@ -202,7 +185,7 @@ class _Queue:
             record = CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None)
             yield case, CaseOutcome(record, ())
 
-    def drain(self, patience: float, on_outcome: OnOutcome) -> None:
+    def drain(self, patience: float, on_outcome: Callable[[Case, CaseOutcome], None]) -> None:
         """Collect the cases that end within `patience` seconds; the others are aborted."""
         self._pool.stop(patience)
         for _ in range(self.in_flight):

@@ -286,23 +286,9 @@ def _inspect(
 ) -> tuple[list[FileInfo], dict[tuple[int, ...], SeriesInfo], int]:
     """Inspect the files that the stored index does not have.
 
-    Parameters
-    ----------
-    entries : sequence of FileEntry
-    stored_rows : sequence of int
-        Row of each file in the stored index; -1 if it is new or changed.
-    stored : StoredIndex or None
-    workers : HeaderWorkers
-        Started if there are many files to open.
-
-    Returns
-    -------
-    list of FileInfo
-        One for each entry.
-    dict of tuple of int to SeriesInfo
-        Series whose files were all inspected in one chunk, by the indices of the files.
-    int
-        Number of files that were opened.
+    `stored_rows` has the row of each file in the stored index, -1 if it is new or changed. The
+    results are an info for each entry; the series whose files were all inspected in one chunk, by
+    the indices of the files; and the number of files that were opened.
     """
     infos, paths = known_infos(
         entries,
@@ -415,10 +401,6 @@ def _series(
 def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
     try:
         with private_folder(out, fingerprint) as folder:
-            for draft in folder.glob(
-                f".{INDEX_NAME}.*"
-            ):  # of a killed process: the folder is locked
-                draft.unlink(missing_ok=True)
             write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
         error = output_error(exc, "the index")

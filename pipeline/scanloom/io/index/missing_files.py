@@ -247,17 +247,9 @@ class UnreadableFiles:
         excluded: set[int],
         dicom: Set[tuple[str, str]],
     ) -> Iterator[_Location]:
-        """Yield the locations of short files that may have been slices.
+        """Yield the locations of files that are too `short` for DICOM, but may have been slices.
 
-        Parameters
-        ----------
-        entries : sequence of FileEntry
-        short : sequence of int
-            Files that are too short for DICOM.
-        excluded : set of int
-            Short and unreadable files.
-        dicom : set of (folder, suffix)
-            Those of DICOM files.
+        `excluded` are short and unreadable files, `dicom` the folders and suffixes of DICOM files.
         """
         locations = [_locate(entries[n].path) for n in short]
         unread = {file.folder for file in locations if (file.folder, file.suffix) not in dicom}

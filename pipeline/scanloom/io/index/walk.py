@@ -204,14 +204,8 @@ def _entry_of_state(path: str, state: os.stat_result, reason: Reason | None = No
 class _Walker:
     """Lists folders recursively; linked folders come last, so that real paths take precedence.
 
-    Parameters
-    ----------
-    explicit : iterable of str
-        Explicitly given folders, which are never excluded.
-    out : Path or None
-        The caller's output folder.
-    archives : bool
-        Whether to list the members of archives that were not given explicitly.
+    `explicit` folders are never excluded; `out` is the caller's output folder; `archives` says
+    whether to list the members of archives that were not given explicitly.
     """
 
     def __init__(

@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import limit_met
+from scanloom.io.system.messages import receive, send
 from scanloom.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
@@ -157,8 +158,6 @@ def _run_job(
     connection: socket.socket, job: dict[str, Any], limits: SandboxLimits
 ) -> dict[str, Any]:
     """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
-    from scanloom.io.system.messages import receive, send
-
     deadline = time.monotonic() + limits.total_s
     connection.settimeout(limits.silence_s)
     send(connection, job)
@@ -176,10 +175,9 @@ def _run_job(
 
 def _error(reply: dict[str, Any], status: int) -> ScanError:
     """Return the error for a reply without a result, or for the exit status of a dead worker."""
-    if isinstance(reply.get("error"), Reason):
-        return ScanError(
-            reply["error"], str(reply.get("detail", "")), str(reply.get("private", ""))
-        )
+    error = reply.get("error")
+    if isinstance(error, ScanError):
+        return error
     if "memory" in reply:
         return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
     if "fault" in reply:

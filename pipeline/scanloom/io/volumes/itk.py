@@ -51,7 +51,7 @@ def itk_companions(path: Path) -> tuple[Path, ...]:
 def parse_itk(
     files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
 ) -> RawVolume:
-    """Parse the header of a NRRD or MetaImage; see `ParseHeader`.
+    """Parse the header of a NRRD or MetaImage, for `VolumeFormat`.
 
     Raises
     ------
@@ -86,14 +86,9 @@ def _read_header(path: Path) -> TextHeader:
 
 
 def _data_paths(path: Path, header: TextHeader) -> tuple[Path, ...]:
-    """Return the data files, none if the voxels follow the header.
+    """Return the data files, in the folder of the header or below it; none if it holds the voxels.
 
-    All are in the folder of the header or below it.
-
-    Raises
-    ------
-    ScanError
-        NOT_FOUND if a data file is missing; DAMAGED if one is outside the header's folder.
+    NOT_FOUND if a data file is missing; DAMAGED if one is outside the header's folder.
     """
     return tuple(_data_path(path, name) for name in header.data_files)
 

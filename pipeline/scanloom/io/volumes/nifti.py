@@ -77,7 +77,7 @@ def nifti_companions(path: Path) -> tuple[Path, ...]:
 def parse_nifti(
     files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
 ) -> RawVolume:
-    """Parse the header of a NIfTI or Analyze image; see `ParseHeader`.
+    """Parse the header of a NIfTI or Analyze image, for `VolumeFormat`.
 
     The volumes of a file with 5 dimensions are numbered in the order in which they are stored.
 
@@ -257,10 +257,7 @@ def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
 
 
 def _affine(
-    header: Nifti1Header,
-    source: NiftiSource,
-    shape: tuple[int, int, int],
-    orientation: str | None,
+    header: Nifti1Header, source: NiftiSource, shape: tuple[int, int, int], orientation: str | None
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
     """Return the affine (4, 4): the sform, else the qform, else by `orientation`."""
     disagree = False

@@ -256,13 +256,9 @@ def _data_files(text: str | None, sizes: tuple[int, ...], names: bytes) -> tuple
 def _file_count(tokens: list[str], sizes: tuple[int, ...], named: int) -> int:
     """Return the number of data files that the data need.
 
-    Parameters
-    ----------
-    tokens : list of str
-        The number of axes that each file holds, if the field has it; else all but the slowest.
-    sizes : tuple of int
-    named : int
-        Number of files in the header; it counts if each file holds a slab of all axes.
+    `tokens` has the number of axes that each file holds, if the field says it; else it is all but
+    the slowest. `named`, the number of files in the header, counts if each file holds a slab of all
+    axes.
     """
     [axes] = integers(tokens[0], "number of axes per data file", 1) if tokens else [len(sizes) - 1]
     if len(tokens) > 1 or not 0 < axes <= len(sizes):

@@ -119,18 +119,9 @@ def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A published case.
+    """A published case: its folder, its `case.json`, and its label maps from `segments.json`.
 
-    Parameters
-    ----------
-    case : Path
-        The case folder.
-    document : dict
-        Its `case.json`.
-    models : dict of str to dict
-        Its models, and results of several models, by name, from the document.
-    files : list of dict
-        Its label maps, from `segments.json`.
+    `models` are its models, and results of several models, by name.
     """
 
     case: Path

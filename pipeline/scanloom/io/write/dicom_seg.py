@@ -128,11 +128,7 @@ class _Series:
 
 
 def write_segs(
-    folder: Path,
-    segmentation: Segmentation,
-    source: DicomSource,
-    case: Case,
-    models: Sequence[str],
+    folder: Path, segmentation: Segmentation, source: DicomSource, case: Case, models: Sequence[str]
 ) -> tuple[Path, ...]:
     """Write a model's DICOM SEG; for a sheared scan, also on the rectangular grid.
 
@@ -163,7 +159,10 @@ def write_segs(
     if segmentation.grid.sheared:
         upright = _rectangular(segmentation)
         series.append(_Series(upright, source, case, "segmentation_rect", number + 1, thickness))
-    date_time = _now() if case.outputs.dates == "now" else content_datetime(source)
+    date_time = content_datetime(source)
+    if case.outputs.dates == "now":
+        now = datetime.now().astimezone()
+        date_time = now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
     paths = []
     for seg_series in series:
         layers = seg_series.segmentation.layers
@@ -285,7 +284,7 @@ def _data_set(
     dataset.Modality = "SEG"
     dataset.SeriesNumber, dataset.InstanceNumber = series.number, instance
     rectangular = ", rectangular" if series.rectangular else ""
-    dataset.SeriesDescription = _long_string(f"scanloom {model}{rectangular}")
+    dataset.SeriesDescription = f"scanloom {model}{rectangular}"[:64]  # LO
     dataset.Manufacturer = dataset.ManufacturerModelName = "scanloom"
     dataset.SoftwareVersions, dataset.DeviceSerialNumber = __version__, "0"
     dataset.ImageType = ["DERIVED", "PRIMARY"]
@@ -301,7 +300,9 @@ def _data_set(
         [_background(series.segmentation), *segments] if labelmap else segments
     )
     _add_references(dataset, series.source)
-    _add_dimensions(dataset, labelmap=labelmap)
+    dimensions = (_BY_POSITION,) if labelmap else (_BY_SEGMENT, _BY_POSITION)
+    dataset.DimensionOrganizationSequence = [_item()]
+    dataset.DimensionIndexSequence = [_item(**dimension) for dimension in dimensions]
     if (labelmap or len(structures) == 1) and _is_regular(series, slices):
         dataset.DimensionOrganizationType = "3D"  # frames differ in nothing but their place
     measures = _item(PixelSpacing=list(series.source.spacing), SliceThickness=series.thickness)
@@ -356,29 +357,17 @@ def _add_references(dataset: Dataset, source: DicomSource) -> None:
     dataset.SourceImageSequence, dataset.ReferencedSeriesSequence = images, [series]
 
 
-_DIMENSIONS = {
-    "Referenced Segment Number": (
-        tags.REFERENCED_SEGMENT_NUMBER,
-        tags.SEGMENT_IDENTIFICATION_SEQUENCE,
-    ),
-    "Image Position Patient": (tags.IMAGE_POSITION_PATIENT, tags.PLANE_POSITION_SEQUENCE),
+_BY_SEGMENT = {
+    "DimensionIndexPointer": tags.REFERENCED_SEGMENT_NUMBER,
+    "FunctionalGroupPointer": tags.SEGMENT_IDENTIFICATION_SEQUENCE,
+    "DimensionDescriptionLabel": "Referenced Segment Number",
 }
-"""Tags of the attributes that order the frames, and of their functional groups."""
-
-
-def _add_dimensions(dataset: Dataset, *, labelmap: bool) -> None:
-    """Describe the order of frames: by segment, then by position (PS3.3 C.7.6.17)."""
-    dataset.DimensionOrganizationSequence = [_item()]
-    dataset.DimensionIndexSequence = [
-        _item(
-            DimensionIndexPointer=attribute,
-            FunctionalGroupPointer=group,
-            DimensionDescriptionLabel=label,
-        )
-        for label, (attribute, group) in list(_DIMENSIONS.items())[int(labelmap) :]
-    ]
-
-
+_BY_POSITION = {
+    "DimensionIndexPointer": tags.IMAGE_POSITION_PATIENT,
+    "FunctionalGroupPointer": tags.PLANE_POSITION_SEQUENCE,
+    "DimensionDescriptionLabel": "Image Position Patient",
+}
+"""Dimensions along which frames are ordered (PS3.3 C.7.6.17)."""
 _DERIVATION = Code("113076", "DCM", "Segmentation")
 _PURPOSE = Code("121322", "DCM", "Source image for image processing operation")
 _FAMILY = Code("123110", "DCM", "Artificial Intelligence")
@@ -412,7 +401,7 @@ def _segment(series: _Series, structure: Structure, number: int) -> Dataset:
     segment.SegmentDescription = f"{structure.name}{note}"[:1024]
     algorithm = _item(AlgorithmName=segmentation.model)
     algorithm.AlgorithmFamilyCodeSequence = [_code(_FAMILY)]
-    algorithm.AlgorithmVersion = _long_string(segmentation.version or "unknown")
+    algorithm.AlgorithmVersion = (segmentation.version or "unknown")[:64]  # LO
     if segmentation.changes:
         algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
     segment.SegmentationAlgorithmIdentificationSequence = [algorithm]
@@ -494,17 +483,6 @@ def _uid(*texts: str) -> str:
     """Return a UID made of a 128-bit hash of texts (PS3.5 B.2: 2.25 and an integer)."""
     digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=16, person=b"scanloom")
     return f"2.25.{int.from_bytes(digest.digest(), 'big')}"
-
-
-def _now() -> tuple[str, str]:
-    """Return the current local date and time (DA, TM)."""
-    now = datetime.now().astimezone()
-    return now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
-
-
-def _long_string(text: str) -> str:
-    """Truncate a text to the 64 characters of an LO."""
-    return text[:64]
 
 
 def content_datetime(source: DicomSource) -> tuple[str, str]:

@@ -161,14 +161,9 @@ def _frames_of_bytes(
 
 
 class _PackedLabels:
-    """Labels of slices, a bit per pixel for each bit of the labels.
+    """Labels (K, J, I), a bit per pixel for each bit of the labels; J times I is divisible by 8.
 
     To pack the bits of labels once takes a fraction of packing the mask of each structure.
-
-    Parameters
-    ----------
-    planes : (K, J, I) array
-        Labels; J times I is divisible by 8.
     """
 
     def __init__(self, planes: Planes) -> None:

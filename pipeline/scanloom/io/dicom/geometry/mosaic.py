@@ -81,13 +81,7 @@ def mosaic_slices(header: Header) -> list[Slice]:
 
 
 def _tile_count_and_normal(header: Header, row: _Floats, column: _Floats) -> tuple[int, _Floats]:
-    """Return the number of tiles and the unit vector from tile to tile, LPS.
-
-    Parameters
-    ----------
-    row, column : (3,) array
-        Direction cosines along a row and down a column, LPS.
-    """
+    """Return the number of tiles and the unit vector from tile to tile; all vectors are LPS."""
     with pydicom_muted():  # nibabel warns that nicom is experimental
         from nibabel.nicom import csareader
     dataset = header.read_dataset()

@@ -190,13 +190,7 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
 def _check_shared(
     shared: Mapping[int, Mapping[int, bytes]], own: Mapping[int, Mapping[int, bytes]]
 ) -> None:
-    """Refuse a functional group that is both shared and of a frame, with different values.
-
-    Raises
-    ------
-    ScanError
-        HEADER_CONTRADICTS.
-    """
+    """Refuse a group that is both shared and of a frame, if values differ: HEADER_CONTRADICTS."""
     for tag in shared.keys() & own.keys():
         common, values = shared[tag], own[tag]
         if any(not _is_same(common[t], values[t]) for t in common.keys() & values.keys()):
@@ -230,20 +224,10 @@ def frame_rejection_reason(frame: Slice) -> Reason | None:
 def _slice(
     header: Header, n: int, attributes: _TagValues, dimensions: Sequence[int], group: Dataset
 ) -> Slice:
-    """Return one frame as a slice.
+    """Return frame `n` of an object as a slice.
 
-    Parameters
-    ----------
-    header : Header
-        Header of the object.
-    n : int
-        Frame number, from 0.
-    attributes : mapping of int to bytes
-        Raw values of the frame by tag.
-    dimensions : sequence of int
-        Indices of the non-spatial dimensions in DimensionIndexValues.
-    group : pydicom.Dataset
-        Functional groups of the frame.
+    `attributes` are raw values of the frame by tag, `dimensions` the indices of the non-spatial
+    dimensions in DimensionIndexValues, `group` the functional groups of the frame.
     """
     slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
     rescale_type = decode_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
@@ -339,10 +323,7 @@ def _agents_administered(items: Sequence[Dataset]) -> bytes:
 def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
     """Return the values of the only item that a functional group may have (PS3.3 C.7.6.16).
 
-    Raises
-    ------
-    ScanError
-        HEADER_CONTRADICTS if there are several, with different values.
+    Several items with different values are HEADER_CONTRADICTS.
     """
     agreed: dict[int, bytes] = {}
     for values in items:

@@ -80,18 +80,9 @@ def _known_position(
 ) -> int | None:
     """Return the number of the known position that a slice shares; None if it has a new one.
 
-    Parameters
-    ----------
-    firsts : sequence of int
-        Index of the first slice at each known position, ascending in depth.
-    positions : (N, 3) array
-        LPS mm.
-    depth : (N,) array
-        mm along the normal.
-    index : int
-        Index of the slice.
-    tolerance : float
-        Largest difference in depth, mm.
+    `firsts` has the index of the first slice at each known position, ascending in `depth` (N,), mm
+    along the normal; `positions` (N, 3) are LPS mm, and `tolerance` the largest difference in
+    depth.
     """
     for position_id in range(len(firsts) - 1, max(-1, len(firsts) - 1 - _MAX_COPLANAR), -1):
         first = firsts[position_id]

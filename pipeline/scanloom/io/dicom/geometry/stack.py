@@ -65,9 +65,8 @@ class Stack:
     ----------
     slices : tuple of Slice or None
         The slice at each index k, ascending along row x column direction; None if it is missing.
-    twins : tuple of (int, Slice)
-        Duplicates: further slices at the position of slice k, to be dropped if their content is
-        the same.
+    twins : tuple of (Slice, Slice)
+        Slices, and duplicates at their positions, which are dropped if their content is the same.
     affine : (4, 4) array
         Index (column, row, slice) to RAS mm. The third axis is the step between slices, which is
         oblique to the others if the gantry was tilted.
@@ -75,7 +74,7 @@ class Stack:
     """
 
     slices: tuple[Slice | None, ...]
-    twins: tuple[tuple[int, Slice], ...]
+    twins: tuple[tuple[Slice, Slice], ...]
     affine: NDArray[np.float64]
     flags: tuple[Flag, ...]
 
@@ -168,13 +167,7 @@ def _orthogonal_for_itk(
 
 
 def _check_consistent(slices: Sequence[Slice]) -> None:
-    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share.
-
-    Raises
-    ------
-    ScanError
-        With the reason code of the first failed check.
-    """
+    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share."""
     distinct, count = unique_by_shared(slices), len(slices)
     truncated = sum(s.header.pixels is None for s in slices)
     if truncated:
@@ -198,13 +191,7 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
 
 
 def _check_meaning(slices: Sequence[Slice], may_differ: Collection[SliceAttribute]) -> None:
-    """Refuse slices that disagree on the meaning of their values.
-
-    Raises
-    ------
-    ScanError
-        MIXED_SLICES.
-    """
+    """Refuse slices that disagree on the meaning of their values: MIXED_SLICES."""
     attribute = first_disagreement(slices, may_differ)
     if attribute is None:
         return
@@ -269,16 +256,16 @@ def direction_cosines(
 
 def _split_duplicates(
     slices: Sequence[Slice], positions: SlicePositions, index: NDArray[np.intp]
-) -> tuple[tuple[Slice | None, ...], tuple[tuple[int, Slice], ...]]:
-    """Return the slice at each index k, and the duplicates at the same positions as (k, slice)."""
+) -> tuple[tuple[Slice | None, ...], tuple[tuple[Slice, Slice], ...]]:
+    """Return the slice at each index k, and `Stack.twins`."""
     kept: list[Slice | None] = [None] * (int(index[-1]) + 1)
-    duplicates: list[tuple[int, Slice]] = []
-    for slice_, position_id in zip(slices, positions.ids, strict=True):
-        k = int(index[position_id])
-        if kept[k] is None:
+    duplicates: list[tuple[Slice, Slice]] = []
+    for slice_, k in zip(slices, index[positions.ids].tolist(), strict=True):
+        first = kept[k]
+        if first is None:
             kept[k] = slice_
         else:
-            duplicates.append((k, slice_))
+            duplicates.append((first, slice_))
     return tuple(kept), tuple(duplicates)
 
 
@@ -287,11 +274,8 @@ def _slice_indices(
 ) -> NDArray[np.intp]:
     """Return the slice index k of each position; missing slices leave out numbers.
 
-    Raises
-    ------
-    ScanError
-        SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if
-        several slices lie in one plane.
+    SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if several
+    slices lie in one plane.
     """
     depth = positions.depth
     deviation, tolerance = spacing_deviation(depth)
@@ -353,24 +337,11 @@ def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.f
 def _slice_line(
     positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
 ) -> tuple[Line, Flag | None]:
-    """Return the line through the slice positions, and a flag if it was corrected.
+    """Return the line through slice positions (P, 3), LPS mm, and a flag if it was corrected.
 
-    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A
-    sideways shift that rounding alone explains is removed.
-
-    Parameters
-    ----------
-    positions : (P, 3) array
-        Positions of the slices in order, LPS mm.
-    index : (P,) array
-        Slice index k of each position.
-    normal : (3,) array
-        Unit normal of the slices, LPS.
-
-    Raises
-    ------
-    ScanError
-        BAD_GEOMETRY if the slices are shifted sideways irregularly.
+    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A sideways
+    shift that rounding alone explains is removed; an irregular one is BAD_GEOMETRY. `index` (P,)
+    has the slice index k of each position, `normal` is the unit normal of the slices.
     """
     count = int(index[-1])
     ends = Line(positions[0], (positions[-1] - positions[0]) / count)
@@ -393,10 +364,7 @@ def _slice_line(
 
 
 def _is_on_line(
-    positions: NDArray[np.float64],
-    index: NDArray[np.intp],
-    line: Line,
-    normal: NDArray[np.float64],
+    positions: NDArray[np.float64], index: NDArray[np.intp], line: Line, normal: NDArray[np.float64]
 ) -> bool:
     """Whether the slices lie on the line through the first and the last, within the jitter."""
     residual = positions - line.origin - np.outer(index, line.step)
@@ -411,8 +379,7 @@ def _is_on_line(
 def duplicate_position_error(stack: Stack) -> ScanError:
     """Return the error for slices that share a position but differ in their pixels."""
     position_count = len(stack.real)
-    counts = Counter({k: 1 for k, slice_ in enumerate(stack.slices) if slice_ is not None})
-    counts.update(k for k, _ in stack.twins)
+    counts = Counter((*stack.real, *(kept for kept, _ in stack.twins)))
     most = max(counts.values())
     complete = sum(count == most for count in counts.values())
     if complete == position_count:
@@ -423,14 +390,13 @@ def duplicate_position_error(stack: Stack) -> ScanError:
         short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
         detail = f"{counted(missing, 'slice')} missing: {short}"
         return ScanError(Reason.SLICE_GAP, detail)
-    conflicting = len({k for k, _ in stack.twins})
+    conflicting = len({kept for kept, _ in stack.twins})
     return ScanError(
         Reason.DUPLICATE_SLICES, f"{counted(conflicting, 'position')} with slices that differ"
     )
 
 
 # --- tilt and spacing of the header ---------------------------------------------------------------
-# Compare tilt and spacing in a header with the positions of slices.
 
 MAX_TILT_DIFFERENCE_DEG = 1.0
 """Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
@@ -476,7 +442,6 @@ def _finite_number(header: Header, tag: int) -> float | None:
 
 
 # --- missing slices -------------------------------------------------------------------------------
-# Interpolate missing slices of a stack from their neighbours.
 
 
 def fill_gaps(
@@ -496,18 +461,12 @@ def fill_gaps(
     """
     present = [k for k, slice_ in enumerate(slices) if slice_ is not None]
     for lower, upper in itertools.pairwise(present):
-        if upper - lower > 1:
-            _fill_between(values, lower, upper, padding)
-
-
-def _fill_between(values: NDArray[Any], lower: int, upper: int, padding: float | None) -> None:
-    before, after = values[:, :, lower], values[:, :, upper]
-    is_padding = (before == padding) | (after == padding) if padding is not None else None
-    for k in range(lower + 1, upper):
-        weight = (k - lower) / (upper - lower)
-        interpolated = before * (1 - weight) + after * weight
-        if values.dtype.kind in "iu":
-            interpolated = np.rint(interpolated)
-        if is_padding is not None:
-            interpolated[is_padding] = padding
-        values[:, :, k] = interpolated
+        before, after = values[:, :, lower], values[:, :, upper]
+        for k in range(lower + 1, upper):
+            weight = (k - lower) / (upper - lower)
+            interpolated = before * (1 - weight) + after * weight
+            if values.dtype.kind in "iu":
+                interpolated = np.rint(interpolated)
+            if padding is not None:  # a mixture of padding and tissue would look like a measurement
+                interpolated[(before == padding) | (after == padding)] = padding
+            values[:, :, k] = interpolated

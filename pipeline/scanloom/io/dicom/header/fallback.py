@@ -24,6 +24,8 @@ from scanloom.io.dicom.header.parser import (
     BIG,
     LITTLE,
     MAX_SEQUENCE_DEPTH,
+    PIXEL_DATA_TAGS,
+    UNDEFINED_LENGTH,
     ByteOrder,
     UnusualHeaderError,
 )
@@ -54,9 +56,7 @@ _FUNCTIONAL_GROUPS = (
     tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE,
 )
 _MIN_HEAD_BYTES = 8
-_PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
-_UNDEFINED = 0xFFFFFFFF
 _READ_TAGS: list[BaseTag | int] = [*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE]
 PARSE_ERRORS = (
     ArithmeticError,
@@ -134,12 +134,7 @@ class _ElementRecorder:
 
     Of two elements with one tag, pydicom silently keeps the last. It also copies its list of tags
     for each file, so that those of private attributes in all blocks, which are thousands, are read
-    here.
-
-    Attributes
-    ----------
-    private : dict of int to bytes
-        Values of `PRIVATE_TAGS`.
+    here, into `private`.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -162,7 +157,7 @@ class _ElementRecorder:
             if is_private and length <= MAX_VALUE_BYTES:
                 self.private[int(tag)] = self._file.read(length)
                 self._file.seek(start)
-        return tag in _PIXEL_DATA_TAGS
+        return tag in PIXEL_DATA_TAGS
 
     def has_contradiction(self) -> bool:
         """Return whether an element occurs twice with different values."""
@@ -170,7 +165,7 @@ class _ElementRecorder:
         return any(len({self._value(*span) for span in spans}) > 1 for spans in repeated)
 
     def _value(self, start: int, length: int) -> object:
-        if length == _UNDEFINED:
+        if length == UNDEFINED_LENGTH:
             return start  # a sequence: its content is not compared, so that two always differ
         self._file.seek(start)
         return self._file.read(length)
@@ -181,12 +176,7 @@ def _read(
 ) -> tuple[Dataset, PixelDataLocation | None, int, dict[int, bytes]]:
     """Return the data set up to the pixels, their location, `Elements.faults` and private values.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    kept : list of int or None
-        Tags of the elements to read; None for all.
+    `kept` are the tags of the elements to read; None for all.
     """
     from pydicom.errors import BytesLengthException, InvalidDicomError
     from pydicom.filereader import read_partial
@@ -338,7 +328,7 @@ class _GroupsWalk:
                     raise UnusualHeaderError
                 is_sequence = vr == order.sequence_vr
             compared = compare or tag in self._groups
-            if length == _UNDEFINED or (is_sequence and compared):
+            if length == UNDEFINED_LENGTH or (is_sequence and compared):
                 offset = self._check_items(start, length, compare=compared, depth=depth)
             else:
                 offset = start + length
@@ -347,7 +337,7 @@ class _GroupsWalk:
         return offset
 
     def _check_items(self, offset: int, length: int, *, compare: bool, depth: int) -> int:
-        end = len(self._data) if length == _UNDEFINED else offset + length
+        end = len(self._data) if length == UNDEFINED_LENGTH else offset + length
         while offset < end:
             tag, length = self._order.unpack_implicit(self._data, offset)
             offset += 8
@@ -355,7 +345,7 @@ class _GroupsWalk:
                 return offset
             if tag != self._order.item:
                 raise UnusualHeaderError
-            item_end = len(self._data) if length == _UNDEFINED else offset + length
+            item_end = len(self._data) if length == UNDEFINED_LENGTH else offset + length
             offset = self.check(offset, item_end, compare=compare, depth=depth + 1)
         return offset
 
@@ -384,7 +374,7 @@ def _pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelDataLocation
     order = "<" if little else ">"
     group, element = struct.unpack(order + "HH", start[:4])
     if group << 16 | element != tags.PIXEL_DATA:
-        return None, FLOAT_PIXELS if group << 16 | element in _PIXEL_DATA_TAGS else 0
+        return None, FLOAT_PIXELS if group << 16 | element in PIXEL_DATA_TAGS else 0
     offset, form, field = offset + 8, "I", start[4:8]
     has_vr = start[6:8] == b"\0\0" or not implicit  # as a length, OB would be odd
     if start[4:6] in _LONG_VRS and has_vr:
@@ -394,7 +384,7 @@ def _pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelDataLocation
     if len(field) < struct.calcsize(form):
         return None, 0
     (length,) = struct.unpack(order + form, field)
-    return PixelDataLocation(offset, None if length == _UNDEFINED else length), 0
+    return PixelDataLocation(offset, None if length == UNDEFINED_LENGTH else length), 0
 
 
 def _raw(element: Any) -> bytes:

@@ -175,11 +175,8 @@ class Header:
 
     def decoded_patient(self, n: int) -> str:
         """Return the value of `patient` at `n`, as `decoded`. It names the patient."""
-        text = self.decoded(PATIENT_KEYWORDS[n])
-        text = unicodedata.normalize("NFC", text)
-        return (
-            text.strip(" \0").split("=")[0].rstrip(" \0^").upper() if n == 0 else text.strip(" \0")
-        )
+        text = unicodedata.normalize("NFC", self.decoded(PATIENT_KEYWORDS[n])).strip(" \0")
+        return text if n else text.split("=")[0].rstrip(" \0^").upper()  # as `_normalised_name`
 
 
 def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
@@ -192,7 +189,7 @@ def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
         (UNREADABLE) or parsed (DAMAGED) the error, not raised, so that the others are still read.
     """
     with pydicom_muted():
-        return [_read_header_or_error(path) for path in paths]
+        return [_read_header(path) for path in paths]
 
 
 @contextmanager
@@ -208,20 +205,14 @@ def pydicom_muted() -> Iterator[None]:
         logger.disabled = before
 
 
-def _read_header_or_error(path: Path) -> Header | ScanError | None:
-    try:
-        return _read_header(path)
-    except ScanError as error:
-        return error
-
-
-def _read_header(path: Path) -> Header | None:
+def _read_header(path: Path) -> Header | ScanError | None:
     try:
         elements = read_elements(path)
-        return None if elements is None else Header(path, elements)
+    except ScanError as error:
+        return error
     except OSError as exc:
-        detail = f"a file can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+        return ScanError(Reason.UNREADABLE, f"a file can't be read ({type(exc).__name__})")
+    return None if elements is None else Header(path, elements)
 
 
 def read_elements(path: Path | str) -> Elements | None:

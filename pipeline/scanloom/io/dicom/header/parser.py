@@ -12,7 +12,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,18 +60,12 @@ LONG_LENGTH_VRS = b"OB OD OF OL OV OW SQ SV UC UN UR UT UV"
 UNDEFINED_LENGTH = 0xFFFFFFFF
 """Undefined length: the end is marked by a delimiter."""
 
-_PIXEL_DATA_TAGS = (tags.PIXEL_DATA, tags.FLOAT_PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA)
-_MISPLACED_TAGS = (
-    0,
-    tags.ITEM,
-    tags.ITEM_DELIMITATION_ITEM,
-    tags.SEQUENCE_DELIMITATION_ITEM,
-)
+PIXEL_DATA_TAGS = (tags.PIXEL_DATA, tags.FLOAT_PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA)
+_MISPLACED_TAGS = (0, tags.ITEM, tags.ITEM_DELIMITATION_ITEM, tags.SEQUENCE_DELIMITATION_ITEM)
 
 Unpack = Callable[[bytes, int], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True)
 class ByteOrder:
     """Unpacking functions and constants for the heads of elements in one byte order.
 
@@ -80,15 +73,17 @@ class ByteOrder:
 
     Parameters
     ----------
-    little : bool
-        Whether values are little endian.
+    name : "little" or "big"
+
+    Attributes
+    ----------
     unpack_explicit : function of (bytes, offset)
         Returns tag, VR and short length.
     unpack_implicit : function of (bytes, offset)
         Returns tag and length.
     unpack_length : function of (bytes, offset)
         Returns a long length.
-    kept : mapping of int to int
+    kept : dict of int to int
         For each tag of interest the number 0xGGGGEEEE, `MODALITY_LUT_PRESENT`, `STOP` or
         `MISPLACED`.
     short_vrs, long_vrs : frozenset of int
@@ -101,63 +96,33 @@ class ByteOrder:
         A tag & `group_mask` is `item_group` for items and delimiters.
     """
 
-    little: bool
-    unpack_explicit: Unpack
-    unpack_implicit: Unpack
-    unpack_length: Unpack
-    kept: Mapping[int, int]
-    short_vrs: frozenset[int]
-    long_vrs: frozenset[int]
-    sequence_vr: int
-    pixel_data: int
-    item: int
-    item_end: int
-    sequence_end: int
-    group_mask: int
-    item_group: int
+    def __init__(self, name: Literal["little", "big"]) -> None:
+        mark = "<" if name == "little" else ">"
+        self.little = name == "little"
+        self.unpack_explicit: Unpack = struct.Struct(mark + "IHH").unpack_from
+        self.unpack_implicit: Unpack = struct.Struct(mark + "II").unpack_from
+        self.unpack_length: Unpack = struct.Struct(mark + "I").unpack_from
+        as_read = self.swap_tag
+        self.kept = {as_read(tag): tag for tag in KEPT_TAGS | PRIVATE_TAGS}
+        self.kept[as_read(tags.MODALITY_LUT_SEQUENCE)] = MODALITY_LUT_PRESENT
+        self.kept |= dict.fromkeys(map(as_read, PIXEL_DATA_TAGS), STOP)
+        self.kept |= dict.fromkeys(map(as_read, _MISPLACED_TAGS), MISPLACED)
+        self.short_vrs, self.long_vrs = (
+            frozenset(int.from_bytes(vr, name) for vr in vrs.split())
+            for vrs in (SHORT_LENGTH_VRS, LONG_LENGTH_VRS)
+        )
+        self.sequence_vr = int.from_bytes(b"SQ", name)
+        self.pixel_data, self.item = as_read(tags.PIXEL_DATA), as_read(tags.ITEM)
+        self.item_end = as_read(tags.ITEM_DELIMITATION_ITEM)
+        self.sequence_end = as_read(tags.SEQUENCE_DELIMITATION_ITEM)
+        self.group_mask, self.item_group = as_read(0xFFFF0000), as_read(0xFFFE0000)
 
     def swap_tag(self, tag: int) -> int:
         """Convert a tag as read into the number 0xGGGGEEEE, or such a number into a tag as read."""
-        return _swap_words(tag) if self.little else tag
+        return (tag & 0xFFFF) << 16 | tag >> 16 if self.little else tag
 
 
-def _swap_words(tag: int) -> int:
-    return (tag & 0xFFFF) << 16 | tag >> 16
-
-
-def _make_order(name: Literal["little", "big"]) -> ByteOrder:
-    mark = "<" if name == "little" else ">"
-
-    def as_read(tag: int) -> int:
-        return _swap_words(tag) if name == "little" else tag
-
-    def vrs(names: bytes) -> frozenset[int]:
-        return frozenset(int.from_bytes(vr, name) for vr in names.split())
-
-    kept = {as_read(tag): tag for tag in KEPT_TAGS | PRIVATE_TAGS} | {
-        as_read(tags.MODALITY_LUT_SEQUENCE): MODALITY_LUT_PRESENT
-    }
-    kept |= dict.fromkeys(map(as_read, _PIXEL_DATA_TAGS), STOP)
-    kept |= dict.fromkeys(map(as_read, _MISPLACED_TAGS), MISPLACED)
-    return ByteOrder(
-        little=name == "little",
-        unpack_explicit=struct.Struct(mark + "IHH").unpack_from,
-        unpack_implicit=struct.Struct(mark + "II").unpack_from,
-        unpack_length=struct.Struct(mark + "I").unpack_from,
-        kept=kept,
-        short_vrs=vrs(SHORT_LENGTH_VRS),
-        long_vrs=vrs(LONG_LENGTH_VRS),
-        sequence_vr=int.from_bytes(b"SQ", name),
-        pixel_data=as_read(tags.PIXEL_DATA),
-        item=as_read(tags.ITEM),
-        item_end=as_read(tags.ITEM_DELIMITATION_ITEM),
-        sequence_end=as_read(tags.SEQUENCE_DELIMITATION_ITEM),
-        group_mask=as_read(0xFFFF0000),
-        item_group=as_read(0xFFFE0000),
-    )
-
-
-LITTLE, BIG = _make_order("little"), _make_order("big")
+LITTLE, BIG = ByteOrder("little"), ByteOrder("big")
 
 _META_TAGS = {
     LITTLE.swap_tag(tag): tag
@@ -186,27 +151,10 @@ def _sequence_end(
 ) -> int:
     """Return the end of a sequence of undefined length, its delimiter included (PS3.5 7.5).
 
-    Parameters
-    ----------
-    order : ByteOrder
-        Byte order of the data set.
-    data : bytes
-        The file, or its start.
-    offset : int
-        Start of the first item.
-    explicit : bool
-        Whether elements have a VR.
-    owner : int
-        Tag of the sequence as read, to look up its VR if elements have none.
-    depth : int
-        Levels of nesting that are still allowed.
-
-    Raises
-    ------
-    UnusualHeaderError
-        If the sequence is malformed or nested too deeply.
-    struct.error
-        If `data` ends too early.
+    `offset` is the start of the first item, `owner` the tag of the sequence as read, to look up its
+    VR if elements have none, `depth` the levels of nesting that are still allowed.
+    UnusualHeaderError if the sequence is malformed or nested too deeply, struct.error if `data`
+    ends too early.
     """
     if not depth or not (explicit or _may_be_sequence(order, data, owner, offset)):
         raise UnusualHeaderError
@@ -378,10 +326,7 @@ def _encoding(raw_syntax: bytes, data: bytes, offset: int) -> tuple[ByteOrder, b
 def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:
     """Keep the values of the meta header, which is explicit little endian (PS3.10 7.1).
 
-    Returns
-    -------
-    int
-        Offset of the data set.
+    The result is the offset of the data set.
     """
     offset = 132 if data[128:132] == b"DICM" else 0
     if not data.startswith(_META_START, offset):

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
-from scanloom.io.dicom.header.header import PixelFormat
+from scanloom.io.dicom.header.fallback import PARSE_ERRORS, read_dataset
+from scanloom.io.dicom.header.header import PixelFormat, pydicom_muted
 from scanloom.io.dicom.pixels.frame import (
     NATIVE_TRANSFER_SYNTAXES,
     FrameRef,
     FrameTable,
-    MemorySource,
     check_excess,
     exceeds_header,
     has_size_mismatch,
@@ -27,6 +28,7 @@ from scanloom.io.dicom.pixels.frame import (
     locate_frames,
     open_pixels,
     read_native,
+    sample_range,
 )
 
 _END_OF_IMAGE = b"\xff\xd9"
@@ -90,12 +92,8 @@ def check_native_length(frame: FrameRef) -> None:
         DAMAGED; UNREADABLE if the bytes after the pixels can't be read.
     """
     if frame.is_plain and exceeds_header(frame):
-        try:
-            with open_pixels(frame) as (located, source):
-                check_excess(located, source)
-        except OSError as exc:
-            detail = f"a file can't be read ({type(exc).__name__})"
-            raise ScanError(Reason.UNREADABLE, detail) from exc
+        with open_pixels(frame) as (located, source):
+            check_excess(located, source)
 
 
 def find_frame_tables(frames: list[FrameRef]) -> dict[Path, FrameTable]:
@@ -130,32 +128,22 @@ def read_stored_samples(
     ScanError
         TRUNCATED, DAMAGED, DECODER, TOO_LARGE or UNREADABLE.
     """
-    try:
-        with open_pixels(frame) as (located, source):
-            if located.syntax in NATIVE_TRANSFER_SYNTAXES:
-                read_native(located, source, out)
-            else:
-                table = tables.get(frame.path) or locate_frames(located, source)
-                fragments = table[frame.frame]
-                _decode_into(located, join_fragments(located, source, fragments), out)
+    with open_pixels(frame) as (located, source):
+        if located.syntax in NATIVE_TRANSFER_SYNTAXES:
+            read_native(located, source, out)
+        else:
+            table = tables.get(frame.path) or locate_frames(located, source)
+            fragments = table[frame.frame]
+            _decode_into(located, join_fragments(located, source, fragments), out)
         _keep_stored_bits(out, frame)
-    except OSError as exc:
-        detail = f"a file can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
 
 
 def _decode_into(frame: FrameRef, encoded: bytes, out: NDArray[Any]) -> None:
     data = _uncompressed(frame, encoded)
     if data is not None:
-        in_memory = replace(
-            frame,
-            syntax=uids.EXPLICIT_VR_LITTLE_ENDIAN,
-            offset=0,
-            length=len(data),
-            frames=1,
-            frame=0,
-        )
-        read_native(in_memory, MemorySource(data), out)
+        native = uids.EXPLICIT_VR_LITTLE_ENDIAN
+        in_memory = replace(frame, syntax=native, offset=0, length=len(data), frames=1, frame=0)
+        read_native(in_memory, BytesIO(data), out)
         return
     pixels = _decode(frame, encoded)
     if pixels.shape != out.shape:
@@ -181,11 +169,11 @@ def _within_bits(pixels: NDArray[Any], frame: FrameRef) -> NDArray[Any]:
         return pixels
     if pixel_format.signed and pixels.dtype.kind == "u" and pixels.max() >> bits:
         pixels = pixels.view(f"i{pixels.itemsize}")
-    signed = pixel_format.signed and pixels.dtype.kind == "i"
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    low, high = sample_range(bits, signed=pixel_format.signed and pixels.dtype.kind == "i")
     smallest, largest = int(pixels.min()), int(pixels.max())
     if low <= smallest and largest <= high:
         return pixels
+    # A sixteenth of the range: what ringing at an edge may add, and far from a wrong BitsStored
     slack = (1 << bits) >> 4 if frame.syntax in _LOSSY else 0
     if smallest < low - slack or largest > high + slack:
         raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
@@ -197,9 +185,8 @@ def _decode(frame: FrameRef, encoded: bytes) -> NDArray[Any]:
     import imagecodecs
 
     if frame.syntax == uids.RLE_LOSSLESS:
-        return _decode_rle(encoded, frame.count, frame.dtype.itemsize).reshape(
-            frame.rows, frame.columns
-        )
+        samples = _decode_rle(encoded, frame.count, frame.dtype.itemsize)
+        return samples.reshape(frame.rows, frame.columns)
     if frame.syntax not in _CODECS:
         raise ScanError(Reason.DECODER, "the transfer syntax is not supported")
     if _END_OF_IMAGE not in encoded[-64:]:
@@ -276,21 +263,14 @@ def _keep_stored_bits(out: NDArray[Any], frame: FrameRef) -> None:
     BitsStored and HighBit may be wrong, and then a shift or a mask changes values: samples of 12
     bits at the low end lose 4 of them where HighBit is 15. So the bits that the header calls unused
     have to be empty, copies of the sign, or overlays that the header describes (PS3.5 8.1.1,
-    retired PS3.3 C.9.2).
-
-    Raises
-    ------
-    ScanError
-        DAMAGED if unused bits hold anything else.
+    retired PS3.3 C.9.2); else the pixels are DAMAGED.
     """
     stored, high_bit = frame.format.stored, frame.format.high_bit
     signed, bits = frame.format.signed, 8 * out.itemsize
     if stored == bits:
         return
     if high_bit + 1 == stored:  # as nearly always; most samples need no change
-        low, high = (
-            (-(1 << stored - 1), (1 << stored - 1) - 1) if signed else (0, (1 << stored) - 1)
-        )
+        low, high = sample_range(stored, signed=signed)
         if low <= out.min() and out.max() <= high:
             return
     raw = out.view(f"<u{out.itemsize}")
@@ -319,9 +299,6 @@ def _are_empty(raw: NDArray[Any], unused: int, pixel_format: PixelFormat) -> boo
 
 def _overlay_bits(path: Path) -> int:
     """Return the bits of the pixel data in which a file's header places overlays (60xx,0102)."""
-    from scanloom.io.dicom.header.fallback import PARSE_ERRORS, read_dataset
-    from scanloom.io.dicom.header.header import pydicom_muted
-
     try:
         with pydicom_muted():
             dataset = read_dataset(path)

@@ -8,10 +8,10 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
-from io import BytesIO
+from dataclasses import dataclass, replace
+from io import SEEK_END, BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
 from scanloom.io.dicom.geometry.slices import Slice
-from scanloom.io.dicom.header.header import Header, PixelFormat
+from scanloom.io.dicom.header.header import Header, PixelFormat, pydicom_muted
 
 NATIVE_TRANSFER_SYNTAXES = (
     uids.IMPLICIT_VR_LITTLE_ENDIAN,
@@ -125,26 +125,6 @@ def slice_frame_ref(slice_: Slice) -> FrameRef:
     )
 
 
-def as_words(frame: FrameRef) -> list[Any]:
-    """Return a frame reference as a list of plain values, to be sent to a child process."""
-    return [getattr(frame, name) for name in _MESSAGE_FIELDS] + list(astuple(frame.format))
-
-
-def from_words(message: list[Any]) -> FrameRef:
-    """Return the frame reference that `as_words` encoded."""
-    field_count = len(_MESSAGE_FIELDS)
-    return FrameRef(
-        **dict(zip(_MESSAGE_FIELDS, message, strict=False)),
-        format=PixelFormat(*message[field_count:]),
-    )
-
-
-_MESSAGE_FIELDS = (
-    *("path", "syntax", "offset", "length", "frames", "frame"),
-    *("rows", "columns", "slope", "intercept", "tile"),
-)
-
-
 def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
     """Return the dtype of stored samples: the smallest integer that holds the allocated bits.
 
@@ -165,21 +145,26 @@ def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
     return np.dtype(f"<{'i' if pixel_format.signed else 'u'}{itemsize}")
 
 
+def sample_range(bits: int, *, signed: bool) -> tuple[int, int]:
+    """Return the lowest and the highest sample of so many bits."""
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+
 # --- native pixel data ----------------------------------------------------------------------------
-# Read native pixel data: whole bytes or packed bits, of either byte order (PS3.5 8.1.1, 8.2).
+# Whole bytes or packed bits, of either byte order (PS3.5 8.1.1, 8.2).
 
 _BLOCK = 1 << 17
 """Packed samples that are unpacked at a time (one byte a bit); bytes that are checked at a time."""
 
 
-def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
+def read_native(frame: FrameRef, source: BinaryIO, out: NDArray[Any]) -> None:
     """Read the samples of a frame into `out`.
 
     Parameters
     ----------
     frame : FrameRef
         Frame as located in `source`.
-    source : ByteSource
+    source : BinaryIO
         Bytes that hold the frame.
     out : (rows, columns) array of the stored type
         Contiguous.
@@ -195,8 +180,9 @@ def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
     if -(-(frame.frame + 1) * frame.count * bits // 8) > (frame.length or 0):
         raise _truncated_error()
     if bits == 8 * out.itemsize and not _has_swapped_bytes(frame, source):
-        position = frame.offset + frame.frame * out.nbytes
-        if source.read_into(position, memoryview(out).cast("B")) < out.nbytes:
+        source.seek(frame.offset + frame.frame * out.nbytes)
+        # Buffered files fill the array but for the end of the file, however little a read gives
+        if source.readinto(memoryview(out).cast("B")) < out.nbytes:  # type: ignore[attr-defined]
             raise _truncated_error()
         if frame.syntax == uids.EXPLICIT_VR_BIG_ENDIAN and out.itemsize > 1:
             out.byteswap(inplace=True)
@@ -221,11 +207,11 @@ def exceeds_header(frame: FrameRef) -> bool:
     return excess_bits >= min(frame.rows, frame.columns) * frame.format.allocated
 
 
-def check_excess(frame: FrameRef, source: ByteSource) -> None:
+def check_excess(frame: FrameRef, source: BinaryIO) -> None:
     """Refuse data other than 0 after the pixels: the size is wrong."""
     end = frame.length or 0
     for start in range(_total_bytes(frame), end, _BLOCK):
-        if source.read(frame.offset + start, min(_BLOCK, end - start)).strip(b"\0"):
+        if _read_at(source, frame.offset + start, min(_BLOCK, end - start)).strip(b"\0"):
             raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
 
 
@@ -233,7 +219,7 @@ def _total_bytes(frame: FrameRef) -> int:
     return -(-frame.frames * frame.count * frame.format.allocated // 8)
 
 
-def _read_packed(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
+def _read_packed(frame: FrameRef, source: BinaryIO, out: NDArray[Any]) -> None:
     """Read samples that share bytes: lowest bits first, without gaps between frames."""
     bits = frame.format.allocated
     weights = (1 << np.arange(bits, dtype=np.uint64)).astype(np.uint32)
@@ -248,10 +234,10 @@ def _read_packed(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None
         out[done : done + count] = samples.astype(out.dtype)
 
 
-def _bytes(frame: FrameRef, source: ByteSource, start: int, stop: int) -> bytes:
+def _bytes(frame: FrameRef, source: BinaryIO, start: int, stop: int) -> bytes:
     """Return a byte range of the pixel data in little endian order."""
     aligned_start, aligned_stop = start & ~1, stop + (stop & 1)  # to whole words
-    data = source.read(frame.offset + aligned_start, aligned_stop - aligned_start)
+    data = _read_at(source, frame.offset + aligned_start, aligned_stop - aligned_start)
     if len(data) < stop - aligned_start:
         raise _truncated_error()
     if _has_swapped_bytes(frame, source):
@@ -259,19 +245,18 @@ def _bytes(frame: FrameRef, source: ByteSource, start: int, stop: int) -> bytes:
     return data[start - aligned_start : stop - aligned_start]
 
 
-def _has_swapped_bytes(frame: FrameRef, source: ByteSource) -> bool:
+def _has_swapped_bytes(frame: FrameRef, source: BinaryIO) -> bool:
     """Whether samples that are not whole words are stored in big endian words (OW)."""
     if frame.syntax != uids.EXPLICIT_VR_BIG_ENDIAN or frame.format.allocated in (16, 32):
         return False
-    return source.read(frame.offset - 8, 2) == b"OW"
+    return _read_at(source, frame.offset - 8, 2) == b"OW"
 
 
 def _truncated_error() -> ScanError:
     return ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
 
 
-# --- encapsulated pixel data ----------------------------------------------------------------------
-# Locate the frames of encapsulated pixel data (DICOM PS3.5 A.4).
+# --- encapsulated pixel data (DICOM PS3.5 A.4) ----------------------------------------------------
 
 MAX_OVERHEAD_BYTES = 1 << 20
 """Bytes by which a compressed frame may exceed twice the size of its samples."""
@@ -294,13 +279,12 @@ class Fragment:
 FrameTable = tuple[tuple[Fragment, ...], ...]
 
 
-def locate_frames(frame: FrameRef, source: ByteSource) -> FrameTable:
+def locate_frames(frame: FrameRef, source: BinaryIO) -> FrameTable:
     """Return the fragments of every frame of a file.
 
     With one fragment per frame, as an extended offset table requires, each fragment is a frame.
     Otherwise the starts of the frames come from the basic offset table, else from JPEG's first
-    marker.
-    A file with several images, but one frame by its header, is refused.
+    marker. A file with several images, but one frame by its header, is refused.
 
     Raises
     ------
@@ -318,17 +302,14 @@ def locate_frames(frame: FrameRef, source: ByteSource) -> FrameTable:
         return tuple((fragment,) for fragment in fragments)
     if len(fragments) < frame.frames:
         raise ScanError(Reason.TRUNCATED, "a file has fewer frames than its header describes")
-    for starts in (
-        _starts_by_table(table, fragments),
-        _starts_by_marker(source, fragments),
-    ):
+    for starts in (_starts_by_table(table, fragments), _starts_by_marker(source, fragments)):
         if len(starts) == frame.frames and starts[0] == 0:
             ends = [*starts[1:], len(fragments)]
             return tuple(tuple(fragments[a:b]) for a, b in zip(starts, ends, strict=True))
     raise ScanError(Reason.DAMAGED, "the frames of a file can't be distinguished")
 
 
-def join_fragments(frame: FrameRef, source: ByteSource, fragments: Sequence[Fragment]) -> bytes:
+def join_fragments(frame: FrameRef, source: BinaryIO, fragments: Sequence[Fragment]) -> bytes:
     """Return the bytes of one compressed frame, from its joined fragments.
 
     Raises
@@ -339,31 +320,28 @@ def join_fragments(frame: FrameRef, source: ByteSource, fragments: Sequence[Frag
     size = sum(fragment.length for fragment in fragments)
     if size > 2 * frame.count * frame.dtype.itemsize + MAX_OVERHEAD_BYTES:
         raise ScanError(Reason.DAMAGED, "a compressed slice is implausibly large")
-    encoded = b"".join(source.read(fragment.start, fragment.length) for fragment in fragments)
+    encoded = b"".join(_read_at(source, part.start, part.length) for part in fragments)
     if len(encoded) < size:
-        raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+        raise _truncated_error()
     return encoded
 
 
-def _fragments(frame: FrameRef, source: ByteSource) -> tuple[bytes, list[Fragment]]:
+def _fragments(frame: FrameRef, source: BinaryIO) -> tuple[bytes, list[Fragment]]:
     """Return the basic offset table, possibly empty, and the fragments after it."""
     if frame.length is not None:
         raise ScanError(Reason.DAMAGED, "compressed pixels are not encapsulated")
     items: list[Fragment] = []
-    position = frame.offset
-    while True:
-        item_header = source.read(position, 8)
-        if len(item_header) < 8 or item_header[:4] != _ITEM_TAG:
-            break
+    position, size = frame.offset, source.seek(0, SEEK_END)
+    while (item_header := _read_at(source, position, 8))[:4] == _ITEM_TAG and len(item_header) == 8:
         (length,) = struct.unpack("<I", item_header[4:])
         position += 8 + length
-        if position > source.size:
-            raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+        if position > size:
+            raise _truncated_error()
         items.append(Fragment(position - length, length))
     if not items:
         reason = Reason.TRUNCATED if len(item_header) < 8 else Reason.DAMAGED
         raise ScanError(reason, "the pixel data have no fragments")
-    table = source.read(items[0].start, items[0].length)
+    table = _read_at(source, items[0].start, items[0].length)
     if table and (len(table) % 4 or any(table[:4])):  # some writers omit the item of the table
         return b"", items
     return table, [fragment for fragment in items[1:] if fragment.length]
@@ -379,24 +357,23 @@ def _starts_by_table(table: bytes, fragments: Sequence[Fragment]) -> list[int]:
     return starts if rising and -1 not in starts else []
 
 
-def _starts_by_marker(source: ByteSource, fragments: Sequence[Fragment]) -> list[int]:
-    markers = [source.read(fragment.start, 4) for fragment in fragments]
+def _starts_by_marker(source: BinaryIO, fragments: Sequence[Fragment]) -> list[int]:
+    markers = [_read_at(source, fragment.start, 4) for fragment in fragments]
     return [n for n, marker in enumerate(markers) if marker.startswith(_START_MARKERS)]
 
 
-def _has_second_image(source: ByteSource, fragments: Sequence[Fragment]) -> bool:
+def _has_second_image(source: BinaryIO, fragments: Sequence[Fragment]) -> bool:
     """Whether an image ends with a fragment and a second image begins with the next."""
     for fragment, following in itertools.pairwise(fragments):
-        end = source.read(fragment.start + max(0, fragment.length - 3), 3).rstrip(b"\0")
-        if end.endswith(_END_MARKER) and source.read(following.start, 4).startswith(_START_MARKERS):
+        end = _read_at(source, fragment.start + max(0, fragment.length - 3), 3).rstrip(b"\0")
+        start = _read_at(source, following.start, 4)
+        if end.endswith(_END_MARKER) and start.startswith(_START_MARKERS):
             return True
     return False
 
 
 # --- sizes in compressed frames -------------------------------------------------------------------
-# Check the size in a compressed frame against its header, before a decoder trusts it.
-#
-# A damaged size makes decoders allocate gigabytes or loop for hours.
+# Checked before a decoder trusts them: a damaged size makes it allocate gigabytes or loop for hours
 
 _J2K_START = b"\xff\x4f\xff\x51"  # SOC, and SIZ which must follow (ISO 15444-1 A.5.1)
 _SIZ_STRUCT = struct.Struct(">2x2x8IH")
@@ -453,8 +430,8 @@ def _jpeg_contradicts(frame: bytes, rows: int, columns: int) -> bool:
             position += 2 + struct.unpack_from(">H", frame, position + 2)[0]
 
 
-# --- sources of bytes -----------------------------------------------------------------------------
-# Byte sources for pixel data: the file itself, or its inflated bytes in memory up to a limit.
+# --- the file of a frame --------------------------------------------------------------------------
+# The file itself, or its inflated bytes in memory up to a limit.
 
 _MAX_HEADER_BYTES = 1 << 26
 """Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
@@ -463,97 +440,44 @@ _CHUNK_BYTES = 1 << 18
 _GROUP_LENGTH_END = 132 + 12  # preamble and "DICM", then FileMetaInformationGroupLength
 
 
-class ByteSource(Protocol):
-    """Bytes with random access; `size` is their number."""
-
-    size: int
-
-    def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes from `position`, fewer at the end."""
-
-    def read_into(self, position: int, view: memoryview) -> int:
-        """Fill `view` from `position`, and return the number of bytes read."""
-
-
-class _FileSource:
-    """An open file, read by `pread`, so that threads can share its descriptor."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-
-    def read(self, position: int, count: int) -> bytes:
-        data = os.pread(self._descriptor, min(count, max(0, self.size - position)), position)
-        while 0 < len(data) < count and position + len(data) < self.size:
-            more = os.pread(self._descriptor, count - len(data), position + len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-    def read_into(self, position: int, view: memoryview) -> int:
-        filled = 0
-        while filled < len(view):
-            count = os.preadv(self._descriptor, [view[filled:]], position + filled)
-            if not count:
-                break
-            filled += count
-        return filled
-
-
-class MemorySource:
-    """Byte source in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self.size = len(data)
-
-    def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes from `position`, fewer at the end."""
-        return bytes(self._data[position : position + count])
-
-    def read_into(self, position: int, view: memoryview) -> int:
-        """Fill `view` from `position`, and return the number of bytes read."""
-        data = self._data[position : position + len(view)]
-        view[: len(data)] = data
-        return len(data)
-
-
 @contextmanager
-def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, ByteSource]]:
+def open_pixels(frame: FrameRef) -> Iterator[tuple[FrameRef, BinaryIO]]:
     """Open the file of a frame, inflating it if it is deflated.
 
     Yields
     ------
-    (FrameRef, ByteSource)
-        The byte source, and the frame as located in it: native if the file was deflated.
+    (FrameRef, BinaryIO)
+        The bytes, and the frame as located in them: native if the file was deflated.
 
     Raises
     ------
-    OSError
-        If the file can't be read.
     ScanError
-        TRUNCATED, DAMAGED or TOO_LARGE if a deflated file can't be inflated.
+        UNREADABLE if the file can't be read, in the block either; TRUNCATED, DAMAGED or TOO_LARGE
+        if a deflated file can't be inflated.
     """
-    descriptor = os.open(frame.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def without_waiting(path: str, flags: int) -> int:  # a pipe may be in the place of the file
+        return os.open(path, flags | os.O_NONBLOCK)
+
     try:
-        source = _FileSource(descriptor)
-        yield (
-            _inflated_source(frame, source)
-            if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
-            else (frame, source)
-        )
-    finally:
-        os.close(descriptor)
+        with open(frame.path, "rb", opener=without_waiting) as file:
+            is_deflated = frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+            yield _inflated(frame, file) if is_deflated else (frame, file)
+    except OSError as exc:
+        detail = f"a file can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
+def _read_at(source: BinaryIO, position: int, count: int) -> bytes:
+    """Return `count` bytes from `position`, fewer at the end."""
+    source.seek(position)
+    return source.read(count)
 
 
 def inflation_bytes(frame: FrameRef) -> int:
     """Return the most memory, in bytes, that `open_pixels` needs; 0 if the file is not deflated."""
-    return (
-        2 * _max_inflated_bytes(frame)
-        if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
-        else 0
-    )
+    is_deflated = frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+    return 2 * _max_inflated_bytes(frame) if is_deflated else 0
 
 
 def _max_inflated_bytes(frame: FrameRef) -> int:
@@ -561,44 +485,38 @@ def _max_inflated_bytes(frame: FrameRef) -> int:
     return frame.frames * frame.count * frame.dtype.itemsize + _MAX_HEADER_BYTES
 
 
-def _inflated_source(frame: FrameRef, source: ByteSource) -> tuple[FrameRef, ByteSource]:
+def _inflated(frame: FrameRef, file: BinaryIO) -> tuple[FrameRef, BinaryIO]:
     """Inflate a deflated data set (PS3.5 A.5) and locate the frame in it."""
     from pydicom import dcmread
-    from pydicom.uid import ExplicitVRLittleEndian
 
-    from scanloom.io.dicom.header.header import pydicom_muted
-
-    start = source.read(0, _GROUP_LENGTH_END)
+    start = file.read(_GROUP_LENGTH_END)
     if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
         raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
     (meta_length,) = struct.unpack("<I", start[-4:])
-    data = _inflate(source, _GROUP_LENGTH_END + meta_length, _max_inflated_bytes(frame))
-    stream = BytesIO(data)
+    file.seek(_GROUP_LENGTH_END + meta_length)
+    stream = BytesIO(_inflate(file, _max_inflated_bytes(frame)))
     try:
         with pydicom_muted():
             dcmread(stream, stop_before_pixels=True, force=True)
         position = stream.tell()
-        group, element, vr, value_length = struct.unpack("<HH2s2xI", data[position : position + 12])
+        group, element, vr, value_length = struct.unpack("<HH2s2xI", stream.read(12))
     except (ArithmeticError, EOFError, LookupError, OSError, TypeError, ValueError) as exc:
         raise ScanError(Reason.DAMAGED, "a deflated file can't be parsed") from exc
     except (AttributeError, NotImplementedError, RecursionError, struct.error) as exc:
         raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels") from exc
     if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
         raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
-    located = replace(
-        frame, syntax=ExplicitVRLittleEndian, offset=position + 12, length=value_length
-    )
-    return located, MemorySource(data)
+    native = uids.EXPLICIT_VR_LITTLE_ENDIAN
+    located = replace(frame, syntax=native, offset=position + 12, length=value_length)
+    return located, stream
 
 
-def _inflate(source: ByteSource, start: int, max_bytes: int) -> bytes:
-    """Inflate the bytes after `start`; refuse more than `max_bytes`."""
-    decompressor, chunks, size, position = zlib.decompressobj(-zlib.MAX_WBITS), [], 0, start
+def _inflate(file: BinaryIO, max_bytes: int) -> bytes:
+    """Inflate the rest of a file; refuse more than `max_bytes`."""
+    decompressor, chunks, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
     compressed = b""
     while not decompressor.eof:
-        if not compressed:
-            compressed = source.read(position, _CHUNK_BYTES)
-            position += len(compressed)
+        compressed = compressed or file.read(_CHUNK_BYTES)
         if not compressed:
             raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
         try:
