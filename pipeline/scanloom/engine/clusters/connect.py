@@ -293,7 +293,7 @@ def local_cluster(
         "death_timeout": START_TIMEOUT_S,
         "silence_logs": 50,
     }
-    environments = [worker_environment(device, len(devices)) for device in devices]
+    environments = [worker_environment(device, devices) for device in devices]
     workers = {
         number: {"cls": Nanny, "options": {**common, "env": environment}}
         for number, environment in enumerate(environments)
