@@ -24,7 +24,12 @@ from numpy.typing import NDArray
 
 from scanloom.core import ScanError, counted, format_bytes
 from scanloom.core.process import core_count
-from scanloom.engine.machine.devices import nvml_handles
+from scanloom.engine.machine.devices import (
+    NEVER_RUN,
+    amd_gpu_count,
+    describe_energy,
+    nvml_handles,
+)
 from scanloom.version import __version__
 
 if TYPE_CHECKING:
@@ -124,15 +129,21 @@ def check_devices() -> Iterator[CheckResult]:
     yield _memory()
     driver = find_driver()
     try:
-        from scanloom.inference.torch_devices import take_inventory  # torch comes in here
+        # torch comes in here
+        from scanloom.inference.torch_devices import onnxruntime_cuda, take_inventory
 
-        inventory = take_inventory()
+        inventory, their_cuda = take_inventory(), onnxruntime_cuda()
     except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding
         advice = "pip install --force-reinstall torch"
         yield CheckResult(DEVICES, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
         return
     yield _engines()
-    yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    if inventory.hip or (driver is None and amd_gpu_count()):
+        yield judge_rocm(inventory.version, inventory.hip, amd_gpu_count(), len(inventory.devices))
+    else:
+        yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    if their_cuda:
+        yield judge_onnxruntime(their_cuda, inventory.cuda)
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
     yield CheckResult(DEVICES, "torch on the CPU", "ok", seen)
     for number, device in enumerate(inventory.devices):
@@ -147,7 +158,23 @@ def check_devices() -> Iterator[CheckResult]:
             advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
             yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly")
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly; {UNTRIED}")
+    for other in inventory.others:
+        seen, name = other.hardware, other.name or "other device"
+        if other.fault:
+            advice = f"do not use `segment --device {name}`"
+            yield CheckResult(DEVICES, name, "warn", f"{seen}: {other.fault}", advice)
+        elif other.name:
+            used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
+        else:
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: not used; {UNTRIED}")
+    yield CheckResult(DEVICES, "energy", "ok", describe_energy())
+    seen = f"{', '.join(NEVER_RUN)}, OpenVINO on GPUs: see docs/gpu.md"
+    yield CheckResult(DEVICES, "never run on", "ok", seen)
+
+
+UNTRIED = "scanloom was never run on such a device"
 
 
 def _engines() -> CheckResult:
@@ -193,6 +220,36 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
         advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
         return finding("bad", f"{seen}; torch sees no GPU", advice)
     return finding("ok", seen)
+
+
+def judge_rocm(version: str, hip: str | None, gpus: int, usable: int) -> CheckResult:
+    """Return a finding on torch's build and AMD's GPUs.
+
+    Parameters
+    ----------
+    version, hip : str, str or None
+        Version of torch and of the ROCm that it was built for; None for another build.
+    gpus, usable : int
+        Numbers of AMD GPUs that the driver has, and that torch sees.
+    """
+    built = f"{version}, built for ROCm {hip}" if hip else f"{version}, built without ROCm"
+    seen = f"{built}; {counted(gpus, 'AMD GPU')}"
+    if hip is None:
+        advice = "the GPU stays idle: install a torch built with ROCm (pytorch.org)"
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+    if gpus and not usable:
+        advice = "check the container's access to /dev/kfd and /dev/dri, and HIP_VISIBLE_DEVICES"
+        return CheckResult(DEVICES, "torch", "bad", f"{seen}; torch sees no GPU", advice)
+    return CheckResult(DEVICES, "torch", "ok", seen)
+
+
+def judge_onnxruntime(cuda: str, torchs: str | None) -> CheckResult:
+    """Return a finding on the CUDA of ONNX Runtime's build: it loads the libraries of torch's."""
+    seen = f"built for CUDA {cuda}, torch {f'for CUDA {torchs}' if torchs else 'without CUDA'}"
+    if torchs and torchs.split(".")[0] == cuda.split(".")[0]:
+        return CheckResult(DEVICES, "onnxruntime", "ok", seen)
+    advice = "install an onnxruntime-gpu for torch's CUDA: else its engines are refused"
+    return CheckResult(DEVICES, "onnxruntime", "warn", seen, advice)
 
 
 def find_driver() -> Driver | None:
@@ -251,6 +308,7 @@ def _meminfo(file: Path) -> int | None:
 def _cgroup(folder: Path) -> int | None:
     """Return the memory left under a container's limit (cgroup v2), None without a limit."""
     try:
+        # Within a container, /proc/meminfo still tells of the whole machine
         limit = (folder / "memory.max").read_text().strip()
         used = (folder / "memory.current").read_text().strip()
         return max(int(limit) - int(used), 0)
@@ -300,6 +358,7 @@ def _publishing(existing: Path, name: str) -> CheckResult:
             stream.write(b"scanloom")
             stream.flush()
             os.fsync(stream.fileno())
+        # The folder is renamed, not the file: so is a case
         (work / "new").rename(work / "done")
         handle = os.open(work, os.O_RDONLY)
         try:

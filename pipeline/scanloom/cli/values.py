@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer  # typer evaluates the annotations of completions
 
-from scanloom.options import EXTRAS, MAX_OVERLAP
+from scanloom.options import DEVICES, EXTRAS, MAX_OVERLAP
 
 if TYPE_CHECKING:
     from scanloom.core import Structure
@@ -29,8 +29,8 @@ def axis_codes(text: str) -> str:
 
 def device_name(text: str) -> str:
     """Return the name of a device; refuse any other text."""
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
-        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    if re.fullmatch(DEVICES, text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ..., "mps" or "xpu"')
     return text
 
 
@@ -88,6 +88,7 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(exc)) from exc
 
 
+# typer takes a plain tuple for an option with two values
 class Shard(NamedTuple):
     """Part k of n parts of an archive, from 1."""
 
@@ -143,7 +144,7 @@ def complete_extras(incomplete: str) -> list[str]:
 
 def complete_devices(incomplete: str) -> list[str]:
     """Return the kinds of devices."""
-    return _starting(incomplete, ("auto", "cpu", "cuda"))
+    return _starting(incomplete, ("auto", "cpu", "cuda", "mps", "xpu"))
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -48,7 +48,7 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
     name : str
         A name that `scanloom models list` shows, or the folder of a bundle.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     precision : str
         "auto", "float32" or "half".
 
@@ -144,7 +144,7 @@ def segment(
     structures : str, or sequence of str
         Labels to keep; by default, all.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     precision : "auto", "float32" or "half"
         Numeric precision of the networks.
     skip_air : bool

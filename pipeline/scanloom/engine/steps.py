@@ -29,7 +29,7 @@ from scanloom.core import (
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.engine.machine.devices import CaseEnergyMeter
 from scanloom.engine.prepare import (
     OutputTarget,
     Prepared,
@@ -133,7 +133,7 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     """
     from scanloom.io.read import read_scan
 
-    clock, meter = clock or StepTimer(), EnergyMeter()
+    clock, meter = clock or StepTimer(), CaseEnergyMeter()
     with clock.step("load"):
         scan = read_scan(case.series, case.read, phase=case.phase)
         channel = replace(case.read, gaps="refuse", orientation=None)

@@ -90,7 +90,7 @@ class TorchPredictor(PlacedModel):
     compute : ComputeOptions
         How the network is run. Windows of air below a card's `air_below` are skipped.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     memory_limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
     planned_cases : int

@@ -267,12 +267,15 @@ def print_entry(entry: ModelEntry) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from scanloom.engine.machine.devices import NEVER_RUN
+
     card = entry.card
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
     trials = [("engine", str(trial)) for trial in trials_of(card)]
-    for name, text in (*_facts(card), *_origin(entry), *trials):
+    never = ("never run on", ", ".join(NEVER_RUN))
+    for name, text in (*_facts(card), *_origin(entry), *trials, never):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
     for s in card.structures:
@@ -306,6 +309,7 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
     from scanloom.cards.graph import networks
+    from scanloom.engine.machine.devices import NEVER_RUN
 
     card = entry.card
     if card is None:
@@ -340,6 +344,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "engines": [
             {**asdict(trial), "used": trial.used, "why": trial.why} for trial in trials_of(card)
         ],
+        "never_run_on": list(NEVER_RUN),
         "structures": [
             {
                 "number": s.number,

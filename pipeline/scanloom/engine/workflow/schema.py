@@ -44,7 +44,7 @@ from scanloom.core import (
 )
 from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.options import EXTRAS, Modality, take
+from scanloom.options import DEVICES, EXTRAS, Modality, take
 
 T = TypeVar("T")
 
@@ -408,9 +408,9 @@ class Execution(Section, ComputeOptions, frozen=True):
     in_flight: int = Field(default=3, ge=1, le=8, description="Most concurrent cases in a worker")
     device: str = Field(
         default="auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        pattern=f"^({DEVICES})$",
         examples=["cuda:0"],
-        description="auto, cpu, cuda, cuda:N",
+        description="auto, cpu, cuda, cuda:N, mps, xpu, xpu:N",
     )
     time_limit: Seconds = Field(
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
