@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
@@ -38,10 +39,13 @@ VARIABLES_OF_OTHERS = {
     "MALLOC_ARENA_MAX",
     "NO_PROXY",
     "SLURM_ARRAY_TASK_ID",
+    "TRITON_CACHE_DIR",
 }
 OPTIONS_OF_OTHERS = {
-    "dask": {"--local-directory", "--nthreads", "--scheduler-file"}
+    "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
+    "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
@@ -77,6 +81,14 @@ def test_table_of_attributes_is_current() -> None:
     assert text == writer_of("write_attributes").page(text)
     for attribute in SLICE_ATTRIBUTES:
         assert f"\n| {attribute.name} | " in text
+
+
+@pytest.mark.thorough
+def test_table_of_device_memory_is_current() -> None:
+    """If this fails: python docs/write_gpu.py."""
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+    assert text == writer_of("write_gpu").page(text)
 
 
 def test_page_of_reasons_has_all() -> None:

@@ -531,12 +531,15 @@ class Stage:
         Structures that are used; empty for all.
     margin : float
         Distance around the box, mm.
+    steps : tuple of IntensityStep
+        Steps that a cropped scan takes before those of the card that sees it.
     """
 
     card: ModelCard
     use: Literal["channels", "crop"]
     labels: tuple[str, ...] = ()
     margin: float = 0.0
+    steps: tuple[IntensityStep, ...] = ()
 
     @property
     def n_structures(self) -> int:
@@ -626,7 +629,7 @@ class ModelCard:
     flags: tuple[Flag, ...] = ()
     limitations: tuple[str, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
-    subset: ModelCard | None = None
+    subset: Stage | None = None
     fast: FastPreset | None = None
 
     def __post_init__(self) -> None:
@@ -640,6 +643,10 @@ class ModelCard:
         painted = {n for _, n in self.decision.regions} if isinstance(self.decision, Paint) else ()
         if not {s.number for s in self.structures}.issuperset(painted):
             raise ValueError("a region is painted with the number of no structure")
+        if any(part.parts or part.stage for part in self.parts):
+            raise ValueError("parts must be single networks")
+        if self.parts and self.stage is not None and self.stage.use == "channels":
+            raise ValueError("only a single network has structures as further input channels")
         coarser = self.fast.card if self.fast else None
         if coarser and {s.label for s in coarser.structures} != {s.label for s in self.structures}:
             raise ValueError("a coarser model must have the same structures")

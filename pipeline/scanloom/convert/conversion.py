@@ -43,7 +43,7 @@ from scanloom.io.system.scratch_folders import (
 )
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 1
+_SCHEMA: Final = 2
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
 """Record of a conversion: the files that it was made of, and its weights."""
@@ -316,6 +316,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
         folds=tuple(map(convert, card.folds)),
         stage=inner(card.stage),
         parts=tuple(_with_weights(network, convert) for network in card.parts),
-        subset=card.subset and _with_weights(card.subset, convert),
+        subset=inner(card.subset),
         fast=inner(card.fast),
     )

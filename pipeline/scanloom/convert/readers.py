@@ -125,8 +125,6 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
 
     Parameters
     ----------
-    folder : Path
-        The model.
     options : mapping
         Options of the model, which become a part of its name.
 

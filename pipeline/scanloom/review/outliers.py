@@ -85,8 +85,6 @@ class Cohort:
 
     Parameters
     ----------
-    measurements : iterable of Measurement
-        Measurements of all cases.
     references : mapping, optional
         Reference ranges of each model, for structures with fewer than `MIN_COHORT` values.
     """
@@ -188,7 +186,9 @@ def _centre(values: Sequence[float], quantity: Quantity) -> tuple[float, float]:
     scaled = [_scaled(value, quantity) for value in values]
     middle = statistics.median(scaled)
     deviations = [abs(v - middle) for v in scaled]
+    # the factors make each that of the standard deviation, if values are distributed normally
     spread = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
+    # equal values in a small cohort must not make outliers of all others
     return middle, max(spread, 0.05 * abs(middle), _MIN_SPREAD[quantity])
 
 
@@ -265,7 +265,6 @@ class Finding:
 
     Parameters
     ----------
-    kind : str
     structure : str
         Display name of the structure, or "scan".
     weight : float
@@ -289,7 +288,7 @@ class Finding:
 def find_outliers(
     cases: Mapping[str, Sequence[Measurement]],
     cohort: Cohort,
-    axes: Mapping[str, str] | None = None,
+    axes: Mapping[str, str],
 ) -> dict[str, list[Finding]]:
     """Find the outliers of every case.
 
@@ -297,9 +296,7 @@ def find_outliers(
     ----------
     cases : mapping
         Measurements of each case, by case id.
-    cohort : Cohort
-        The cases with which they are compared.
-    axes : mapping, optional
+    axes : mapping
         Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 
     Returns
@@ -315,7 +312,7 @@ def find_outliers(
         findings[case] += [
             Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
         ]
-        findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
+        findings[case] += _of_pairs(measurements, axes.get(case, ""))
         findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
     return findings
 
@@ -355,6 +352,7 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
         return None
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
+    # fewer parts than usual are no error
     elif z >= OUTLIER_Z or (z <= -OUTLIER_Z and quantity != "parts"):
         # capped: one absurd value must not push all other cases down
         factor = min(abs(z) / OUTLIER_Z, 3.0)

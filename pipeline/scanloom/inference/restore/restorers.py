@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
+from scanloom.inference.device import float64_device
 from scanloom.inference.geometry import NetworkPlan, round_half_up
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.resampling.sampling import area_matrix
@@ -368,7 +369,7 @@ class LabelRestorer:
 def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> Labels:
     """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
     known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
-    values = torch.from_numpy(known).to(device)
+    values = torch.from_numpy(known).to(float64_device(device))
     # The order of operations is MONAI's: at exact ratios its rounding decides the neighbour
     if plan.unturned is not None:  # as MONAI: turned back first, then resampled
         values, plan = unorient(values, plan), plan.unturned

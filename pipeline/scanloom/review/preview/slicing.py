@@ -36,6 +36,7 @@ class Direction:
 AXIAL = Direction("Axial", 2, 0, 1)
 CORONAL = Direction("Coronal", 1, 0, 2)
 SAGITTAL = Direction("Sagittal", 0, 1, 2)
+DIRECTIONS = (AXIAL, CORONAL, SAGITTAL)
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))
 """Letters at the low and at the high end of each LPI axis."""
 
@@ -195,8 +196,6 @@ class View:
         ----------
         array : (I, J, K) array
             Values on the source grid.
-        direction : Direction
-            The orientation of the plane.
         position : float
             Position along the normal of the plane in LPI mm.
         outside : float or None
@@ -246,6 +245,7 @@ class View:
     ) -> Cut:
         area = raster.area
         pixel = min(mm / n for mm, n in zip(area.size, raster.size, strict=True))
+        # no finer than the scan, nor than the picture
         spacing = max(min(self.source.spacing), pixel)
         columns, rows = (max(1, round(length / spacing)) for length in area.size)
         step = area.size[0] / columns, area.size[1] / rows
@@ -302,8 +302,6 @@ class Body:
         First and last voxel of the body in the view, by index.
     values : (N,) array
         Finite intensities inside the body, without padding; of all voxels if none is found.
-    volume_ml : float
-        Approximate volume.
     found : bool
         Whether the scan has a body in front of a background.
     """
@@ -320,8 +318,6 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
     view : View
         The scan's grid in patient orientation.
     hounsfield : bool
@@ -350,6 +346,7 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 def _steps(view: View) -> tuple[int, int, int]:
     """Return the step of the sample along each axis of the view, about equal in mm."""
     spacing = np.array([view.source.spacing[n] for n in view.order])
+    # cubes, also where slices are thick: the opening must be as wide along each axis
     target = (math.prod(view.shape) * np.prod(spacing) / MAX_VOXELS) ** (1 / 3)
     a, b, c = (int(n) for n in np.maximum(1, np.rint(target / spacing)))
     return a, b, c

@@ -41,8 +41,6 @@ class ServerOptions:
         For TLS.
     double, repeat : float or None
         Shares of cases as of `share_cases`.
-    key : Path or None
-        File with the key of the case ids.
     """
 
     reviewers: tuple[str, ...]
@@ -71,13 +69,8 @@ def serve(
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    options : ServerOptions
     tell : callable
         Receives the link of each reviewer, by name, once the server can be reached.
-    publish : callable, optional
-        Publishes corrections.
     tell_kept : callable
         Receives the number of strokes that are kept and not saved, by case and name of the
         reviewer, when the server stops.
@@ -151,6 +144,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = Listener(family, max_connections())
     try:
+        # else a server that was stopped just now bars the port for a minute
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
         listening.listen(BACKLOG)  # connections wait until the server runs

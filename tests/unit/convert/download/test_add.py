@@ -24,7 +24,7 @@ from scanloom.convert.conversion import convert_model
 from scanloom.convert.download import add as adding
 from scanloom.convert.download import addresses
 from scanloom.convert.download.add import AddOptions, Licence, add_model, remove_model
-from scanloom.convert.download.sources import find_source
+from scanloom.convert.download.sources import find_source, task_zips
 from scanloom.convert.monai.bundle import read_bundle
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import ModelReader
@@ -546,8 +546,8 @@ def test_each_task_of_totalsegmentator_has_its_zip_files(task: str) -> None:
     source = find_source(f"totalsegmentator/{task}")
 
     assert source.name == task
-    assert len(source.zips) == len(addresses.TOTALSEGMENTATOR_TASKS[task])  # type: ignore[attr-defined]
-    assert all(remote.address.endswith(".zip") for remote in source.zips)  # type: ignore[attr-defined]
+    assert len(task_zips(task)) == len(addresses.TOTALSEGMENTATOR_TASKS[task])
+    assert all(address.endswith(".zip") for address in task_zips(task))
 
 
 class TestRemove:

@@ -74,7 +74,10 @@ def test_a_workflow_is_frozen() -> None:
         ),
         (SMALL + "execution: {memory_limit: lots}\n", "a number and a unit, such as 8GB"),
         (SMALL + "execution: {memory_limit: no}\n", "such as 8GB, 7.5GiB"),
-        (SMALL + "execution: {device: gpu}\n", "expected auto, cpu, cuda, cuda:N, such as cuda:0"),
+        (
+            SMALL + "execution: {device: gpu}\n",
+            "expected auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, such as cuda:0",
+        ),
         (SMALL + "policy: {orientation: up}\n", "expected axis codes for files that do not state"),
         (SMALL + "select: {modality: no}\n", "expected one or several of CT, MR, PT, NM"),
         (SMALL + "select: {body_part: no}\n", "expected a word, or a list of them, in quotes"),
