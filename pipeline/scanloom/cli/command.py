@@ -27,6 +27,7 @@ USER_FILES = ("config.yaml", "config.toml")
 SOURCES = "scanloom.option_files"
 """Key of a context's `meta`: the file from which an option's value came, by the option's name."""
 EMPTY = "the text is empty, as if a variable of the shell were not set"
+# Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
 Values = dict[str, Any]

@@ -57,6 +57,7 @@ def exit_of_reason(reason: Reason) -> Exit:
 
     if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
         return Exit.INPUT_OUTPUT
+    # Of the program and its machine: neither a scan nor an option is to blame
     internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
     return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
@@ -132,6 +133,7 @@ def steady_streams() -> Iterator[None]:
         try:
             yield
         finally:
+            # Here, since Python itself reports a failure at exit with a traceback
             sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()

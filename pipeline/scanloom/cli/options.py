@@ -85,6 +85,7 @@ class Reporting(General):
 def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
     """Return the type and the option that typer needs for a field of `scanloom.options`."""
     command, schema = field.metadata["command"], field.metadata["schema"]
+    # A parser refuses values out of range in its own words, so that typer gets no limits
     parser = command["parser"] and getattr(values, command["parser"])
     info = typer.Option(
         *command["flags"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def axis_codes(text: str) -> str:
     """Return axis codes such as RAS in capitals; refuse any other text."""
     codes = text.strip().upper()
+    # Each axis once: a letter's index is 0 or 1, 3 or 4, 6 or 7 by its pair
     if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
         raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
     return codes

@@ -436,13 +436,7 @@ def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> list[Meas
 
 
 def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[str, Range | None]:
-    """Return the planned ranges of the cases that a run published.
-
-    Raises
-    ------
-    LookupError
-        If the plan lacks a case.
-    """
+    """Return the planned ranges of the cases that a run published; LookupError if one lacks."""
     by_case = {case["case"]: case for case in plan["cases"]}
     matched, totals = [by_case[case] for case in published], plan["totals"]
     planned: dict[str, Range | None] = {"host": (0.0, totals["host"])}
@@ -942,12 +936,8 @@ def _try_cases(
 ) -> str:
     """Segment a few cases alone, and add them to the costs; return why there are none, or "".
 
-    Results go to a folder in the output folder's `private/`, which is removed.
-
-    Raises
-    ------
-    ScanError
-        If no case can be processed, because of the models or the machine.
+    Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
+    that can process no case raise ScanError.
     """
     fingerprint, workflow = key_fingerprint(key), request.workflow
     execution = workflow.execution

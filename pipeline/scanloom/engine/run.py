@@ -35,7 +35,7 @@ from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document, write_json
-from scanloom.io.output.private import load_key_of, write_private
+from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -281,7 +281,10 @@ class _Run:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases.own, cases.pending)
-        self.private = run_files.private_run_folder(self.out, self.fingerprint, self.name)
+        with private_folder(self.out, self.fingerprint) as private:
+            self.private = private / run_files.RUNS / self.name
+            for folder in (self.private.parent, self.private):
+                folder.mkdir(exist_ok=True, mode=0o700)
         document = self.request.workflow.model_dump(mode="json")  # unchanged, with its paths
         write_private(self.private / run_files.WORKFLOW, lambda draft: write_json(draft, document))
         return CaseFile.write(self.private / "cases.jsonl", cases.pending)

@@ -30,7 +30,7 @@ from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
 from scanloom.io.output.json_file import write_json
-from scanloom.io.output.private import check_links, private_folder
+from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
@@ -56,14 +56,6 @@ def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard])
     }
     write_json(folder / "versions.json", versions)
     return name
-
-
-def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
-    """Return the folder of a run in `OUT/private/`, created if it is missing."""
-    with private_folder(out, fingerprint) as private:
-        for folder in (private / RUNS, private / RUNS / name):
-            folder.mkdir(exist_ok=True, mode=0o700)
-    return folder
 
 
 def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:

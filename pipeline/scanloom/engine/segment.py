@@ -257,13 +257,7 @@ class _Scans:
 
 
 class _CaseRegistry:
-    """Folder names of the cases in an output folder, which need not exist, and failed cases.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
-    """
+    """Folder names of the cases in an output folder, which need not exist, and failed cases."""
 
     def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
         self.out, self.fingerprint, self.names = out, fingerprint, names

@@ -136,6 +136,7 @@ def run(
             explain_unstated(result.unstated, scans.workflow, selected)
         if stop.is_set():
             print_resume_command()
+            # Whatever the results are: those that are missing were not tried
             raise typer.Exit(Exit.INTERRUPTED)
     raise typer.Exit(
         exit_of_nothing(failed) if nothing else exit_of_run(result, strict=output.strict)

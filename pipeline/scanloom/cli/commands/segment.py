@@ -301,6 +301,7 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
         show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
     if not failed:
         return Exit.OK
+    # As for records: the reason of a single scan tells more than "some failed"
     return exit_of_reason(failed[0][1].reason) if len(planned) == 1 else Exit.SOME_FAILED
 
 

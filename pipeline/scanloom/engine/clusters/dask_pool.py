@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,6 +175,8 @@ _EVENTS_TIMEOUT_S = 30.0
 """Time limit for a scheduler to forward the first event."""
 _END_TIMEOUT_S = 10.0
 """Time limit for workers to end their engines, in addition to the patience with their cases."""
+_SENDING_S = 2.0
+"""Time for results of cases that have ended to arrive."""
 _UNFIT_PATIENCE_S = 600.0
 """Time in which workers may join without one of them that can do the work."""
 _SCHEDULER_LOST = "the connection to the scheduler was lost"
@@ -302,10 +304,7 @@ class DaskPool:
             thread = threading.Thread(target=self._end, args=(patience,), daemon=True)
             thread.start()
             thread.join(patience + _END_TIMEOUT_S)  # a worker may hang
-        deadline = time.monotonic() + 2.0
-        while any(not f.done() for f in self._pending) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for future in list(self._pending):
+        for future in wait(list(self._pending), timeout=_SENDING_S).not_done:
             future.cancel()
 
     def _end(self, patience: float) -> None:

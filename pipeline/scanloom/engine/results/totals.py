@@ -58,6 +58,14 @@ def write_totals(
     device = busy_share(entries)
     done = status.done
     energy = sum(joules.values()) if joules else None
+    cost = None
+    if price is not None:  # each worker with its device is paid from start to end
+        hours = status.elapsed_s * (device["workers"] if device else 1) / 3600
+        cost = {
+            "price_per_hour": price,
+            "worker_hours": round(hours, 4),
+            "amount": round(hours * price, 4),
+        }
     totals = {
         "run": status.run,
         "state": status.state,
@@ -72,7 +80,7 @@ def write_totals(
         "device": device,
         "joules": joules,
         "joules_a_scan": round(energy / done, 1) if energy is not None and done else None,
-        "cost": _cost(price, status.elapsed_s, device["workers"] if device else 1),
+        "cost": cost,
         "slowest": [
             {"case": case, "seconds": round(seconds[case], 2)}
             for case in sorted(seconds, key=lambda case: (-seconds[case], case))[:_SLOWEST_CASES]
@@ -161,15 +169,3 @@ def _files(manifest: Path) -> dict[str, dict[str, int]]:
     for row in sorted(counted, key=lambda row: (row["outcome"], -row["count_all"], row["reason"])):
         files[row["outcome"]][row["reason"]] = row["count_all"]
     return dict(files)
-
-
-def _cost(price: float | None, elapsed: float, workers: int) -> dict[str, float] | None:
-    """Return the cost of a run if each worker with its device is paid from start to end."""
-    if price is None:
-        return None
-    hours = elapsed * workers / 3600
-    return {
-        "price_per_hour": price,
-        "worker_hours": round(hours, 4),
-        "amount": round(hours * price, 4),
-    }

@@ -384,13 +384,7 @@ class WorkerSupervisor:
                     raise
 
     def _running(self) -> WorkerProcess:
-        """Return the running child, or start one.
-
-        Raises
-        ------
-        ScanError
-            If no child can process any case.
-        """
+        """Return the running child, or start one; raise ScanError if none can process a case."""
         with self._starting:
             if self._stopped.is_set():
                 raise ChildDiedError(0)
