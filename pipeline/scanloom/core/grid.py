@@ -6,7 +6,6 @@ Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,12 +39,6 @@ class Box(NamedTuple):
 
     first: Index
     last: Index
-
-    @classmethod
-    def of_slices(cls, slices: Sequence[slice]) -> Box:
-        """Return the box that three slices without a step select from an array."""
-        i, j, k = ((int(s.start), int(s.stop) - 1) for s in slices)
-        return cls((i[0], j[0], k[0]), (i[1], j[1], k[1]))
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:

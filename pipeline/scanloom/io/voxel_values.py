@@ -21,8 +21,8 @@ def replace_nan(volume: Volume, nan: Nan) -> Volume:
     """Return a volume of finite voxels; if `nan` is "padding", replace NaN by a padding value.
 
     The padding value is air for a CT, else the smallest value of the scan: 0 may be bright in a
-    scan with negative values.
-    The volume is fresh from a reader and not shared: its voxels are changed in place.
+    scan with negative values. The volume is fresh from a reader and not shared: its voxels are
+    changed in place.
 
     Raises
     ------

@@ -357,6 +357,10 @@ _TOLERANCES: dict[Normalise, str] = {
 }
 _NUMERIC = (_number, _adapted_number, _voltage, _first_number, _exact_number)
 
+_PET_CORRECTION = "a correction of PET; absent if not made"
+_ANOTHER_VISIT = "another visit; a scan may pass midnight"
+_MADE_AGAIN = "another visit; some slices are reconstructed again"
+_PADDING = "padding, which is known only if slices agree on it"
 _SERIES_LEVEL = "of the series (PS3.3 C.7.3.1): slices that differ were merged from several"
 
 
@@ -606,21 +610,9 @@ _FURTHER = (
     _stated("ASLContext", "label or control", tags.ASL_CONTEXT),
     _stated("SUVType", "the unit of PET", tags.SUV_TYPE),
     _stated("DecayCorrection", "a correction of PET", tags.DECAY_CORRECTION),
-    _stated(
-        "AttenuationCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.ATTENUATION_CORRECTION_METHOD,
-    ),
-    _stated(
-        "ScatterCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.SCATTER_CORRECTION_METHOD,
-    ),
-    _stated(
-        "RandomsCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.RANDOMS_CORRECTION_METHOD,
-    ),
+    _stated("AttenuationCorrectionMethod", _PET_CORRECTION, tags.ATTENUATION_CORRECTION_METHOD),
+    _stated("ScatterCorrectionMethod", _PET_CORRECTION, tags.SCATTER_CORRECTION_METHOD),
+    _stated("RandomsCorrectionMethod", _PET_CORRECTION, tags.RANDOMS_CORRECTION_METHOD),
     _meaning("Radiopharmaceutical", "the tracer of PET", tags.RADIOPHARMACEUTICAL),
     *(
         _meaning(
@@ -651,28 +643,16 @@ _FURTHER = (
     _meaning(
         "PerformedProcedureStepID", _SERIES_LEVEL, tags.PERFORMED_PROCEDURE_STEP_ID, counts=True
     ),
-    _meaning(
-        "StudyDate", "another visit; a scan may pass midnight", tags.STUDY_DATE, by=_same_session
-    ),
+    _meaning("StudyDate", _ANOTHER_VISIT, tags.STUDY_DATE, by=_same_session),
     _meaning(
         "AcquisitionDate",
-        "another visit; a scan may pass midnight",
+        _ANOTHER_VISIT,
         tags.ACQUISITION_DATE,
         tags.ACQUISITION_DATE_TIME,
         by=_same_session,
     ),
-    _meaning(
-        "SeriesDate",
-        "another visit; some slices are reconstructed again",
-        tags.SERIES_DATE,
-        by=_same_year,
-    ),
-    _meaning(
-        "ContentDate",
-        "another visit; some slices are reconstructed again",
-        tags.CONTENT_DATE,
-        by=_same_year,
-    ),
+    _meaning("SeriesDate", _MADE_AGAIN, tags.SERIES_DATE, by=_same_year),
+    _meaning("ContentDate", _MADE_AGAIN, tags.CONTENT_DATE, by=_same_year),
     _recorded(
         "ImageType, other words",
         "original or derived, correction of distortion (ND, DIS2D), words unknown to us",
@@ -687,18 +667,8 @@ _FURTHER = (
         tags.RECONSTRUCTION_DIAMETER,
         by=_number,
     ),
-    _recorded(
-        "PixelPaddingValue",
-        "padding, which is known only if slices agree on it",
-        tags.PIXEL_PADDING_VALUE,
-        by=_exact_number,
-    ),
-    _recorded(
-        "PixelPaddingRangeLimit",
-        "padding, which is known only if slices agree on it",
-        tags.PIXEL_PADDING_RANGE_LIMIT,
-        by=_exact_number,
-    ),
+    _recorded("PixelPaddingValue", _PADDING, tags.PIXEL_PADDING_VALUE, by=_exact_number),
+    _recorded("PixelPaddingRangeLimit", _PADDING, tags.PIXEL_PADDING_RANGE_LIMIT, by=_exact_number),
     _varies("SliceLocation", "a position; ImagePositionPatient decides"),
     _varies("TableHeight", "a position; ImagePositionPatient decides"),
     _varies("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),

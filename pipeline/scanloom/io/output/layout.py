@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -266,12 +266,3 @@ def identity_of(path: PurePath) -> Identity:
     if len(entries) != 1:
         raise ValueError(f"{len(entries)} entries describe a file of an output folder")
     return entries[0].holds
-
-
-def copy_excludes(*, pixels: bool) -> Sequence[str]:
-    """Return the patterns, as rsync takes them, that a copy for others leaves out.
-
-    `pixels` says whether the copy may have pictures.
-    """
-    kept = {"ids", "shapes", *(["pixels"] if pixels else [])}
-    return [f"/{entry.pattern}" for entry in CONTENTS if entry.holds not in kept]

@@ -21,7 +21,7 @@ from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
-from scanloom.io.readback.mismatch import NEAREST_SHIFT_VOXELS, contains_only, mismatch_error
+from scanloom.io.readback.mismatch import contains_only, mismatch_error
 from scanloom.io.scan import DicomSource, SourceSlice
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, ali
         if aligned and pixels.equals(expected):
             return True
         pixels = pixels.unpack()
-    return contains_only(pixels, expected, origin, NEAREST_SHIFT_VOXELS)
+    return contains_only(pixels, expected, origin)
 
 
 def _stored_voxels(labels: NDArray[Any], source: DicomSource | None) -> int:

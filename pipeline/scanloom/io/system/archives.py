@@ -228,7 +228,7 @@ def list_members(archive: Path) -> tuple[Member, ...]:
         DAMAGED, TRUNCATED, ENCRYPTED, DECODER, NOT_FOUND or UNREADABLE; TOO_LARGE before anything
         is unpacked.
     """
-    with unpack_errors("an archive"):
+    with unpack_errors():
         state = archive.stat()
         return _listed(archive, state.st_size, state.st_mtime_ns, state.st_ino)
 
@@ -278,18 +278,18 @@ def _with_unique_names(contents: Contents) -> Contents:
 
 
 @contextmanager
-def unpack_errors(source: str) -> Iterator[None]:
-    """Convert exceptions of libraries and the system to ScanError; `source` starts the message."""
+def unpack_errors() -> Iterator[None]:
+    """Convert exceptions of libraries and the system, about an archive, to ScanError."""
     try:
         yield
     except ScanError:
         raise
     except Exception as exc:  # foreign data, foreign code
-        raise unpack_error(exc, source) from exc
+        raise unpack_error(exc, "an archive") from exc
 
 
 def unpack_error(exc: Exception, source: str) -> ScanError:
-    """Return the error for an exception: damage to the data, or an inaccessible file."""
+    """Return the error for an exception: `source` is damaged, or can't be accessed."""
     # The most specific first: some of these are OSErrors, whose errno says less
     if isinstance(exc, FileNotFoundError):
         return ScanError(Reason.NOT_FOUND, f"{source} does not exist")

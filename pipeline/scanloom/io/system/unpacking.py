@@ -155,7 +155,7 @@ class UnpackedFiles:
         """Unpack all files of an archive; none if that fails."""
         targets: dict[str, Path] = {}
         try:
-            with unpack_errors("an archive"), closing(open_members(Path(archive))) as contents:
+            with unpack_errors(), closing(open_members(Path(archive))) as contents:
                 for member, open_member in contents:
                     if member.reason is not None:
                         continue

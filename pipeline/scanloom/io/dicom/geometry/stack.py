@@ -58,9 +58,9 @@ class SlicePositions:
 def locate_slices(slices: Sequence[Slice], normal: NDArray[np.float64]) -> SlicePositions:
     """Return the distinct positions of slices that all have ImagePositionPatient.
 
-    Two slices share a position if they differ by no more than the jitter tolerance, which is
-    well below the slice spacing. Slices side by side in one plane have different positions.
-    `normal` (3,) is the unit normal of the slices, LPS.
+    Two slices share a position if they differ by no more than the jitter tolerance, which is well
+    below the slice spacing. Slices side by side in one plane have different positions. `normal`
+    (3,) is the unit normal of the slices, LPS.
     """
     positions = np.array([s.position for s in slices], dtype=np.float64)
     depth = positions @ normal
@@ -583,8 +583,8 @@ def header_disagrees(
 ) -> bool:
     """Return whether tilt or spacing in a header contradict the positions of slices.
 
-    SliceThickness is not compared: slices may overlap, or leave gaps.
-    `step` leads from one slice to the next, LPS mm; `normal` is the unit normal of the slices.
+    SliceThickness is not compared: slices may overlap, or leave gaps. `step` leads from one slice
+    to the next, LPS mm; `normal` is the unit normal of the slices.
     """
     along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
     lean = float(np.degrees(np.arccos(min(along / length, 1.0))))

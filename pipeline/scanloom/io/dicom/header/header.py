@@ -8,7 +8,6 @@ import struct
 import threading
 import unicodedata
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -355,7 +354,7 @@ class HeaderCache:
 
     def __init__(self, limit: int = MAX_CACHED_HEADERS) -> None:
         self._limit = limit
-        self._headers: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
+        self._headers: dict[tuple[str, int, int], Header] = {}
         self._lock = threading.Lock()
 
     def put(self, headers: Iterable[Header]) -> None:
@@ -366,7 +365,7 @@ class HeaderCache:
                 if key is not None:
                     self._headers[key] = header
             while len(self._headers) > self._limit:
-                self._headers.popitem(last=False)
+                del self._headers[next(iter(self._headers))]
 
     def take(self, path: Path) -> Header | None:
         """Remove and return the header of a file; None if missing, or if the file has changed."""

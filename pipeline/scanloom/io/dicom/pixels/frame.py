@@ -194,7 +194,7 @@ def exceeds_header(frame: FrameRef) -> bool:
         raise ScanError(Reason.DAMAGED, "uncompressed pixels have no length")
     total_bytes = _total_bytes(frame)
     if frame.length >= 2 * max(total_bytes, 1):
-        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+        raise _excess_error()
     excess_bits = 8 * (frame.length - total_bytes)
     return excess_bits >= min(frame.rows, frame.columns) * frame.format.allocated
 
@@ -204,7 +204,7 @@ def check_excess(frame: FrameRef, source: BinaryIO) -> None:
     end = frame.length or 0
     for start in range(_total_bytes(frame), end, _BLOCK):
         if _read_at(source, frame.offset + start, min(_BLOCK, end - start)).strip(b"\0"):
-            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+            raise _excess_error()
 
 
 def _total_bytes(frame: FrameRef) -> int:
@@ -248,6 +248,10 @@ def _truncated_error() -> ScanError:
     return ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
 
 
+def _excess_error() -> ScanError:
+    return ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+
+
 # --- encapsulated pixel data (DICOM PS3.5 A.4) ----------------------------------------------------
 
 MAX_OVERHEAD_BYTES = 1 << 20
@@ -257,7 +261,7 @@ _ITEM_TAG = b"\xfe\xff\x00\xe0"
 _START_MARKERS = (b"\xff\xd8", b"\xff\x4f\xff\x51")
 """First marker of JPEG and JPEG-LS, and first two markers of JPEG 2000."""
 _END_MARKER = b"\xff\xd9"
-"""Last marker of all three; a zero byte may pad it to an even length."""
+"""Last marker of all three, without which an image is truncated; a zero byte may pad it."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +292,7 @@ def locate_frames(frame: FrameRef, source: BinaryIO) -> FrameTable:
         raise ScanError(Reason.DAMAGED, "a slice has no pixels")
     if frame.frames == 1:
         if _has_second_image(source, fragments):
-            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+            raise _excess_error()
         return (tuple(fragments),)
     if len(fragments) == frame.frames:
         return tuple((fragment,) for fragment in fragments)
@@ -524,9 +528,6 @@ def _inflate(file: BinaryIO, max_bytes: int) -> bytes:
 
 # --- stored samples in any supported transfer syntax ----------------------------------------------
 
-_END_OF_IMAGE = b"\xff\xd9"
-"""Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""
-
 _RLE_HEAD = struct.Struct("<16I")  # number of segments and their 15 offsets
 _CODECS = {
     uids.JPEG_BASELINE_8_BIT: "jpeg8_decode",
@@ -605,8 +606,7 @@ def read_stored_samples(
 ) -> None:
     """Read the stored samples of a frame into a contiguous array (rows, columns).
 
-    Decoders run in the calling process.
-    Each is at the low end of its element. A tile is ignored.
+    Each is at the low end of its element. A tile is ignored. Decoders run in this process.
 
     Raises
     ------
@@ -674,8 +674,8 @@ def _decode(frame: FrameRef, encoded: bytes) -> NDArray[Any]:
         return samples.reshape(frame.rows, frame.columns)
     if frame.syntax not in _CODECS:
         raise ScanError(Reason.DECODER, "the transfer syntax is not supported")
-    if _END_OF_IMAGE not in encoded[-64:]:
-        raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+    if _END_MARKER not in encoded[-64:]:
+        raise _truncated_error()
     if has_size_mismatch(encoded, frame.rows, frame.columns):
         raise ScanError(Reason.DAMAGED, "header and pixels disagree about the size")
     try:
@@ -706,7 +706,7 @@ def _decode_rle(encoded: bytes, count: int, itemsize: int) -> NDArray[Any]:
     import imagecodecs
 
     if len(encoded) < _RLE_HEAD.size:
-        raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+        raise _truncated_error()
     segment_count, *offsets = _RLE_HEAD.unpack_from(encoded)
     ends = [*offsets[1:segment_count], len(encoded)]
     rising = all(a < b for a, b in zip(offsets, ends, strict=False))
@@ -720,11 +720,11 @@ def _decode_rle(encoded: bytes, count: int, itemsize: int) -> NDArray[Any]:
         except _DECODER_ERRORS as exc:
             raise _decode_error(exc) from exc
         if len(decoded) < count:
-            raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+            raise _truncated_error()
         # The most significant byte comes first
         samples[:, itemsize - 1 - n] = np.frombuffer(decoded, np.uint8, count)
     if len(decoded) >= 2 * count:  # a second frame follows
-        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+        raise _excess_error()
     return samples.view(f"<u{itemsize}").reshape(count)
 
 
