@@ -184,13 +184,13 @@ def find_source(request: str) -> Source:
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
 
-def _folder(given: Path) -> Source:
+def _folder(folder: Path) -> Source:
     """Return a folder on this machine as a source.
 
     nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
     and a cascade is copied with its first stage, which is next to it.
     """
-    path = given.resolve()
+    path = folder.resolve()
     match = _NNUNET_NAME.fullmatch(path.name)
     name = f"{path.parent.name}_{match[2]}" if match else path.name
     origin = f"folder {printable(name)}"
@@ -201,8 +201,8 @@ def _folder(given: Path) -> Source:
         else:
             first = path.with_name(f"{match[1]}__3d_lowres")
             stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
-            for folder in (*stages, path):
-                copy_folder(folder, target / folder.name)
+            for stage in (*stages, path):
+                copy_folder(stage, target / stage.name)
         return Gathered(origin, published=False)
 
     return Source(name, origin, gather, remote=False)
