@@ -458,8 +458,8 @@ def copy_folder(source: Path, target: Path) -> None:
     OSError
         If a file can't be written.
     """
-    bounds, root = _Bounds(), source.resolve()
-    for file, name in _files(source):
+    size, root = 0, source.resolve()
+    for count, (file, name) in enumerate(_files(source), 1):
         if file.is_symlink() and not file.resolve().is_relative_to(root):
             raise unsafe(f"{_shown(name)} is a link out of the folder: replace it with the file")
         try:
@@ -468,7 +468,8 @@ def copy_folder(source: Path, target: Path) -> None:
             raise damaged(f"{_shown(name)} can't be read") from exc
         with stream:
             # of the open file: it may have been replaced since the walk
-            bounds.add(os.fstat(stream.fileno()).st_size)
+            size += os.fstat(stream.fileno()).st_size
+            _check_bounds(count, size)
             _write(stream, target, safe_path(name))
 
 
@@ -506,7 +507,7 @@ def _checked(
     infos: list[zipfile.ZipInfo], packed_bytes: int
 ) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
     """Return the files of an archive with their safe paths."""
-    bounds = _Bounds(packed_bytes)
+    size = 0
     members: dict[PurePosixPath, zipfile.ZipInfo] = {}
     for info in infos:
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
@@ -520,41 +521,23 @@ def _checked(
         # the second of two equal names would replace what was checked as the first
         if path in members:
             raise unsafe(f"{_shown(info.filename)} occurs twice")
-        bounds.add(info.file_size)
         members[path] = info
+        size += info.file_size
+        _check_bounds(len(members), size, packed_bytes)
     for path in members:
         if any(parent in members for parent in path.parents):
             raise unsafe(f"{_shown(str(path))} lies below a file")
     return [(info, path) for path, info in members.items()]
 
 
-class _Bounds:
-    """Counts files and bytes, and refuses too many.
-
-    Parameters
-    ----------
-    packed_bytes : int or None
-        Size of the archive; None for a folder.
-    """
-
-    def __init__(self, packed_bytes: int | None = None) -> None:
-        self._packed_bytes = packed_bytes
-        self._files = self._bytes = 0
-
-    def add(self, size: int) -> None:
-        """Count a file; errors as `unpack_zip`."""
-        self._files += 1
-        self._bytes += size
-        if self._files > MAX_FILES or self._bytes > MAX_MODEL_BYTES:
-            detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
-            raise unsafe(detail)
-        if self._packed_bytes is None or self._bytes <= ALWAYS_ALLOWED_BYTES:
-            return
-        if self._bytes > MAX_EXPANSION * self._packed_bytes:
-            detail = (
-                f"a zip archive of {format_bytes(self._packed_bytes)} would expand to more than"
-            )
-            raise unsafe(f"{detail} {format_bytes(self._bytes)}")
+def _check_bounds(files: int, size: int, packed: int | None = None) -> None:
+    """Refuse too many files or bytes, also for the packed bytes of an archive: MODEL_UNSAFE."""
+    if files > MAX_FILES or size > MAX_MODEL_BYTES:
+        detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
+        raise unsafe(detail)
+    if packed is not None and size > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed):
+        detail = f"a zip archive of {format_bytes(packed)} would expand to more than"
+        raise unsafe(f"{detail} {format_bytes(size)}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:
