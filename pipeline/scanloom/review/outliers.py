@@ -367,7 +367,6 @@ def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:
 
 
 def _expected(usual: Distribution) -> str:
-    """Return the range of usual values as text."""
     low, high = (_three_digits(value) for value in usual.usual)
     if usual.quantity == "parts":
         return f"usually up to {math.floor(usual.usual[1])}"

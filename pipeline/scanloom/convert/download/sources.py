@@ -610,6 +610,5 @@ def _read(stream: Any) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """Return a file name for a message."""
     short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
     return printable(short)

@@ -270,7 +270,6 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
 
 
 def _version(request: Request) -> str:
-    """Return the version of a draft in a request."""
     return read_fields(VersionFields, request.state.body).version
 
 

@@ -629,7 +629,6 @@ def _read(path: Path) -> HeldDraft:
 
 
 def _step(plain: Mapping[str, Any]) -> Step:
-    """Return the step in a line."""
     if "stroke" not in plain:
         known: dict[str, Step] = {"undo": "undo", "redo": "redo"}
         return known[plain["step"]]
