@@ -45,8 +45,6 @@ MEDIA_TYPES = {
 }
 STATUS = {
     Reason.ID_UNKNOWN: 404,
-    Reason.RESULT_DAMAGED: 409,
-    Reason.STALE: 409,
     Reason.DISK_FULL: 507,
     Reason.OUTPUT_UNWRITABLE: 503,
 }
