@@ -236,7 +236,7 @@ class Outputs:
         (),
         f"Also {describe_extras()}",
         panel="Output",
-        help="Also write the scan, or a mask for each structure.",
+        help="Files beside the usual ones; repeatable.",
         metavar="|".join(EXTRAS),
         parser="extra_name",
         completion="complete_extras",

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from typer.main import get_command
 
 import scanloom
+from scanloom.cards.networks import NETWORKS
 from scanloom.cli.main import app
 from scanloom.core import Flag, Reason
 from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
@@ -204,6 +205,16 @@ def test_python_files_in_the_papers_exist() -> None:
     for page in PAGES_OF_TODAY:
         for path in re.findall(r"`(?:python )?([\w/.]+/\w+\.py)", page.read_text("utf-8")):
             assert source(path), f"{page.name}: {path}"
+
+
+def test_page_of_models_lists_the_networks() -> None:
+    row = re.search(
+        r"^\| network \| one of.*", (ROOT / "docs/models.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert row is not None
+    listed = set(re.findall(r"`([^`]*)`", row[0])[0].split())
+    in_bundles = {name for name, network in NETWORKS.items() if network.in_bundles}
+    assert listed == in_bundles - {"Vista3d"} | {"vista3d132"}  # bundles name the function
 
 
 def test_places_of_additions_exist() -> None:

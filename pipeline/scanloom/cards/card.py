@@ -522,12 +522,15 @@ class Stage:
         Structures that are used; empty for all.
     margin : float
         Distance around the box, mm.
+    steps : tuple of IntensityStep
+        Steps that a cropped scan takes before those of the card that sees it.
     """
 
     card: ModelCard
     use: Literal["channels", "crop"]
     labels: tuple[str, ...] = ()
     margin: float = 0.0
+    steps: tuple[IntensityStep, ...] = ()
 
     @property
     def n_structures(self) -> int:
@@ -617,7 +620,7 @@ class ModelCard:
     flags: tuple[Flag, ...] = ()
     limitations: tuple[str, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
-    subset: ModelCard | None = None
+    subset: Stage | None = None
     fast: FastPreset | None = None
 
     def __post_init__(self) -> None:
@@ -625,6 +628,10 @@ class ModelCard:
             raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.name!r}")
         if not self.channels or not self.structures:
             raise ValueError("a model must have at least one input channel and one structure")
+        if any(part.parts or part.stage for part in self.parts):
+            raise ValueError("parts must be single networks")
+        if self.parts and self.stage is not None and self.stage.use == "channels":
+            raise ValueError("only a single network has structures as further input channels")
         coarser = self.fast.card if self.fast else None
         if coarser and {s.label for s in coarser.structures} != {s.label for s in self.structures}:
             raise ValueError("a coarser model must have the same structures")

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer  # typer evaluates the annotations of completions
 
-from scanloom.options import EXTRAS
+from scanloom.options import EXTRAS, MAX_OVERLAP
 
 if TYPE_CHECKING:
     from scanloom.core import Structure
@@ -51,34 +52,30 @@ def names(text: str) -> tuple[str, ...]:
     return listed
 
 
+def _number(text: str, most: float, expected: str) -> float:
+    """Return a number from 0 to `most`; refuse any other text."""
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) <= most:
+            return number
+    raise typer.BadParameter(expected)
+
+
 def volume(text: str) -> float:
     """Return a volume in mm3, 0 or more; refuse any other text."""
-    with suppress(ValueError):
-        number = float(text)
-        if 0 <= number < float("inf"):
-            return number
-    raise typer.BadParameter("a volume in mm3, such as 200")
+    return _number(text, sys.float_info.max, "a volume in mm3, such as 200")
 
 
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
-    from scanloom.options import MAX_OVERLAP
-
-    with suppress(ValueError):
-        share = float(text)
-        if 0 <= share <= MAX_OVERLAP:
-            return share
-    raise typer.BadParameter(f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
+    return _number(text, MAX_OVERLAP, f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
 
 
 def percentage(text: str) -> float:
     """Return the share of "20%" or "0.2", 0 to 1; refuse any other text."""
-    number, percent, rest = text.strip().partition("%")
-    with suppress(ValueError):
-        share = float(number) / (100 if percent else 1)
-        if 0 <= share <= 1 and not rest:
-            return share
-    raise typer.BadParameter("a share from 0 to 1, such as 0.2 or 20%")
+    text, expected = text.strip(), "a share from 0 to 1, such as 0.2 or 20%"
+    if text.endswith("%"):
+        return _number(text[:-1], 100.0, expected) / 100
+    return _number(text, 1.0, expected)
 
 
 def byte_count(text: str) -> int:
@@ -91,6 +88,7 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(exc)) from exc
 
 
+# typer takes a plain tuple for an option with two values
 class Shard(NamedTuple):
     """Part k of n parts of an archive, from 1."""
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from scanloom.cards import card
-from scanloom.cards.codes import coding, color
+from scanloom.cards.codes import coded_structure, color
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
 from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
 from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
@@ -218,17 +218,14 @@ def make_structures(labels: Sequence[LabelFields], classes: int) -> tuple[Struct
 
 
 def _structure(label: LabelFields) -> Structure:
-    codes = coding(_AS_CODED.get(label.name.lower(), label.name))
     text = re.sub(r"[_\s*]+", " ", label.name).strip()
     try:
-        return Structure(
-            label=slug(label.name),
-            number=label.number,
-            name=text[:1].upper() + text[1:],
-            category=codes.category,
-            type=codes.type,
-            color=label.color,
-            laterality=codes.laterality,
+        return coded_structure(
+            slug(label.name),
+            label.number,
+            text[:1].upper() + text[1:],
+            coded_as=_AS_CODED.get(label.name.lower(), label.name),
+            rgb=label.color,
         )
     except ValueError as exc:
         detail = f"the structure {printable(label.name)!r} has an invalid name or colour"

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scanloom.cards import card
-from scanloom.cards.codes import coding, color
+from scanloom.cards.codes import coded_structure
 from scanloom.convert.files import (
     damaged,
     find_file,
@@ -918,18 +918,9 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
         labels = [f"{label[:58]}_{n}" for label, n in zip(labels, numbers, strict=True)]
     structures = []
     for name, label, number in zip(names, labels, numbers, strict=True):
-        codes, text = coding(name), truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
-        structures.append(
-            Structure(
-                label=label,
-                number=number,
-                name=text[:1].upper() + text[1:] or label,
-                category=codes.category,
-                type=codes.type,
-                color=color(number),
-                laterality=codes.laterality,
-            )
-        )
+        text = truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
+        shown = text[:1].upper() + text[1:] or label
+        structures.append(coded_structure(label, number, shown, coded_as=name))
     return tuple(sorted(structures, key=lambda structure: structure.number))
 
 

@@ -575,5 +575,5 @@ def steps_after(plan: NetworkPlan, card: ModelCard) -> tuple[IntensityStep, ...]
 
 
 def grid_for_parts(grid: Grid, card: ModelCard) -> Grid:
-    """Return the grid on which a card's parts see a scan with a `grid`."""
-    return part_grid(plan_grid(grid, card.grid), card)
+    """Return the grid on which a card's parts see a scan; that of the scan without parts."""
+    return part_grid(plan_grid(grid, card.grid), card) if card.parts else grid

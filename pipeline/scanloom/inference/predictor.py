@@ -23,7 +23,7 @@ from scanloom.core import (
     Volume,
     counted,
 )
-from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
+from scanloom.core.engines import EngineChoice, EngineRecords
 from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     ASKED_FOR,
@@ -131,16 +131,6 @@ class TorchPredictor(PlacedModel):
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
-        self._stage = None
-        if card.stage is not None and card.stage.use == "channels":
-            self._stage = TorchPredictor(
-                card.stage.card,
-                compute,
-                device=device,
-                memory_limit=memory_limit,
-                planned_cases=planned_cases,
-                records=records,
-            )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
@@ -176,6 +166,7 @@ class TorchPredictor(PlacedModel):
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        previous: Segmentation | None = None,
         shared: SharedScan | None = None,
         uncertainty: bool = False,
     ) -> Segmentation:
@@ -189,8 +180,10 @@ class TorchPredictor(PlacedModel):
             Times the steps "resample", "network", "restore" and "clean".
         further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
+        previous : Segmentation, optional
+            Result of the card's stage, if its structures are further channels.
         shared : SharedScan, optional
-            Keeps the resampled scan for further models.
+            Keeps the resampled scan for further models; the caller finishes it.
         uncertainty : bool
             Whether maps of the labels' uncertainty are returned too.
 
@@ -210,17 +203,11 @@ class TorchPredictor(PlacedModel):
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
-        scan, first = ModelInput(volumes), None
-        if self._stage is not None:
-            first = self._stage.predict(volume, clock, further_channels=further_channels)
-            scan = replace(scan, stage_labels=first.layers[0].labels)
+        scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(
-                Task(scan.crop(box), clock, shared, uncertainty)
-            )
-            if shared is not None:
-                shared.finish(self.card, self.device_name)
+            task = Task(scan.crop(box), clock, shared, uncertainty)
+            prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
@@ -228,8 +215,7 @@ class TorchPredictor(PlacedModel):
                 prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
             )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            result = replace(prediction.segmentation(self.card, volume), changes=self.changes)
-        return result if first is None else made_after(first, result)
+            return replace(prediction.segmentation(self.card, volume), changes=self.changes)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -453,16 +439,6 @@ class TorchPredictor(PlacedModel):
 
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
         return clean(labels, rules, grid.spacing, when)
-
-
-def made_after(first: Segmentation, result: Segmentation) -> Segmentation:
-    """Return a result with the flags and the engine of another model whose result it used."""
-    engines = [each.engine for each in (result, first) if each.engine is not None]
-    return replace(
-        result,
-        flags=tuple(dict.fromkeys((*result.flags, *first.flags))),
-        engine=all_engines(engines) if engines else None,
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,8 +42,9 @@ def full(tmp_path: Path) -> ModelCard:
     first = replace(card(weights.file, **plain), weights=weights)
     return replace(
         first,
-        stage=cards.Stage(first, "crop", ("part-1",), 20.0),
+        stage=cards.Stage(first, "crop", ("part-1",), 20.0, (cards.Truncate(),)),
         parts=(first, first),
+        subset=cards.Stage(first, "crop", margin=10.0),
         fast=cards.FastPreset(0.25, mirror=(), card=first),
     )
 

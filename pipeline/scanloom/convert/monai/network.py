@@ -12,7 +12,7 @@ from scanloom.cards.networks import NETWORKS
 from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import Arguments, Component, Name, describe
 from scanloom.convert.monai.metadata import CodeFields, Metadata, StructureFields, TensorFormat
-from scanloom.core import Code, Reason, ScanError, Structure
+from scanloom.core import Code, Reason, ScanError, Structure, slug
 from scanloom.options import MAX_OVERLAP
 
 _MODALITIES: Final[Mapping[str, str]] = {
@@ -196,7 +196,7 @@ def read_structures(
 
 
 def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFields]) -> Structure:
-    label = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64].strip("_")
+    label = slug(name)
     if not label:
         raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")
     fields = fields_by_label.get(label, StructureFields())

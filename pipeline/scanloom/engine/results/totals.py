@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scanloom.core import OUTCOMES
 from scanloom.engine.monitor import Status
 from scanloom.engine.run_files import LOG
 from scanloom.io.output.crosswalk import case_folders
@@ -30,12 +31,12 @@ def write_totals(
 ) -> dict[str, Any]:
     """Write the totals of a run to `OUT/runs/<run id>/totals.json`.
 
+    The manifest, crosswalk and cases of `out` are read, and the run's log.
+
     Parameters
     ----------
-    out : Path
-        The output folder; its manifest, crosswalk, cases and the run's log are read.
-    status : Status
-        The final status of the run.
+    out, status
+        The output folder, and the final status of the run.
     joules : dict or None
         Energy that this machine used during the run, by kind of device; None if unknown.
     price : float or None
@@ -62,11 +63,7 @@ def write_totals(
         "state": status.state,
         "cases": {
             "planned": status.cases,
-            "before": status.before,
-            "done": done,
-            "skipped": status.skipped,
-            "ambiguous": status.ambiguous,
-            "failed": status.failed,
+            **{name: getattr(status, name) for name in ("before", "done", *OUTCOMES)},
         },
         "reasons": status.reasons,
         "files": _files(out / "manifest.parquet"),

@@ -135,13 +135,8 @@ class _ForwardStream:
     """A forward-only stream that protects `tarfile` from malicious headers.
 
     Headers may declare a size of gigabytes, or lead backwards in an endless loop. `tarfile` also
-    takes damage and truncation for the end of an archive.
-
-    Parameters
-    ----------
-    stream : binary file
-    size : int or None
-        Size of the stream in bytes; None if it can't seek.
+    takes damage and truncation for the end of an archive. `size` is None for a stream that can't
+    seek.
     """
 
     def __init__(self, stream: BinaryIO, size: int | None) -> None:
@@ -205,9 +200,7 @@ class _ForwardStream:
 ARCHIVE_KINDS = (
     ArchiveKind("zip", (".zip",), _zip_contents),
     ArchiveKind(
-        "tar",
-        (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"),
-        _tar_contents,
+        "tar", (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"), _tar_contents
     ),
 )
 ARCHIVE_SUFFIXES = tuple(suffix for kind in ARCHIVE_KINDS for suffix in kind.suffixes)
@@ -297,6 +290,7 @@ def unpack_errors(source: str) -> Iterator[None]:
 
 def unpack_error(exc: Exception, source: str) -> ScanError:
     """Return the error for an exception: damage to the data, or an inaccessible file."""
+    # The most specific first: some of these are OSErrors, whose errno says less
     if isinstance(exc, FileNotFoundError):
         return ScanError(Reason.NOT_FOUND, f"{source} does not exist")
     if isinstance(exc, EOFError):

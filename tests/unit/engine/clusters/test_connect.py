@@ -17,7 +17,7 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.clusters.connect import check_cluster, open_cluster
-from scanloom.engine.clusters.contact import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.contact import Answer, answer, describe_mismatch, hold_handshake
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
 from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts
 from scanloom.engine.machine import devices
@@ -202,7 +202,7 @@ def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "scan")
     case_file = CaseFile.write(tmp_path / "case_file", [case])
     scan = case.series.files[0]
-    with Handshake(tmp_path / "out", case_file=case_file.path) as handshake:
+    with hold_handshake(tmp_path / "out", case_file=case_file.path) as handshake:
         before = answer(handshake.question)
         scan.rename(tmp_path / "away")
         scan.mkdir()  # it is there, and nobody can read it, not even root
