@@ -506,7 +506,6 @@ def _is_model(folder: Path) -> bool:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Return the models in a folder of a dataset."""
     try:
         return sorted(entry for entry in folder.glob("*__*__*") if _is_model(entry))
     except OSError:

@@ -77,7 +77,7 @@ def _center(segmentation: Segmentation) -> NDArray[np.float64]:
 
 def _raster(view: slicing.View, direction: slicing.Direction) -> slicing.Raster:
     area = view.field_of_view(direction)
-    scale = PLANE_PIXELS / float((view.high - view.low).max())
+    scale = PLANE_PIXELS / float(np.ptp(view.corners, axis=0).max())
     width, height = (max(1, round(length * scale)) for length in area.size)
     return slicing.Raster(area, (width, height))
 

@@ -103,8 +103,12 @@ class Cohort:
                 borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for quantity, value in values_of(m).items():
                 values[m.model, m.label, quantity].append(value)
-        self._at_border, self._present = _mostly(borders), _mostly(presence)
-        self._known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
+        self.usual = _mostly(presence)
+        """Model and label of the structures that are present in most cases."""
+        self.usually_cut = _mostly(borders)
+        """Those that reach the border of the scan in most cases that have them."""
+        self.known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
+        """Those of which there are enough cases to know if they are usually present."""
         self._centre: dict[Key, tuple[float, float]] = {}
         self.distributions: dict[Key, Distribution] = _references(references or {})
         for key, cohort in values.items():
@@ -126,18 +130,6 @@ class Cohort:
         if distribution is None or distribution.counts or quantity not in values_of(m):
             return None
         return distribution
-
-    def is_known(self, m: Measurement) -> bool:
-        """Return whether there are enough cases to know if a structure is usually present."""
-        return (m.model, m.label) in self._known
-
-    def is_usual(self, m: Measurement) -> bool:
-        """Return whether a structure is present in most cases."""
-        return (m.model, m.label) in self._present
-
-    def is_usually_cut(self, m: Measurement) -> bool:
-        """Return whether a structure reaches the border of the scan in most cases that have it."""
-        return (m.model, m.label) in self._at_border
 
 
 def values_of(m: Measurement) -> dict[Quantity, float]:
@@ -329,16 +321,16 @@ def risk_score(findings: Sequence[Finding]) -> float:
 
 def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
     """Return the findings of one structure of a case."""
-    name = _name(m)
+    name, key = _name(m), (m.model, m.label)
     if m.voxels == 0:
-        if cohort.is_usual(m):
+        if key in cohort.usual:
             return [Finding("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
-        if cohort.is_known(m):
+        if key in cohort.known:
             return []
         return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
     outliers = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
     findings = [finding for finding in outliers if finding is not None]
-    if Flag.TOUCHES_BORDER in m.flags and not cohort.is_usually_cut(m):
+    if Flag.TOUCHES_BORDER in m.flags and key not in cohort.usually_cut:
         text = "reaches the border of the scan"
         findings.append(Finding("border", name, _WEIGHT["border"], text, subjects=(m,)))
     return findings
@@ -375,7 +367,6 @@ def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:
 
 
 def _expected(usual: Distribution) -> str:
-    """Return the range of usual values as text."""
     low, high = (_three_digits(value) for value in usual.usual)
     if usual.quantity == "parts":
         return f"usually up to {math.floor(usual.usual[1])}"

@@ -184,13 +184,13 @@ def find_source(request: str) -> Source:
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
 
-def _folder(given: Path) -> Source:
+def _folder(folder: Path) -> Source:
     """Return a folder on this machine as a source.
 
     nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
     and a cascade is copied with its first stage, which is next to it.
     """
-    path = given.resolve()
+    path = folder.resolve()
     match = _NNUNET_NAME.fullmatch(path.name)
     name = f"{path.parent.name}_{match[2]}" if match else path.name
     origin = f"folder {printable(name)}"
@@ -201,8 +201,8 @@ def _folder(given: Path) -> Source:
         else:
             first = path.with_name(f"{match[1]}__3d_lowres")
             stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
-            for folder in (*stages, path):
-                copy_folder(folder, target / folder.name)
+            for stage in (*stages, path):
+                copy_folder(stage, target / stage.name)
         return Gathered(origin, published=False)
 
     return Source(name, origin, gather, remote=False)
@@ -458,8 +458,8 @@ def copy_folder(source: Path, target: Path) -> None:
     OSError
         If a file can't be written.
     """
-    bounds, root = _Bounds(), source.resolve()
-    for file, name in _files(source):
+    size, root = 0, source.resolve()
+    for count, (file, name) in enumerate(_files(source), 1):
         if file.is_symlink() and not file.resolve().is_relative_to(root):
             raise unsafe(f"{_shown(name)} is a link out of the folder: replace it with the file")
         try:
@@ -468,7 +468,8 @@ def copy_folder(source: Path, target: Path) -> None:
             raise damaged(f"{_shown(name)} can't be read") from exc
         with stream:
             # of the open file: it may have been replaced since the walk
-            bounds.add(os.fstat(stream.fileno()).st_size)
+            size += os.fstat(stream.fileno()).st_size
+            _check_bounds(count, size)
             _write(stream, target, safe_path(name))
 
 
@@ -506,7 +507,7 @@ def _checked(
     infos: list[zipfile.ZipInfo], packed_bytes: int
 ) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
     """Return the files of an archive with their safe paths."""
-    bounds = _Bounds(packed_bytes)
+    size = 0
     members: dict[PurePosixPath, zipfile.ZipInfo] = {}
     for info in infos:
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
@@ -520,41 +521,23 @@ def _checked(
         # the second of two equal names would replace what was checked as the first
         if path in members:
             raise unsafe(f"{_shown(info.filename)} occurs twice")
-        bounds.add(info.file_size)
         members[path] = info
+        size += info.file_size
+        _check_bounds(len(members), size, packed_bytes)
     for path in members:
         if any(parent in members for parent in path.parents):
             raise unsafe(f"{_shown(str(path))} lies below a file")
     return [(info, path) for path, info in members.items()]
 
 
-class _Bounds:
-    """Counts files and bytes, and refuses too many.
-
-    Parameters
-    ----------
-    packed_bytes : int or None
-        Size of the archive; None for a folder.
-    """
-
-    def __init__(self, packed_bytes: int | None = None) -> None:
-        self._packed_bytes = packed_bytes
-        self._files = self._bytes = 0
-
-    def add(self, size: int) -> None:
-        """Count a file; errors as `unpack_zip`."""
-        self._files += 1
-        self._bytes += size
-        if self._files > MAX_FILES or self._bytes > MAX_MODEL_BYTES:
-            detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
-            raise unsafe(detail)
-        if self._packed_bytes is None or self._bytes <= ALWAYS_ALLOWED_BYTES:
-            return
-        if self._bytes > MAX_EXPANSION * self._packed_bytes:
-            detail = (
-                f"a zip archive of {format_bytes(self._packed_bytes)} would expand to more than"
-            )
-            raise unsafe(f"{detail} {format_bytes(self._bytes)}")
+def _check_bounds(files: int, size: int, packed: int | None = None) -> None:
+    """Refuse too many files or bytes, also for the packed bytes of an archive: MODEL_UNSAFE."""
+    if files > MAX_FILES or size > MAX_MODEL_BYTES:
+        detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
+        raise unsafe(detail)
+    if packed is not None and size > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed):
+        detail = f"a zip archive of {format_bytes(packed)} would expand to more than"
+        raise unsafe(f"{detail} {format_bytes(size)}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -627,6 +610,5 @@ def _read(stream: Any) -> bytes:
 
 
 def _shown(name: str) -> str:
-    """Return a file name for a message."""
     short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
     return printable(short)

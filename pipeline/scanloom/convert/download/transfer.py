@@ -174,7 +174,6 @@ def _network_errors(host: str) -> Iterator[None]:
 
 
 def _connection_error(host: str, cause: object) -> ScanError:
-    """Return the error for a failed connection."""
     host = printable(host)
     if isinstance(cause, ssl.SSLCertVerificationError):
         detail = f"the certificate of {host} is not trusted; SSL_CERT_FILE names further ones"

@@ -345,10 +345,6 @@ class Expression:
         except (ArithmeticError, TypeError, LookupError, ValueError) as exc:
             raise refusal(self.text) from exc
 
-    def truth(self, node: ast.expr) -> bool:
-        """Return whether a part of the expression is true; refused if it has no value here."""
-        return self._truth(self.value_of(node))
-
     def _value(self, node: ast.expr) -> Any:
         with self.config.deeper():
             return self._judged(node)
@@ -370,10 +366,13 @@ class Expression:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -_number(self._value(operand))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._truth(self._value(operand))
+                return not self.truth(self._value(operand))
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 # both are read, since which of them counts may depend on the machine
-                return self._choice(self._value(test), self._value(body), self._value(orelse))
+                chosen, first, second = map(self._value, (test, body, orelse))
+                if isinstance(chosen, Name):  # such as torch.cuda.is_available()
+                    return Name(f"by {chosen.text}")
+                return first if self.truth(chosen) else second
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
                 return self._item(self._value(value), self._value(key))
             case ast.Attribute() if dotted(node) in _NAMES:
@@ -414,12 +413,8 @@ class Expression:
                 return lhs + rhs
         return bounded(_ARITHMETIC[op](_number(lhs), _number(rhs)))
 
-    def _choice(self, test: Any, body: Any, orelse: Any) -> Any:
-        if isinstance(test, Name):  # depends on the machine, such as torch.cuda.is_available()
-            return Name(f"by {test.text}")
-        return body if self._truth(test) else orelse
-
-    def _truth(self, value: Any) -> bool:
+    def truth(self, value: Any) -> bool:
+        """Return whether a value is true; refused if it has no value here."""
         if isinstance(value, Name | Component):
             raise refusal(self.text)
         return bool(value)
@@ -444,7 +439,10 @@ class Expression:
 
     def _call(self, func: ast.expr, args: list[ast.expr]) -> Any:
         if isinstance(func, ast.Attribute) and func.attr == "to" and len(args) == 1:
-            return self._moved(self._value(func.value), self._value(args[0]))
+            value, device = self._value(func.value), self._value(args[0])
+            if not isinstance(value, Component) or not isinstance(device, Name | str):
+                raise refusal(self.text, Reason.MODEL_UNSAFE)
+            return value  # scanloom chooses the device
         name = dotted(func)
         if name not in _FUNCTIONS:
             raise refusal(self.text, Reason.MODEL_UNSAFE)
@@ -472,12 +470,6 @@ class Expression:
                 if len(steps) <= MAX_LENGTH:
                     return list(steps)
         raise refusal(self.text)
-
-    def _moved(self, value: Any, device: Any) -> Component:
-        """Return the network of ``@network_def.to(@device)``: scanloom chooses the device."""
-        if not isinstance(value, Component) or not isinstance(device, Name | str):
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return value
 
 
 def _number(value: Any) -> Any:

@@ -66,7 +66,6 @@ def read_network(first: Any) -> NetworkSpec:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Yield a value, and all values in it."""
     yield value
     items = value.values() if isinstance(value, dict) else value
     for item in items if isinstance(value, dict | list) else ():

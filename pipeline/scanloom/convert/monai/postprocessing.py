@@ -99,7 +99,6 @@ def read_postprocessing(
 
 
 def _read(component: Component, state: _State, context: _Context) -> None:
-    """Read a transform."""
     name, args = component.name, Arguments(component)
     keys = args.take("keys")
     if name == "SaveImaged":
@@ -262,7 +261,6 @@ def _decide_once(state: _State, decision: Decision) -> None:
 
 
 def _apply(args: Arguments, state: _State, context: _Context) -> None:
-    """Read a function of the config."""
     function = args.take("func")
     args.only("inv_func", None)
     args.only("overwrite", True)

@@ -141,7 +141,6 @@ def _channel_keys(transforms: Sequence[Component]) -> tuple[str, ...]:
 
 
 def _read(component: Component, state: Preprocessing, channels: int) -> None:
-    """Read a transform."""
     name, args = component.name, Arguments(component)
     if component.kind == "saver":
         return  # of the scan, which it leaves as it is

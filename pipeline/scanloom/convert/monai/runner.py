@@ -266,7 +266,7 @@ class _Statements:
             case ast.Constant():
                 return
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                chosen = expression.truth(test)
+                chosen = expression.truth(expression.value_of(test))
                 self._call(expression, body if chosen else orelse)
                 return
             case ast.Call(

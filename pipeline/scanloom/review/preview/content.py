@@ -309,7 +309,6 @@ def _drawn_layers(
     color_of: dict[tuple[str, int], Color],
     body_ml: float,
 ) -> list[DrawnLayer]:
-    """Return all layers with the display of their values."""
     large = {
         (m.model, m.number)
         for m in measurements

@@ -263,7 +263,6 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache
 def _drawable(character: str) -> bool:
-    """Whether the font has a glyph for a character."""
     missing = font(16).getmask("\ufffe")
     glyph = font(16).getmask(character)
     return glyph.size != missing.size or bytes(glyph) != bytes(missing)

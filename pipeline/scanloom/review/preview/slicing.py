@@ -117,14 +117,10 @@ class View:
         return a, b, c
 
     @property
-    def low(self) -> NDArray[np.float64]:
-        """Low corner (3,) in LPI mm of the bounding box of all voxels, at their outer edges."""
-        return np.asarray(self._corners().min(axis=0))
-
-    @property
-    def high(self) -> NDArray[np.float64]:
-        """High corner (3,) in LPI mm of that bounding box."""
-        return np.asarray(self._corners().max(axis=0))
+    def corners(self) -> NDArray[np.float64]:
+        """Corners (8, 3) of the scan in LPI mm, at the outer edges of voxels."""
+        ends = itertools.product(*((-0.5, n - 0.5) for n in self.shape))
+        return np.array([self.lpi((a, b, c)) for a, b, c in ends])
 
     @property
     def upright(self) -> bool:
@@ -179,8 +175,9 @@ class View:
 
     def field_of_view(self, direction: Direction) -> Rectangle:
         """Return the extent of the scan in planes of a direction."""
-        low, high, (a, b) = self.low, self.high, (direction.across, direction.down)
-        return Rectangle((float(low[a]), float(low[b])), (float(high[a]), float(high[b])))
+        inside = self.corners[:, [direction.across, direction.down]]
+        (left, top), (right, bottom) = inside.min(axis=0).tolist(), inside.max(axis=0).tolist()
+        return Rectangle((left, top), (right, bottom))
 
     def cut(
         self,
@@ -218,10 +215,6 @@ class View:
         origin, step = float(self.to_lpi[axis, 3]), float(self.to_lpi[axis, axis])
         index = min(max(round((position - origin) / step), 0), self.shape[axis] - 1)
         return origin + index * step
-
-    def _corners(self) -> NDArray[np.float64]:
-        ends = itertools.product(*((-0.5, n - 0.5) for n in self.shape))
-        return np.array([self.lpi((a, b, c)) for a, b, c in ends])
 
     def _slice(self, array: NDArray[Any], direction: Direction, position: float) -> Cut:
         n, step = direction.normal, np.diag(self.to_lpi)

@@ -201,7 +201,6 @@ def _template() -> Template:
 
 
 def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:
-    """Return the index of the structure that is present in most cases."""
     counts = [0] * structures
     for row in rows:
         for n, ml in enumerate(row["volumes"]):

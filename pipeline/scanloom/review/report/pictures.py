@@ -136,7 +136,6 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
 
 
 def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
-    """Draw a bar for each step."""
     medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
     highest = max(medians.values()) or 1.0
     chart = _RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label

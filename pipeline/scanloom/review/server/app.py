@@ -45,8 +45,6 @@ MEDIA_TYPES = {
 }
 STATUS = {
     Reason.ID_UNKNOWN: 404,
-    Reason.RESULT_DAMAGED: 409,
-    Reason.STALE: 409,
     Reason.DISK_FULL: 507,
     Reason.OUTPUT_UNWRITABLE: 503,
 }
@@ -270,7 +268,6 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
 
 
 def _version(request: Request) -> str:
-    """Return the version of a draft in a request."""
     return read_fields(VersionFields, request.state.body).version
 
 

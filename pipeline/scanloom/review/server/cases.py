@@ -202,7 +202,6 @@ def _scan(
 
 
 def _why(reason: Reason, detail: str) -> str:
-    """Return why a case has no scan."""
     if reason is Reason.SERIES_DIFFERS:
         return f"The scan is not shown: {detail} ({reason.code})."
     return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")

@@ -409,12 +409,10 @@ class HeldDraft:
                 check_folder(folder.parent)
                 folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
+        with os.fdopen(descriptor, "ab"):
             # half a line that an earlier failure, or a killed server, left
             os.ftruncate(descriptor, self.size)
             write_synced(descriptor, lines, self.size)
-        finally:
-            os.close(descriptor)
         self.size += len(lines)
         if new:
             # a new file is found after a crash only if the folders above it are on the disk as well
@@ -424,21 +422,16 @@ class HeldDraft:
     def _is_whole(self) -> bool:
         """Return whether the file has at least the bytes that were written."""
         try:
-            descriptor = open_link_free(self.path, os.O_RDONLY)
+            with os.fdopen(open_link_free(self.path, os.O_RDONLY), "rb") as file:
+                return os.fstat(file.fileno()).st_size >= self.size
         except (FileNotFoundError, NotADirectoryError):
             return False
-        try:
-            return os.fstat(descriptor).st_size >= self.size
-        finally:
-            os.close(descriptor)
 
     def let_go(self) -> None:
         """Let go of the label maps, unless the draft is in use."""
         if self.guard.acquire(blocking=False):
-            try:
-                self.painted = None
-            finally:
-                self.guard.release()
+            self.painted = None
+            self.guard.release()
 
 
 class Drafts:
@@ -636,7 +629,6 @@ def _read(path: Path) -> HeldDraft:
 
 
 def _step(plain: Mapping[str, Any]) -> Step:
-    """Return the step in a line."""
     if "stroke" not in plain:
         known: dict[str, Step] = {"undo": "undo", "redo": "redo"}
         return known[plain["step"]]

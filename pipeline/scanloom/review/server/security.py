@@ -110,7 +110,6 @@ class Guard:
             raise RefusedError(415, "CONTENT_TYPE", "The body must be JSON.")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the whole body of a request."""
         if scope["method"] != "POST":
             return b""
         length = Headers(scope=scope).get("content-length", "0")

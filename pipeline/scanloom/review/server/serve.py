@@ -52,11 +52,6 @@ class ServerOptions:
     repeat: float | None = None
     key: Path | None = None
 
-    @property
-    def secure(self) -> bool:
-        """Whether the server uses TLS."""
-        return self.certificate is not None
-
 
 def serve(
     out: Path,
@@ -156,7 +151,7 @@ def _listen(options: ServerOptions) -> socket.socket:
 
 
 def _origins(options: ServerOptions, port: int) -> Sequence[str]:
-    scheme = "https" if options.secure else "http"
+    scheme = "https" if options.certificate else "http"
     hosts = [f"[{options.host}]" if ":" in options.host else options.host]
     if options.host in ("0.0.0.0", "::"):  # noqa: S104 - requested, and with TLS
         hosts = list(dict.fromkeys((socket.getfqdn(), socket.gethostname())))

@@ -470,7 +470,6 @@ class ReviewState:
         return self.readers.visible(name, reviewer, verdicts, case.seen)
 
     def _coming_back(self, reviewer: str) -> set[str]:
-        """Return the cases that a reviewer is to read again."""
         if not self.readers.repeat:
             return set()
         return self.readers.coming_back(reviewer, self.log.stack.history())
@@ -499,7 +498,6 @@ class ReviewState:
 
 
 def _by_weight(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the heaviest first."""
     return sorted(findings, key=lambda finding: -finding.weight)
 
 

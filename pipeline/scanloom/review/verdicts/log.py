@@ -97,7 +97,7 @@ class JsonLines:
         Parameters
         ----------
         content : mapping
-            A JSON object; "number" and "sha256" are set.
+            A JSON object; "number" and "sha256" are added.
 
         Raises
         ------
@@ -106,29 +106,22 @@ class JsonLines:
         LineError
             If another program changed the file since.
         """
-        plain = {"number": len(self.lines) + 1} | dict(content)
-        plain["number"] = len(self.lines) + 1
-        plain.pop("sha256", None)
+        plain: dict[str, Any] = {"number": len(self.lines) + 1, **content}
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         body = text.encode("utf-8", "replace")
         plain["sha256"] = hashlib.sha256(body).hexdigest()
         line = body[:-1] + f',"sha256":"{plain["sha256"]}"}}\n'.encode()
-        self._write(line)
+        descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+        with os.fdopen(descriptor, "ab"):
+            if os.fstat(descriptor).st_size != self._size:
+                raise LineError("another program changed the file")
+            write_synced(descriptor, line, self._size)
         # the name of a new file is on the disk once its folder is
         if not self._size:
             fsync_path(self.path.parent)
         self._size += len(line)
         self.lines.append(plain)
         return plain
-
-    def _write(self, line: bytes) -> None:
-        descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
-        try:
-            if os.fstat(descriptor).st_size != self._size:
-                raise LineError("another program changed the file")
-            write_synced(descriptor, line, self._size)
-        finally:
-            os.close(descriptor)
 
 
 def write_synced(descriptor: int, content: bytes, size: int) -> None:

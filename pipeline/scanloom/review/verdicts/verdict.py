@@ -105,7 +105,6 @@ def plain_verdict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as a JSON object."""
     return {
         "schema": SCHEMA,
-        "number": verdict.number,
         "case": verdict.case,
         "reviewer": verdict.reviewer,
         "at": verdict.at,
