@@ -11,7 +11,7 @@
 # PYTHON  an interpreter with torch for CUDA (python3)
 # WHEELS  the folder of `gather`; empty where PYTHON has scanloom already
 # OUT     where gpu-*.txt, gpu-bench.json, roofline.png and gpu-errors.log go (gpu-results)
-# TRIAL   1: the same commands in small, on a CPU if there is no CUDA device
+# TRIAL   1: the same commands in small, on a stand-in for a device or on the CPU
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-gpu-results} trial=${TRIAL:-0}
@@ -134,6 +134,7 @@ measure() {
         options=(--out "$out/gpu-bench.json")
         [[ $part == all ]] || options+=(--part "$part")
         ((trial)) && options+=(--smallest)
+        ((trial)) && [[ -f tests/support/fake_cuda.py ]] && options+=(--stand-in)
         limit "$seconds" "gpu_bench.py, $part" "$python" benchmarks/gpu_bench.py "${options[@]}" \
             </dev/null | tee -a "$out/gpu-bench.txt"
     done <<<"$parts"
