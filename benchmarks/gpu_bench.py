@@ -116,7 +116,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured on, and in which sizes: a CUDA device, or a trial on another."""
+    """A CUDA device, or another for a trial, and the sizes of its measurement."""
 
     device: torch.device
     size: Size
@@ -348,7 +348,7 @@ def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> flo
     """Return the milliseconds of the network alone, over the very batches of a study."""
     network = predictor.networks.load(predictor.precision.dtype).network
     batches: list[torch.Size] = []
-    hook = network.register_forward_pre_hook(lambda _, given: batches.append(given[0].shape))
+    hook = network.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0].shape))
     predictor.predict(volume)
     hook.remove()
     most = max(batches, key=lambda shape: shape[0])
@@ -437,9 +437,9 @@ def restoring(bench: Bench) -> Iterator[Row]:
 
         def plain() -> None:
             for first in range(0, shape[0], 32):  # noqa: B023
-                part = slice(first, first + 32)
-                along = LinearWeights(at[0][part], sizes[0], bench.device)  # noqa: B023
-                labels[part] = decide_torch(scores, [along, rows, columns], Argmax())[0]  # noqa: B023
+                slab = slice(first, first + 32)
+                along = LinearWeights(at[0][slab], sizes[0], bench.device)  # noqa: B023
+                labels[slab] = decide_torch(scores, [along, rows, columns], Argmax())[0]  # noqa: B023
 
         yield Row(f"{name}: plain torch", bench.milliseconds(plain, 1))
         if usable.usable:
@@ -491,26 +491,28 @@ def shipped(bench: Bench) -> Iterator[Row]:
         yield Row(f"sample study, {precision}: as on the CPU", equal, "%", "100", 99.9, least=True)
         dices = []
         for structure in card.structures:
-            one, two = ours == structure.number, theirs == structure.number
-            if two.sum() > least:
-                dices.append(2 * float((one & two).sum()) / float(one.sum() + two.sum()))
+            mask, expected = ours == structure.number, theirs == structure.number
+            if expected.sum() > least:
+                dices.append(
+                    2 * float((mask & expected).sum()) / float(mask.sum() + expected.sum())
+                )
         name = f"sample study, {precision}: least Dice above 1 ml"
         yield Row(name, min(dices, default=None), "", "1", 0.998, least=True)
 
 
-PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+TOPICS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "copies": copies,
     "studies": studies,
     "network": layouts,
     "restore": restoring,
     "shipped": shipped,
 }
-"""The parts in the order of their importance. Each can run in a process of its own: after some
+"""The topics in the order of their importance. Each can run in a process of its own: after some
 errors of CUDA a process can use no device any more."""
 
 
-def measure(bench: Bench, parts: list[str], out: Path | None) -> bool:
-    """Print the rows of some parts, add each to the file at once; return whether none failed."""
+def measure(bench: Bench, topics: list[str], out: Path | None) -> bool:
+    """Print the rows of some topics, add each to the file at once; return whether none failed."""
     torch_line = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
     name = "the CPU, a trial of the script in small"
     if bench.device.type == "cuda":
@@ -519,18 +521,18 @@ def measure(bench: Bench, parts: list[str], out: Path | None) -> bool:
         f"{name}, {torch_line}\n\n| what | measured | expected | aim | |\n|-|-|-|-|-|", flush=True
     )
     good = True
-    for part in parts:
+    for topic in topics:
         try:
-            for measured in PARTS[part](bench):
+            for measured in TOPICS[topic](bench):
                 # A trial in small is compared with nothing
                 row = measured if bench.size is FULL else replace(measured, expected="", aim=None)
                 print(row, flush=True)
                 if out:
-                    _add(out, {"device": name, "torch": torch_line, "part": part, **asdict(row)})
-        except Exception as exc:  # noqa: BLE001 - the other parts are worth measuring all the same
+                    _add(out, {"device": name, "torch": torch_line, "topic": topic, **asdict(row)})
+        except Exception as exc:  # noqa: BLE001 - the other topics are worth measuring all the same
             good = False
             text = " ".join(str(exc).split())[:160]
-            print(f"| {part} | FAILED: {type(exc).__name__}: {text} | | | |", flush=True)
+            print(f"| {topic} | FAILED: {type(exc).__name__}: {text} | | | |", flush=True)
             traceback.print_exc()
     return good
 
@@ -548,7 +550,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=PARTS, action="append", help="all, if left out")
+    parser.add_argument("--topic", choices=TOPICS, action="append", help="all, if left out")
     parser.add_argument("--out", type=Path, help="JSON file, to which rows are added")
     parser.add_argument("--stand-in", action="store_true", help="on the tests' stand-in for CUDA")
     options = parse(parser)
@@ -560,7 +562,7 @@ def main() -> int:
             unavailable("a CUDA device: nothing was measured")
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         bench = Bench(device, SMALLEST if options.smallest else FULL)
-        return 0 if measure(bench, options.part or list(PARTS), options.out) else 1
+        return 0 if measure(bench, options.topic or list(TOPICS), options.out) else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #   benchmarks/gpu_queue.sh gather FOLDER [VERSION]  wheels for a machine that is offline: scanloom's
 #                                                    own, and of what PyTorch does not bring
 #   benchmarks/gpu_queue.sh tests                    tests/gpu, the roofline of a network
-#   benchmarks/gpu_queue.sh measure                  gpu_bench.py, part by part
+#   benchmarks/gpu_queue.sh measure                  gpu_bench.py, topic by topic
 #
 # Each part has its own limit of time and prints as it goes; files in OUT are complete at any time.
 #
@@ -119,9 +119,9 @@ tests() {
 interesting='FAILED|ERROR|^SKIPPED|%.* equal|: Dice|^E  |^=+ .*(passed|failed|skipped)|^== '
 
 measure() {
-    local parts part seconds monitor="" options
-    parts=$'copies 30\nstudies 200\nnetwork 110\nrestore 60\nshipped 60'
-    ((trial)) && parts="all 300" # one process: nearly all of a trial is imports
+    local topics topic seconds monitor="" options
+    topics=$'copies 30\nstudies 200\nnetwork 110\nrestore 60\nshipped 60'
+    ((trial)) && topics="all 300" # one process: nearly all of a trial is imports
     if command -v nvidia-smi >/dev/null; then
         nvidia-smi --loop=1 --format=csv,nounits \
             --query-gpu=timestamp,utilization.gpu,power.draw,memory.used,clocks.sm \
@@ -130,14 +130,14 @@ measure() {
     fi
     rm -f "$out/gpu-bench.json" "$out/gpu-bench.txt"
     # Each in a process of its own: after some errors of CUDA a process can use no device any more
-    while read -r part seconds; do
+    while read -r topic seconds; do
         options=(--out "$out/gpu-bench.json")
-        [[ $part == all ]] || options+=(--part "$part")
+        [[ $topic == all ]] || options+=(--topic "$topic")
         ((trial)) && options+=(--smallest)
         ((trial)) && [[ -f tests/support/fake_cuda.py ]] && options+=(--stand-in)
-        limit "$seconds" "gpu_bench.py, $part" "$python" benchmarks/gpu_bench.py "${options[@]}" \
+        limit "$seconds" "gpu_bench.py, $topic" "$python" benchmarks/gpu_bench.py "${options[@]}" \
             </dev/null | tee -a "$out/gpu-bench.txt"
-    done <<<"$parts"
+    done <<<"$topics"
     [[ -z $monitor ]] || kill "$monitor"
 }
 
