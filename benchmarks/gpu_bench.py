@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -552,10 +553,9 @@ def main() -> int:
     )
     parser.add_argument("--topic", choices=TOPICS, action="append", help="all, if left out")
     parser.add_argument("--out", type=Path, help="JSON file, to which rows are added")
-    parser.add_argument("--stand-in", action="store_true", help="on the tests' stand-in for CUDA")
     options = parse(parser)
     with ExitStack() as stack:
-        if options.stand_in:
+        if os.environ.get("SCANLOOM_STAND_IN") == "1":  # as for tests/gpu
             fake_cuda = importlib.import_module("support.fake_cuda")
             stack.enter_context(fake_cuda.stand_in())
         if not (options.smallest or torch.cuda.is_available()):

@@ -96,14 +96,7 @@ def running_order(nodes: Sequence[Node], group_of: Mapping[str, Hashable]) -> tu
     """Return an order in which each node comes after those that it needs.
 
     Of several possible ones, a node of the same group as its predecessor comes next, so that an
-    image that a group shares is freed early.
-
-    Parameters
-    ----------
-    nodes : sequence of Node
-        In the order of the workflow.
-    group_of : mapping of str to hashable
-        Group of each node, by name.
+    image that a group shares is freed early. `group_of` has the group of each node, by name.
 
     Raises
     ------

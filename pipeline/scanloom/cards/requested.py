@@ -15,13 +15,6 @@ def requested_card(card: ModelCard, compute: ComputeOptions) -> ModelCard:
     With `fast`: as the card's preset says, else `GENERAL_PRESET`. `overlap` and `mirror` by
     themselves change only their own part. Parts and previous stages are changed too. The card
     that is returned asks for nothing more: a second request with the same options leaves it as is.
-
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    compute : ComputeOptions
-        The options.
     """
     preset = (card.fast or GENERAL_PRESET) if compute.fast else FastPreset()
     if preset.card is not None:
@@ -58,14 +51,11 @@ def describe_changes(card: ModelCard, requested: ModelCard) -> str:
     """Return what a requested card leaves out or changes, such as "not mirrored"; else "".
 
     Of a model with parts, its first network is described.
-
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    requested : ModelCard
-        The card from `requested_card`.
     """
+
+    def weights_of(model: ModelCard) -> list[str]:
+        return [network.weights.sha256 for network in networks(model)]
+
     changes = []
     coarser = card.fast.card if card.fast else None
     if coarser is not None and weights_of(requested) == weights_of(coarser) != weights_of(card):
@@ -87,8 +77,3 @@ def describe_changes(card: ModelCard, requested: ModelCard) -> str:
     if allowed := [name for name in requested.precisions if name not in card.precisions]:
         changes.append(f"{' and '.join(allowed)} allowed")
     return ", ".join(changes)
-
-
-def weights_of(card: ModelCard) -> list[str]:
-    """Return the hashes of the first weights of all networks of a model."""
-    return [network.weights.sha256 for network in networks(card)]

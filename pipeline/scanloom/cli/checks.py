@@ -308,6 +308,7 @@ def _meminfo(file: Path) -> int | None:
 def _cgroup(folder: Path) -> int | None:
     """Return the memory left under a container's limit (cgroup v2), None without a limit."""
     try:
+        # Within a container, /proc/meminfo still tells of the whole machine
         limit = (folder / "memory.max").read_text().strip()
         used = (folder / "memory.current").read_text().strip()
         return max(int(limit) - int(used), 0)
@@ -357,6 +358,7 @@ def _publishing(existing: Path, name: str) -> CheckResult:
             stream.write(b"scanloom")
             stream.flush()
             os.fsync(stream.fileno())
+        # The folder is renamed, not the file: so is a case
         (work / "new").rename(work / "done")
         handle = os.open(work, os.O_RDONLY)
         try:

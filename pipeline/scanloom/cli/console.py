@@ -332,6 +332,7 @@ def warn_of_unexamined(reasons: Mapping[str, int]) -> None:
 def typed_command() -> str:
     """Return the command line of this process, quoted for a shell."""
     program = Path(sys.argv[0])
+    # Typed as `python -m scanloom`; else the name is enough if the shell finds this program by it
     if program.name == "__main__.py":
         prefix = [sys.executable, "-m", "scanloom"]
     elif (installed := shutil.which(program.name)) and Path(installed) == program:
@@ -396,6 +397,7 @@ def _libraries_heard(manner: OutputMode) -> AbstractContextManager[None]:
     """Return the context of a command: with its log if there is one, else without any."""
     if not (manner.debug or manner.verbose or manner.log):
         return _libraries_silent()
+    # `--debug` includes `--verbose`
     level = logging.DEBUG if manner.debug else logging.INFO if manner.verbose else None
     return _logged(level, manner.log)
 
@@ -531,6 +533,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         if isinstance(link, BaseExceptionGroup):
             pending.extend(link.exceptions)
+        # As Python does: a cause stands for the context, and "from None" hides it
         pending.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 

@@ -88,6 +88,7 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(exc)) from exc
 
 
+# typer takes a plain tuple for an option with two values
 class Shard(NamedTuple):
     """Part k of n parts of an archive, from 1."""
 

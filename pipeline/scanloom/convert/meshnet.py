@@ -446,6 +446,7 @@ def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
 
 def _network(image: int, convolutions: Sequence[_Convolution], activation: str) -> dict[str, Any]:
     """Return the arguments of the network."""
+    # the last one is the classifier of single voxels
     *hidden, last = convolutions
     norms = {layer.name.endswith(_NORM_SUFFIX) for layer in hidden}
     sizes = {(layer.filters, layer.kernel_size, layer.use_bias) for layer in hidden}
@@ -476,6 +477,7 @@ def _check_manifest(
         if layer.use_bias:
             expected.append((f"{layer.name}/bias", (layer.filters,)))
         channels = layer.filters
+    # the file is a row of numbers, which only their order tells apart
     if [(tensor.name, tensor.shape) for tensor in tensors] != expected:
         raise damaged("the weightsManifest does not fit the layers")
 

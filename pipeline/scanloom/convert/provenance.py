@@ -157,6 +157,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     sizes = {}
     for root, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        # a link to a folder counts as a file: what it leads to is not the model's
         links = [name for name in folders if Path(root, name).is_symlink()]
         for name in [name for name in names if not name.startswith(".")] + links:
             file = Path(root, name)

@@ -124,22 +124,24 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
         converted = _state_dict(content, weights.key, dict(weights.arrays))
     sha256 = hashlib.sha256(converted).hexdigest()
     target = weights_file(folder, sha256)
+    target.unlink(missing_ok=True)  # a link there is not followed
     target.write_bytes(converted)  # not by safetensors: its files are for this user only
     return Weights(target, sha256, weights.sha256)
 
 
 def _link(file: Path, target: Path, *, inside: bool) -> None:
-    """Link or copy a file to another path, unless it is there."""
-    with suppress(FileExistsError):
-        if not inside:
-            target.symlink_to(file.absolute())
+    """Link or copy a file to another path, in the place of what is there."""
+    with suppress(OSError):
+        if target.samefile(file):
             return
-        try:
-            os.link(file.resolve(), target)  # not the link that the file may be
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, target)
+    target.unlink(missing_ok=True)
+    if not inside:
+        target.symlink_to(file.absolute())
+        return
+    try:
+        os.link(file.resolve(), target)  # not the link that the file may be
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, target)
 
 
 def _float32_numbers(content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> bytes:
@@ -266,6 +268,7 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
             unknown = _unknown_names(file)
             if attempt == 2 or not unknown or not all(n.startswith("monai.") for n in unknown):
                 raise _refusal(file, name, unknown) from exc
+            # only for a file that names it: the import takes seconds
             import monai.data.meta_tensor  # noqa: F401 - registers MONAI's class of tensors
         except Exception as exc:  # damaged files raise errors of many types
             if lacks_memory(exc):

@@ -126,6 +126,7 @@ class Grid:
     def axes(self) -> tuple[int, int, int]:
         """The patient axis (0 = R, 1 = A, 2 = S) that each voxel axis follows most closely."""
         weight = np.abs(self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0))
+        # Of all permutations: two axes of an oblique grid may follow the same patient axis most
         best = max(
             itertools.permutations(range(3)), key=lambda p: sum(weight[p[n], n] for n in range(3))
         )

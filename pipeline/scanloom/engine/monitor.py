@@ -186,17 +186,13 @@ class StatusWriter:
     def __init__(
         self, run: str, folder: Path, period: float = 1.0, metrics: Path | None = None
     ) -> None:
-        self._run, self._folder, self._period = run, folder, period
-        self._metrics = metrics
+        self._folder, self._period, self._metrics = folder, period, metrics
         self.metrics_error: ScanError | None = None
         """Why the metrics could not be written the last time; None if they were."""
-        self._process = os.getpid()
-        self._start = process_start_ticks(self._process)
+        process = os.getpid()
+        start = process_start_ticks(process)
+        self._status = Status(run, "indexing", host=host_id(), process=process, start=start)
         self._began = time.monotonic()
-        self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
-        self._ends: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._sent_away: Counter[str] = Counter()
         self._submitted: dict[str, float] = {}
         self._moments: deque[float] = deque()
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -206,12 +202,12 @@ class StatusWriter:
     def plan(self, cases: int, before: int) -> None:
         """Set the number of planned cases, and of those done by earlier runs."""
         with self._lock:
-            self._state, self._cases, self._before = "running", cases, before
+            self._status = replace(self._status, state="running", cases=cases, before=before)
 
     def state(self, state: str) -> None:
         """Set the state of the run."""
         with self._lock:
-            self._state = state
+            self._status = replace(self._status, state=state)
 
     def start(self, case_id: str) -> None:
         """Record that a case was submitted."""
@@ -223,17 +219,21 @@ class StatusWriter:
         with self._lock:
             if self._submitted.pop(record.id, None) is not None:
                 self._moments.append(time.monotonic())
-            if record.reason is None:
-                self._ends["done"] += 1
-                self._ends["remade"] += record.updated
-            else:
-                self._ends[record.reason.outcome] += 1
-                self._reasons[record.reason.code] += 1
+            status, reason = self._status, record.reason
+            outcome = "done" if reason is None else reason.outcome
+            reasons = Counter(status.reasons) + Counter([reason.code] if reason else ())
+            self._status = replace(
+                status,
+                **{outcome: getattr(status, outcome) + 1},
+                remade=status.remade + (reason is None and record.updated),
+                reasons=dict(sorted(reasons.items())),
+            )
 
     def send_away(self, why: str) -> None:
         """Record that a worker was dismissed."""
         with self._lock:
-            self._sent_away[why] += 1
+            sent_away = dict(Counter(self._status.sent_away) + Counter([why]))
+            self._status = replace(self._status, sent_away=sent_away)
 
     def now(self) -> Status:
         """Return the current status."""
@@ -241,28 +241,16 @@ class StatusWriter:
         with self._lock:
             while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
                 self._moments.popleft()
-            ends = {end: self._ends[end] for end in ("done", *OUTCOMES)}
-            rate = self._rate(now)
-            remaining = self._cases - self._before - sum(ends.values())
-            return Status(
-                **ends,
-                run=self._run,
-                state=self._state,
-                cases=self._cases,
-                before=self._before,
-                remade=self._ends["remade"],
-                reasons=dict(sorted(self._reasons.items())),
+            status, rate = self._status, self._rate(now)
+            remaining = status.cases - status.ended
+            return replace(
+                status,
                 in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
                 elapsed_s=round(now - self._began, 1),
                 left_s=round(remaining / rate, 1) if rate else None,
                 per_hour=round(3600 * rate, 1) if rate else None,
                 devices=_gpu_state(),
                 moment=round(time.time(), 1),
-                sent_away=dict(self._sent_away),
-                reason=self._reason,
-                host=host_id(),
-                process=self._process,
-                start=self._start,
             )
 
     def close(self, state: str | None = None, reason: str = "") -> None:
@@ -271,8 +259,10 @@ class StatusWriter:
         A state of None is the current one.
         """
         with self._lock:
-            self._state, self._reason = state or self._state, reason
+            final = state or self._status.state
+            self._status = replace(self._status, state=final, reason=reason)
         self._closed.set()
+        # Joined first: the last periodic write must not come after the final one
         self._writer.join()
         self._write(_replace_or_fill)
 
@@ -280,6 +270,7 @@ class StatusWriter:
         """Return cases per second over the last minutes; None before two have ended."""
         if len(self._moments) < 2:
             return None
+        # A run that began within the window has not had all of it
         span = now - max(self._began, now - _RATE_WINDOW_S)
         return len(self._moments) / span if span > 0 else None
 

@@ -73,12 +73,7 @@ FileStates = list[tuple[int, int, int] | None]
 class Request:
     """A workflow with its models: everything that the cases of a command share.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        Options, outputs and relations of the models.
-    cards : tuple of ModelCard
-        The models, in the order of the workflow.
+    The cards are in the order of the workflow.
     """
 
     workflow: Workflow
@@ -461,20 +456,7 @@ def placement_of(predictors: Sequence[Predictor]) -> Placement:
 
 
 def check_memory(estimate: CaseEstimate, limit: int) -> None:
-    """Refuse a case whose smallest plan does not fit, before any allocation.
-
-    Parameters
-    ----------
-    estimate : CaseEstimate
-        Estimate of the smallest plan.
-    limit : int
-        Bytes for the whole process.
-
-    Raises
-    ------
-    ScanError
-        OUT_OF_MEMORY with both figures.
-    """
+    """Refuse a case whose smallest plan exceeds `limit`, in bytes: OUT_OF_MEMORY, with both."""
     if estimate.peak > limit:
         step = max(estimate.host, key=lambda name: estimate.host[name])
         limited = f"limit {format_bytes(limit)} by `segment --memory-limit`"

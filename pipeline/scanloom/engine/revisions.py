@@ -138,6 +138,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
     before = latest_result(out, name)
+    # Within the lock: of two corrections of one result, the second would undo the first
     if revision_number(before) != correction.corrected:
         raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
     labels = read_label_maps(before)
@@ -217,6 +218,7 @@ def structure_from_plain(plain: Mapping[str, Any]) -> Structure:
 def _recipe(recipe: str, labels: Mapping[str, NDArray[Any]]) -> str:
     """Return the hash from which the DICOM UIDs of a revision follow: of recipe and labels."""
     digest = hashlib.sha256(recipe.encode())
+    # In an order of its own: the same labels have the same UIDs
     for name in sorted(labels):
         digest.update(name.encode())
         digest.update(np.asfortranarray(labels[name]).tobytes(order="F"))
@@ -331,6 +333,7 @@ def _by_name(
     targets = {name: places[_plain(name)] for name in names}
     if len(set(targets.values())) < len(targets):
         raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
+    # All named structures are erased first: one may move to where another was
     for file, number in targets.values():
         after[file][after[file] == number] = 0
     painted = {entry["file"]: np.zeros(before[entry["file"]].shape, bool) for entry in entries}
@@ -479,6 +482,7 @@ def _export(
     files = [entry["file"] for entry in entries]
     labels = {}
     for file in files:
+        # `segments.json` may have been changed: no other file of the output folder may leave it
         if identity_of((result / file).relative_to(out)) != "shapes":
             raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"

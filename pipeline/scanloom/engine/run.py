@@ -329,17 +329,10 @@ class _Run:
             finally:
                 local_pool.stop(5.0)
             return
-        from scanloom.engine.clusters.connect import RunWork, open_pool
+        from scanloom.engine.clusters.connect import open_pool
 
-        work = RunWork(
-            out=self.out,
-            private=self.private,
-            case_file=case_file,
-            child=setup,
-            digests=self.request.digests,
-            on_unfit=self.status_writer.send_away,
-        )
-        with open_pool(cluster, workflow, work) as cluster_pool:
+        digests, on_unfit = self.request.digests, self.status_writer.send_away
+        with open_pool(cluster, workflow, digests, case_file, setup, on_unfit) as cluster_pool:
             yield cluster_pool
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
@@ -349,6 +342,7 @@ class _Run:
             return
         self.timeline.note(outcome)
         run_files.append_to_log(self.folder, case, outcome)
+        # Such as a full disk: every further case would end so
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:

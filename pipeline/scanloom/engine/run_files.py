@@ -170,6 +170,7 @@ def _acquire(path: Path, content: str, *, take_over: bool) -> None:
     draft.mkdir()
     try:
         atomic_write(draft / work_folder.HOLDER, lambda file: file.write_text(content))
+        # Each removal of a stale lock may be followed by the lock of another run
         for _ in range(_MAX_ATTEMPTS):
             if not os.path.lexists(path):  # no empty folder of somebody else is replaced
                 try:

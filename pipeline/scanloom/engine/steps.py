@@ -167,7 +167,7 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         (volume, *further),
         clock,
         uncertainty="uncertainty" in outputs.also,
-    ).results
+    ).run()
     own = (results[node.name] for node in nodes if node.name not in relations.united)
     with clock.step("relate"):
         united = [unite(name, union, results) for name, union in relations.unite.items()]

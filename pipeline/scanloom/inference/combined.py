@@ -101,16 +101,7 @@ def _predictor(
 class StagedPredictor(PlacedModel):
     """A model with a previous stage: a graph of two nodes.
 
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    changes : str
-        Changes by options, from `describe_changes`.
-    nodes : (Node, Node)
-        The stage and the model, from `stage_graph`.
-    predictors : pair of predictors
-        Those of both.
+    The nodes are those of `stage_graph`, the changes by options from `describe_changes`.
     """
 
     def __init__(
@@ -143,15 +134,15 @@ class StagedPredictor(PlacedModel):
         Its uncertainty is that of the model itself, 0 outside a crop.
         """
         clock = clock or StepTimer()
-        run = GraphRun(
+        results = GraphRun(
             self._nodes,
             self.predictors,
             (volume, *further_channels),
             clock,
             uncertainty=uncertainty,
             shared=shared,
-        )
-        first, result = run.results.values()
+        ).run()
+        first, result = results.values()
         if Flag.CROP_EMPTY in result.flags:
             clock.note("crop", "no structure that crops the scan was found")
             result = replace(result, flags=self.card.flags)
@@ -161,18 +152,8 @@ class StagedPredictor(PlacedModel):
 class PaintedPredictor(PlacedModel):
     """A model with parts, on one device; all networks are loaded once.
 
-    Parts see the scan as it is resampled to the card's grid, once for all.
-
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    changes : str
-        Changes by options, from `describe_changes`.
-    parts : sequence of TorchPredictor
-        Predictors of the parts that run.
-    remove_small : float
-        Volume up to which components of the united label map are removed, mm^3.
+    Parts see the scan as it is resampled to the card's grid, once for all. Components of the united
+    label map up to `remove_small` mm^3 are removed.
     """
 
     def __init__(

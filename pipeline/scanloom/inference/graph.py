@@ -13,7 +13,7 @@ from scanloom.cards.graph import Node, running_order, united_structures
 from scanloom.core import Flag, Layer, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice, all_engines
 from scanloom.core.grid import Box
-from scanloom.core.relations import Unite
+from scanloom.core.relations import CropBy, Unite
 from scanloom.inference.geometry import nifti_spacing
 from scanloom.ops.label_maps import (
     box_of_labels,
@@ -88,23 +88,15 @@ class GraphRun:
 
     Parameters
     ----------
-    nodes : sequence of Node
-        The nodes, in any order.
-    predictors : sequence of Predictor
-        The models of the graph.
+    nodes, predictors
+        The graph, and the models to which its nodes refer.
     volumes : sequence of Volume
         The scan: its input channels.
-    clock : StepTimer
-        Timer of each step.
-    uncertainty : bool
-        Whether the results have maps of uncertainty.
+    clock, uncertainty
+        As in `Predictor.predict`.
     shared : SharedScan, optional
         Scan that models outside of the graph share with its last node.
 
-    Attributes
-    ----------
-    results : dict of str to Segmentation
-        Result of each node that has run, by name, in the order in which they ran.
     """
 
     def __init__(
@@ -117,21 +109,38 @@ class GraphRun:
         uncertainty: bool = False,
         shared: SharedScan | None = None,
     ) -> None:
-        self._predictors, self._clock, self._uncertainty = predictors, clock, uncertainty
-        # The part of the scan that nodes see, by their crop; None if they see nothing
-        self._views: dict[Hashable, tuple[Sequence[Volume], Box | None] | None]
-        self._views = {None: (volumes, None)}
+        self._nodes, self._predictors = nodes, predictors
         self._volumes, self._grid = volumes, volumes[0].grid
-        self._shared = {nodes[-1].name: shared} if shared is not None else self._shared_scans(nodes)
-        self.results: dict[str, Segmentation] = {}
-        groups = sharing_groups(nodes, [predictor.card for predictor in predictors])
-        for node in running_order(nodes, groups):
-            self.results[node.name] = self._run(node)
+        self._clock, self._uncertainty = clock, uncertainty
+        # The part of the scan that nodes see, by their crop; None if they see nothing
+        self._views: dict[CropBy | None, tuple[Sequence[Volume], Box | None] | None]
+        self._views = {None: (volumes, None)}
+        self._shared = self._shared_scans() if shared is None else {nodes[-1].name: shared}
+        self._results: dict[str, Segmentation] = {}
 
-    def _shared_scans(self, nodes: Sequence[Node]) -> dict[str, SharedScan]:
+    def run(self) -> dict[str, Segmentation]:
+        """Return the result of each node by name, in the order in which they ran.
+
+        Raises
+        ------
+        ScanError
+            As the models.
+        """
+        groups = sharing_groups(self._nodes, [predictor.card for predictor in self._predictors])
+        for node in running_order(self._nodes, groups):
+            view = self._view(node)
+            result = self._empty(node) if view is None else self._predict(node, *view)
+            if node.inside is not None:
+                with self._clock.step("relate"):
+                    limits = self._results[node.inside.model]
+                    result = restrict_segmentation(result, limits, node.inside.structures)
+            self._results[node.name] = result
+        return self._results
+
+    def _shared_scans(self) -> dict[str, SharedScan]:
         """Return the scan that a node shares, if several models see that part of it."""
-        users: dict[Hashable, list[tuple[ModelCard, str]]] = {}
-        for node in nodes:
+        users: dict[CropBy | None, list[tuple[ModelCard, str]]] = {}
+        for node in self._nodes:
             members = (self._predictors[n] for n in node.members)
             models = users.setdefault(node.crop, [])
             models += [(predictor.card, predictor.device_name) for predictor in members]
@@ -140,14 +149,11 @@ class GraphRun:
         from scanloom.inference.resampling.image import SharedScan  # torch comes in here
 
         shared = {crop: SharedScan(models) for crop, models in users.items()}
-        return {node.name: shared[node.crop] for node in nodes}
+        return {node.name: shared[node.crop] for node in self._nodes}
 
-    def _run(self, node: Node) -> Segmentation:
-        """Return the structures of a node, from the part of the scan that it sees."""
-        members, view = [self._predictors[n] for n in node.members], self._view(node)
-        if view is None:
-            return self._restricted(node, self._empty(node, members[0]))
-        volumes, box = view
+    def _predict(self, node: Node, volumes: Sequence[Volume], box: Box | None) -> Segmentation:
+        """Return the structures of a node in the box of the scan that it sees; None for all."""
+        members = [self._predictors[n] for n in node.members]
         predictor, shared = members[0], self._shared.get(node.name)
         if len(members) > 1:
             from scanloom.inference.combined import Ensemble  # torch comes in here
@@ -159,7 +165,7 @@ class GraphRun:
             volumes[0],
             self._clock,
             further_channels=volumes[1:],
-            previous=None if node.channels_of is None else self.results[node.channels_of],
+            previous=None if node.channels_of is None else self._results[node.channels_of],
             shared=shared,
             uncertainty=self._uncertainty and node.has_result,
         )
@@ -168,9 +174,7 @@ class GraphRun:
                 shared.finish(member.card, member.device_name)
         if len(members) > 1:
             result = replace(result, sources=tuple(member.card.name for member in members))
-        if box is not None:
-            result = paste_segmentation(result, box, self._grid)
-        return self._restricted(node, result)
+        return result if box is None else paste_segmentation(result, box, self._grid)
 
     def _view(self, node: Node) -> tuple[Sequence[Volume], Box | None] | None:
         """Return the input channels that a node sees, and their box; None if it sees nothing."""
@@ -180,7 +184,7 @@ class GraphRun:
         with self._clock.step("relate"):
             box = union_of_boxes(
                 box_of_labels(layer.labels, numbers)
-                for layer in self.results[crop.model].layers
+                for layer in self._results[crop.model].layers
                 if (numbers := [s.number for s in layer.structures if crop.includes(s.label)])
             )
             self._views[crop] = None
@@ -193,17 +197,9 @@ class GraphRun:
                 self._views[crop] = [crop_volume(v, box) for v in self._volumes], box
         return self._views[crop]
 
-    def _restricted(self, node: Node, result: Segmentation) -> Segmentation:
-        """Return the structures of a node inside those of another one, if so requested."""
-        if node.inside is None:
-            return result
-        with self._clock.step("relate"):
-            limits = self.results[node.inside.model]
-            return restrict_segmentation(result, limits, node.inside.structures)
-
-    def _empty(self, node: Node, predictor: Predictor) -> Segmentation:
+    def _empty(self, node: Node) -> Segmentation:
         """Return the segmentation of a node that saw nothing."""
-        card = predictor.card
+        card = self._predictors[node.members[0]].card
         dtype = np.uint8 if card.label_bytes == 1 else np.uint16
         labels = np.zeros(self._grid.shape, dtype, order="F")
         overlap = isinstance(card.decision, Threshold)  # a layer for each structure

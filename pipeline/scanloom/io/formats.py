@@ -72,10 +72,7 @@ class VolumeFormat:
         return raw.grid, raw.layout.value_dtype
 
     def read(
-        self,
-        files: Sequence[Path],
-        phase: int | None = None,
-        options: ReadOptions = ReadOptions(),
+        self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
     ) -> Scan:
         """Read one volume. Options that do not apply to the format are ignored.
 
@@ -123,10 +120,7 @@ class _DicomFormat:
         return dicom_outline(files, phase, options.gaps, limit)
 
     def read(
-        self,
-        files: Sequence[Path],
-        phase: int | None = None,
-        options: ReadOptions = ReadOptions(),
+        self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
     ) -> Scan:
         from scanloom.io.dicom.series import read_dicom
 

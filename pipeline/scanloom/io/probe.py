@@ -46,14 +46,6 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     """Return which options the headers of a series override, as sentences without a full stop.
 
     An option that agrees with the headers is left out.
-
-    Parameters
-    ----------
-    series : Series
-    phase : int or None
-        The requested volume.
-    options : ReadOptions
-        Modality and orientation for files that do not state theirs.
     """
     sentences = []
     if options.modality and series.modality not in (None, options.modality):
@@ -81,20 +73,7 @@ def probe(
     options: ReadOptions = ReadOptions(),
     limit: int | None = None,
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid of a series and the type of its voxels after rescale.
-
-    Parameters
-    ----------
-    series : Series
-    phase : int or None
-        As in `scanloom.load_volume`.
-    options : ReadOptions
-    limit : int or None
-        Largest size of the decoded voxels in bytes; None for the limit of the format, if any.
-
-    Returns
-    -------
-    (Grid, dtype)
+    """Return the grid of a series and its voxel type after rescale; see `VolumeFormat.probe`.
 
     Raises
     ------

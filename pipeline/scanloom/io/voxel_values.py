@@ -22,12 +22,7 @@ def replace_nan(volume: Volume, nan: Nan) -> Volume:
 
     The padding value is air for a CT, else the smallest value of the scan: 0 may be bright in a
     scan with negative values.
-
-    Parameters
-    ----------
-    volume : Volume
-        Fresh from a reader and not shared: its voxels are changed in place.
-    nan : "refuse" or "padding"
+    The volume is fresh from a reader and not shared: its voxels are changed in place.
 
     Raises
     ------
@@ -92,14 +87,3 @@ VOXEL_LIMIT_BYTES = 4 << 30
 def voxel_limit(options: ReadOptions) -> int:
     """Return the largest size of the decoded voxels, in bytes."""
     return VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size
-
-
-FILE_LIMIT_VOLUMES = 8
-"""Largest size of a compressed file of several volumes, in multiples of the limit of one volume:
-to reach the last volume, all before it are inflated."""
-
-SKIP_LIMIT_BYTES = 1 << 30
-"""Largest offset of the first voxel: header extensions are a few kB."""
-
-MAX_DEFLATE_RATIO = 1032
-"""Largest compression ratio of Deflate: a file that would need more is truncated or damaged."""

@@ -75,7 +75,7 @@ def drawn(seed: int) -> Labels:
 def results_of(relations: Relations, models: Sequence[Drawn]) -> dict[str, Segmentation]:
     nodes = graph_of([model.card.name for model in models], relations)
     volume = Volume(np.zeros(SHAPE, np.int16, order="F"), GRID, "HU", "CT")
-    return GraphRun(nodes, models, (volume,), StepTimer()).results
+    return GraphRun(nodes, models, (volume,), StepTimer()).run()
 
 
 def crop(model: str, *structures: str, margin: float = 0.0) -> CropBy:

@@ -24,7 +24,6 @@ from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOpt
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
-    from scanloom.io.index.listing import SeriesLine
     from scanloom.io.index.storage import IndexedSeries
 
 
@@ -114,10 +113,21 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
     from scanloom.core import OUTCOMES, Reason, counted, printable
-    from scanloom.io.index.listing import format_series
+    from scanloom.io.index.listing import SeriesLine, format_series
 
     screen = console()
-    for line in format_series(_lines(listed, ids=ids), screen.width):
+    lines = [
+        SeriesLine(
+            number if series.slices else None,
+            series.kind,
+            listed.path_of(series),
+            len(series.files),
+            series.info,
+            series.id if ids else "",
+        )
+        for number, series in enumerate(listed.series, 1)
+    ]
+    for line in format_series(lines, screen.width):
         screen.print(line, no_wrap=True, crop=False)
     counts = listed.counts()
     by_outcome = ", ".join(f"{counts[name]} {name}" for name in ("used", *OUTCOMES))
@@ -150,22 +160,6 @@ def _failed_files(listed: Index, code: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _lines(listed: Index, *, ids: bool) -> list[SeriesLine]:
-    from scanloom.io.index.listing import SeriesLine
-
-    return [
-        SeriesLine(
-            number if series.slices else None,
-            series.kind,
-            listed.path_of(series),
-            len(series.files),
-            series.info,
-            series.id if ids else "",
-        )
-        for number, series in enumerate(listed.series, 1)
-    ]
-
-
 def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     """Return the exit code of an index.
 
@@ -174,6 +168,7 @@ def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     """
     counts = listed.counts()
     reasons = Counter(reason for _, reason in listed.outcomes())
+    # An archive without any scan comes first: files that could not be looked at explain it
     if not counts["used"] and not counts["ambiguous"]:
         return exit_of_nothing(reasons)
     if unexamined(reasons):

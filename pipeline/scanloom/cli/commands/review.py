@@ -123,6 +123,7 @@ def review(
 
         if not (out / "cases").is_dir():
             raise no_results(out)
+        # Before the server is imported: these need no server, which is an extra
         if readers.remove_reviewer is not None:
             from scanloom.review.verdicts.readers import remove_reviewer
 

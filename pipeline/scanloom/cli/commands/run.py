@@ -183,6 +183,7 @@ def _interruptible() -> Iterator[threading.Event]:
             "Stopping after the current writes. Press Ctrl-C again to stop immediately."
         )
 
+    # All three end a run in order: a batch system sends SIGTERM, a closed terminal SIGHUP
     handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         handled.remove(signal.SIGHUP)

@@ -189,29 +189,23 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
 def summary(records: Records, seconds: float) -> str:
     """Return a line that counts the scans by outcome, with the time and the device."""
     from scanloom.core import counted, format_duration
+    from scanloom.io.output.layout import read_case
 
     outcomes = Counter(
         record.reason.outcome if record.reason else "from before" if record.reused else "done"
         for _, record in records
     )
     named = ("done", "from before", "skipped", "ambiguous", "failed")
-    always = ("done", "failed")
+    always = ("done", "failed")  # shown even if there are none
     counts = ", ".join(f"{outcomes[n]} {n}" for n in named if outcomes[n] or n in always)
     scans = counted(len(records), "scan")
-    devices = dict.fromkeys(d for _, record in records for d in _devices_of(record))
+    new = [record.folder for _, record in records if record.folder and not record.reused]
+    models = (model for folder in new for model in read_case(folder)["models"])
+    devices = dict.fromkeys(
+        f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models
+    )
     where = f" on {' and '.join(devices)}" if devices else ""
     return f"{scans}: {counts}; {format_duration(seconds)}{where}"
-
-
-def _devices_of(record: CaseRecord) -> list[str]:
-    """Return device, precision and engine of each model of a case that was segmented now."""
-    from scanloom.io.output.file_names import CASE
-    from scanloom.io.output.json_file import read_json
-
-    if record.folder is None or record.reused:
-        return []
-    models = read_json(record.folder / CASE)["models"]
-    return [f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models]
 
 
 def show_case(path: Path, record: CaseRecord) -> None:
@@ -317,35 +311,30 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
     from scanloom.io.output.published import ResultState
 
     screen = console()
-    for scan in planned:
-        if scan.error is not None:
-            continue
+    fitting = [(scan, scan.prepared) for scan in planned if scan.prepared and not scan.error]
+    for scan, prepared in fitting:
         table = Table.grid(padding=(0, 2))
-        for name, text in _rows(scan, options):
+        for name, text in _rows(prepared, scan.changes, options):
             table.add_row("", name, printable(text))
         screen.print(printable(str(scan.path)))
         for line in choice_lines(scan.choice):
             screen.print(line, soft_wrap=True)
         screen.print(table)
-    fitting = [scan.prepared for scan in planned if scan.error is None and scan.prepared]
-    done = sum(prepared.state is ResultState.CURRENT for prepared in fitting)
+    done = sum(prepared.state is ResultState.CURRENT for _, prepared in fitting)
     before = f", {done} from before" if done else ""
     scans = counted(len(planned), "scan")
     screen.print(f"{scans}: {len(fitting) - done} would be segmented{before}. Nothing was written.")
 
 
-def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
+def _rows(prepared: Prepared, changes: str, options: SegmentOptions) -> Iterator[tuple[str, str]]:
     from scanloom.core import format_bytes
 
-    prepared = scan.prepared
-    if prepared is None:
-        return
     if prepared.outline is not None:
         grid = prepared.outline[0]
         yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
-    if scan.changes:
-        yield "changed", scan.changes
+    if changes:
+        yield "changed", changes
     if prepared.estimate is not None:
         yield "memory", f"{format_bytes(prepared.estimate.peak)}, estimated for a CPU"
     yield "result", _result(prepared, options)

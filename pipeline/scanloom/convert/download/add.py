@@ -15,7 +15,7 @@ from typing import Final
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import read_card
-from scanloom.convert.conversion import convert_model, has_card
+from scanloom.convert.conversion import convert_model
 from scanloom.convert.download.sources import (
     TASK_FILE,
     Downloads,
@@ -31,7 +31,7 @@ from scanloom.convert.provenance import (
     read_provenance,
     write_provenance,
 )
-from scanloom.convert.readers import readers
+from scanloom.convert.readers import find_reader, readers
 from scanloom.convert.store import is_model, stored_models, user_models
 from scanloom.core import Reason, ScanError, printable, slug
 from scanloom.core.process import lock_file
@@ -228,7 +228,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
         folder = staging / name
         # readers name a model by its folder
         _find_root(staging / "files").rename(folder)
-        if not has_card(folder):
+        if find_reader(folder) is not None:  # whatever card lies next to it
             convert_model(folder.absolute(), {}, folder.absolute())
         card = read_card(folder)
         record = _record(folder, card, source, gathered, options.accept)

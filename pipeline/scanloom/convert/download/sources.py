@@ -365,6 +365,7 @@ def _zoo_bundle(request: str) -> Source:
         try:
             archive = downloads.get(Remote(address, parse_digest("sha1", checksum)))
         except ScanError as exc:
+            # the list names addresses that are gone: its bundles are on Hugging Face as well
             if exc.reason is not Reason.DOWNLOAD or isinstance(exc, ConnectionLostError):
                 raise
             return _hugging_face(addresses.ZOO_OWNER, bundle, version).gather(target, downloads)
@@ -466,6 +467,7 @@ def copy_folder(source: Path, target: Path) -> None:
         except OSError as exc:
             raise damaged(f"{_shown(name)} can't be read") from exc
         with stream:
+            # of the open file: it may have been replaced since the walk
             bounds.add(os.fstat(stream.fileno()).st_size)
             _write(stream, target, safe_path(name))
 

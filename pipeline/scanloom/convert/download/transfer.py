@@ -133,21 +133,13 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for https alone, with the environment's proxies and certificates."""
-    opener = urllib.request.OpenerDirector()
+    """Return an opener with the environment's proxies and certificates; addresses are checked."""
     named = next((os.environ[v] for v in CERTIFICATE_VARIABLES if os.environ.get(v)), None)
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPSHandler(context=_context(named)),
-        _HttpsRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
+    https = urllib.request.HTTPSHandler(context=_context(named))
+    return urllib.request.build_opener(https, _HttpsRedirects())
 
 
+# once: each file, and each attempt, is a connection of its own
 @cache
 def _context(certificates: str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the named certificates, else those of the system."""
@@ -242,6 +234,7 @@ def fetch(
         If the file can't be written.
     """
     pending = _Pending(target, remote.address)
+    # a complete file without a published checksum is not asked for again
     if pending.is_complete() and (remote.digest is None or remote.digest.matches(target)):
         return
     furthest = idle = 0
@@ -254,6 +247,7 @@ def fetch(
             furthest, idle = max(size, furthest), 0 if size > furthest else idle + 1
             if idle >= IDLE_ATTEMPTS:
                 raise
+            # no pause after progress
             time.sleep(PAUSE_S * (2**idle - 1))
     else:
         raise ScanError(Reason.DOWNLOAD, "the connection was lost too often")

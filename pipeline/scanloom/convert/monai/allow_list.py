@@ -147,6 +147,7 @@ def _sha256(folder: Path, file: str) -> str | None:
     try:
         return hashlib.sha256(read_text(folder, file).encode()).hexdigest()
     except ScanError as exc:
+        # a link out of the bundle is an error by itself
         if exc.reason is Reason.MODEL_UNSAFE:
             raise
         return None
@@ -369,6 +370,7 @@ def judge_network(folder: Path, target: str) -> tuple[Kind, str]:
         if exc.reason is Reason.MODEL_UNSAFE:
             raise
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not on the list") from exc
+    # a transform in the place of a network is on the list, but is none
     if kind not in ("network", "part"):
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not a network")
     return kind, name

@@ -224,6 +224,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
     metadata = read_metadata(folder)
     chosen = dict(options)
     classes = chosen.pop(STRUCTURES_OPTION, None)
+    # paths of the config are those in the bundle, wherever it lies
     entries = {**set_entries(read_entries(folder), chosen), "bundle_root": "."}
     obstacles = Obstacles()
     content = _read_content(folder, entries, metadata, obstacles)
@@ -327,6 +328,7 @@ def _read_content(
     output = TensorFormat(num_channels=1)
     with obstacles.noted():
         output = read_output(metadata, network)
+    # values without meaning, which obstacles keep from being used
     after = Postprocessing(None, card.Argmax(), "scores", ())
     with obstacles.noted():
         after = read_postprocessing(

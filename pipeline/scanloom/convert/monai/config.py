@@ -372,6 +372,7 @@ class Expression:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._truth(self._value(operand))
             case ast.IfExp(test=test, body=body, orelse=orelse):
+                # both are read, since which of them counts may depend on the machine
                 return self._choice(self._value(test), self._value(body), self._value(orelse))
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
                 return self._item(self._value(value), self._value(key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, NetworkSpec, Paint, Window
@@ -51,25 +51,26 @@ def read_network(first: Any) -> NetworkSpec:
     for key, value in args.items():
         if isinstance(value, Component) and value.kind == "part":
             args[key] = {name: each for name, each in value.args.items() if name != "device"}
-    budget = [_MAX_PLAIN]
+    count = 0
     for key, arg in args.items():
-        _plain(arg, f"{first.name}({truncate(str(key))}=...)", budget)
+        location = f"{first.name}({truncate(str(key))}=...)"
+        for value in _values(arg):
+            count += 1
+            if count > _MAX_PLAIN:
+                raise unsupported(f"{location} has more than {_MAX_PLAIN} values")
+            if isinstance(value, Name | Component):
+                raise unsupported(f"{location} is {describe(value)}")
     if args.get("spatial_dims", 3) not in (2, 3):
         raise unsupported(f"{first.name} of {describe(args['spatial_dims'])} dimensions")
     return NetworkSpec(first.name, args)
 
 
-def _plain(value: Any, location: str, budget: list[int]) -> None:
-    """Refuse values that are not plain data, and more than `_MAX_PLAIN` of them."""
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise unsupported(f"{location} has more than {_MAX_PLAIN} values")
-    if isinstance(value, Name | Component):
-        raise unsupported(f"{location} is {describe(value)}")
-    if isinstance(value, dict):
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        _plain(item, location, budget)
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a value, and all values in it."""
+    yield value
+    items = value.values() if isinstance(value, dict) else value
+    for item in items if isinstance(value, dict | list) else ():
+        yield from _values(item)
 
 
 def read_channels(

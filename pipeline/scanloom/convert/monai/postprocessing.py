@@ -108,6 +108,7 @@ def _read(component: Component, state: _State, context: _Context) -> None:
         elif "pred" in (keys if isinstance(keys, list) else [keys]):
             raise unsupported(f"SaveImaged of {describe(keys)}")
         return
+    # its effect would be on what nobody reads
     if state.saved:
         raise unsupported(f"{name} after SaveImaged")
     if keys not in ("pred", ["pred"]):
@@ -233,6 +234,7 @@ def _check_type(args: Arguments, name: str, context: _Context) -> None:
     """Refuse a data type that does not hold all labels."""
     value = args.take(name)
     text = value.text if isinstance(value, Name) else value
+    # whole numbers up to these are exact in each type
     largest = {"uint8": 255, "int8": 127, "half": 2048, "float16": 2048, "int16": 32767}
     wide = ("float", "float32", "float64", "double", "int32", "int64", "long", None)
     if text not in wide and (not isinstance(text, str) or largest.get(text, 0) < context.outputs):
@@ -247,6 +249,7 @@ def _decide(args: Arguments, state: _State, context: _Context) -> None:
     args.only("dim", 0)
     args.only("keepdim", True)
     _check_type(args, "dtype", context)
+    # one of the two decides; both, or none, would leave something to guess
     if argmax == (threshold is not None):
         raise args.refused("argmax", argmax)
     _decide_once(state, Argmax() if threshold is None else Threshold(threshold))

@@ -157,6 +157,7 @@ def _read(component: Component, state: Preprocessing, channels: int) -> None:
     args.ignore("allow_missing_keys")
     if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
         many = channels > 1 and len(state.keys) == 1
+        # steps after the resampling are those on the network grid
         (state.after if state.resampled else state.before).append(_intensity(name, args, many))
     else:
         _spatial(name, args, state)
@@ -246,6 +247,7 @@ def read_type(args: Arguments) -> None:
 
 def _orient(args: Arguments, state: Preprocessing) -> None:
     """Read the orientation; after resampling only if all axes have one spacing."""
+    # with equal spacings, turning the axes and resampling can change places
     same = state.spacing is not None and len(set(state.spacing)) == 1
     if state.orientation is not None or (state.resampled and not same):
         raise unsupported("Orientationd twice, or after resampling to different spacings")

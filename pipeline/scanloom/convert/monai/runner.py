@@ -164,6 +164,7 @@ def read_start(config: Config, entries: Mapping[str, Any], obstacles: Obstacles)
     """
     run_id = _run_id(entries)
     before, started, ending = (_Statements(config) for _ in range(3))
+    # what is evaluated after the run may start another evaluator
     for statements, path in ((before, "initialize"), (ending, "finalize")):
         with obstacles.noted():
             statements.read(path)

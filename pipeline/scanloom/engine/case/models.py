@@ -102,20 +102,7 @@ def import_heavy() -> None:
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:
-    """Return the card of a model, after checking that the model did not change.
-
-    Parameters
-    ----------
-    name : str
-        A name from the store, or a bundle folder.
-    digest : str
-        Its `card_digest` when the recipe was made.
-
-    Raises
-    ------
-    ScanError
-        MODEL_CHANGED.
-    """
+    """Return the card of a model; MODEL_CHANGED if its `card_digest` is not that of the recipe."""
     try:
         card = find_model(name)
     except ScanError as exc:

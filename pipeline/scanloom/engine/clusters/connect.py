@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,34 +34,15 @@ _JOIN_TIMEOUT_S = 120.0
 """Time limit for the first worker of a cluster, unless the workflow sets one."""
 
 
-@dataclass(frozen=True)
-class RunWork:
-    """The work of a run, as its workers need it.
-
-    Parameters
-    ----------
-    out, private : Path
-        The output folder and the run's private folder. All workers must see both.
-    case_file : CaseFile
-        The cases.
-    child : WorkerSetup
-        Settings of the engines.
-    digests : tuple of str
-        The `card_digest` of each model when the recipe was made.
-    on_unfit : callable
-        Called with the reason when a worker is dismissed.
-    """
-
-    out: Path
-    private: Path
-    case_file: CaseFile
-    child: WorkerSetup
-    digests: tuple[str, ...]
-    on_unfit: Callable[[str], None]
-
-
 @contextmanager
-def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
+def open_pool(
+    kind: str,
+    workflow: Workflow,
+    digests: tuple[str, ...],
+    case_file: CaseFile,
+    child: WorkerSetup,
+    on_unfit: Callable[[str], None],
+) -> Iterator[Pool]:
     """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
     Parameters
@@ -72,8 +52,14 @@ def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
         or the address or scheduler file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of the cluster.
-    work : RunWork
-        The work.
+    digests : tuple of str
+        The `card_digest` of each model when the recipe was made.
+    case_file : CaseFile
+        The cases, in the run's private folder. All workers must see it, and the output folder.
+    child : WorkerSetup
+        Settings of the engines.
+    on_unfit : callable
+        Called with the reason when a worker is dismissed.
 
     Raises
     ------
@@ -82,27 +68,19 @@ def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
     """
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
-    launched = find_kind(kind)
-    held = contact.hold_handshake(work.out, workflow.models, work.digests, work.case_file.path)
+    launched, private = find_kind(kind), case_file.path.parent
+    held = contact.hold_handshake(child.output.out, workflow.models, digests, case_file.path)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
-        check_models=partial(check_unchanged, workflow.models, work.digests),
-        on_unfit=work.on_unfit,
+        check_models=partial(check_unchanged, workflow.models, digests),
+        on_unfit=on_unfit,
     )
-    with (
-        open_cluster(kind, workflow, work.private, len(work.case_file)) as client,
-        held as handshake,
-    ):
+    with open_cluster(kind, workflow, private, len(case_file)) as client, held as handshake:
         handshake.check(client)
-        setup = EngineSetup(
-            run=work.private.name,
-            child=work.child,
-            time_limit=workflow.execution.time_limit,
-            logs=work.private,
-            handshake=handshake,
-        )
-        pool = DaskPool(client, work.case_file, setup, limits)
+        time_limit = workflow.execution.time_limit
+        setup = EngineSetup(private.name, child, time_limit, private, handshake)
+        pool = DaskPool(client, case_file, setup, limits)
         try:
             yield pool
         finally:
@@ -356,6 +334,7 @@ def _cluster_started(make: Callable[[], Any], scratch: Path) -> Iterator[Any]:
 
     threading.Thread(target=start, name="cluster", daemon=True).start()
     try:
+        # A nanny has twice START_TIMEOUT_S to end a worker that does not start
         cluster = started.result(3 * START_TIMEOUT_S)
     except Exception as exc:
         check_room(scratch)

@@ -126,14 +126,14 @@ def run_case(run: str, case_file: str, offset: int) -> bytes:
         return pickle.dumps(engine)
     try:
         outcome = engine.run(CaseFile.read(Path(case_file), offset))
+    except ScanError as error:
+        return pickle.dumps(dismiss_worker(run, error.reason, error.detail, worker))
     except Exception as exc:  # noqa: BLE001  # the file is out of reach
         fault = f"a worker can no longer read the run's cases ({type(exc).__name__})"
         return pickle.dumps(dismiss_worker(run, Reason.CLUSTER, fault, worker))
-    record, now = outcome.record, _engines(worker).get(run)
-    if record is None and isinstance(now, UnfitWorker):
+    now = _engines(worker).get(run)
+    if outcome.record is None and isinstance(now, UnfitWorker):
         return pickle.dumps(now)  # aborted when the worker was dismissed
-    if outcome.fault is not None:
-        return pickle.dumps(dismiss_worker(run, outcome.fault.reason, outcome.fault.detail, worker))
     return pickle.dumps((worker.address, outcome))
 
 
@@ -422,6 +422,7 @@ class DaskPool:
         policy = policy_of(outcome.record.reason if outcome.record else None)
         if not policy.on_other_worker(same_machine=self._limits.same_machine):
             return False
+        # Once is enough: a case that fails on two workers is at fault itself
         other_workers = (self._workers & self._fit) - {worker}
         if (
             case.id in self._first_outcomes

@@ -92,6 +92,7 @@ class SlurmJobs:
         A job that SLURM itself requeues (after preemption or the loss of its node) keeps its
         number in the queue, and is not missing.
         """
+        # Without an answer of SLURM none is taken to be missing: jobs would be submitted twice
         alive = self._alive() if self._submitted else 0
         missing = self.jobs - alive if alive is not None else 0
         since = time.monotonic() - self._last

@@ -105,6 +105,7 @@ def write_tables(
             counts[row["outcome"]] += 1
             yield row
 
+    # The manifest first: `measurements` flags the cases that it calls STALE
     _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
     if shard is None:
         write_measurements_table(out, damaged)
@@ -139,6 +140,7 @@ def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
         for run in (out / "runs").iterdir()
         if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
     ]
+    # By time, not by name: shards of one job array start together, and end apart
     manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     _write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
     write_measurements_table(out, damaged)
@@ -286,6 +288,7 @@ def _series_outcome(cases: Sequence[CaseEnding]) -> tuple[str, str, str]:
 
 def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
     """Return the id of a file; if the file can't be read, an id of its path."""
+    # From the SOPInstanceUID if there is one: a copy of a file then has the same id
     instance = ""
     if packed:
         instance = decode_elements(packed).raw(_SOP_INSTANCE_UID).decode("ascii", "replace")

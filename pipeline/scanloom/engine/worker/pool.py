@@ -53,18 +53,12 @@ class LocalPool:
 
     def submit(self, case: Case) -> Future[CaseOutcome]:
         """Submit a case."""
-        return self._threads.submit(self._run, case)
+        return self._threads.submit(self._engine.run, case)
 
     def stop(self, patience: float) -> None:
         """End the engine."""
         self._engine.stop(patience)
         self._threads.shutdown(cancel_futures=True)
-
-    def _run(self, case: Case) -> CaseOutcome:
-        outcome = self._engine.run(case)
-        if outcome.fault is not None:
-            raise outcome.fault  # no case can be processed on this machine
-        return outcome
 
 
 _POLL_INTERVAL_S = 0.2
@@ -143,6 +137,7 @@ class _Queue:
     def submit(self, stop: threading.Event) -> None:
         """Submit cases while the pool has room; first those that lost their worker."""
         while self.in_flight < self._pool.window and not stop.is_set():
+            # A case that lost its worker goes first: the end of a run must not wait for it
             case = self._lost.pop() if self._lost else next(self._waiting, None)
             if case is None:
                 self._exhausted = True

@@ -41,14 +41,6 @@ class ChildDiedError(Exception):
         self.code = code
 
 
-class WorkerUnusableError(Exception):
-    """No case can be processed, because of `fault`."""
-
-    def __init__(self, fault: ScanError) -> None:
-        super().__init__(fault.code)
-        self.fault = fault
-
-
 class CaseTimeoutError(Exception):
     """The case exceeded the time limit, and the child was killed."""
 
@@ -140,7 +132,7 @@ class WorkerProcess:
 
         Raises
         ------
-        WorkerUnusableError
+        ScanError
             If the child could not load the models.
         ChildDiedError
             If the child died meanwhile, for whatever cause.
@@ -171,7 +163,7 @@ class WorkerProcess:
 
     def _check_alive(self) -> None:
         if self._fault is not None:
-            raise WorkerUnusableError(self._fault)
+            raise self._fault
         if self._code is not None:
             raise ChildDiedError(self._code)
 
@@ -276,16 +268,12 @@ class CaseOutcome:
         When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
     engine : str
         Random name of the engine.
-    fault : ScanError or None
-        Why this engine cannot process any case: models that cannot be loaded, or a machine that
-        lacks a resource all cases need. Then `record` is None.
     """
 
     record: CaseRecord | None
     tries: tuple[Attempt, ...]
     device: tuple[float, float] | None = None
     engine: str = ""
-    fault: ScanError | None = None
 
 
 KILLED = f"died -{signal.SIGKILL.value}"
@@ -317,27 +305,30 @@ class WorkerSupervisor:
 
     def warm_up(self) -> None:
         """Start the child, so that models are loaded before the first case."""
-        with suppress(WorkerUnusableError):  # the first case reports it
+        with suppress(ScanError):  # the first case reports it
             self._running()
 
     def run(self, case: Case) -> CaseOutcome:
         """Process a case until its outcome is certain, with retries by the policy of its reason.
 
-        Several threads may call this; it never raises.
+        Several threads may call this.
+
+        Raises
+        ------
+        ScanError
+            If no case can be processed: models cannot be loaded, or the machine lacks a resource
+            that all cases need.
         """
         tries: list[Attempt] = []
-        try:
-            for retries in itertools.count():
-                record, device = self._try_until_sure(case, tries)
-                pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
-                if not pauses:
-                    break
-                if self._stopped.wait(pauses[0]):  # a later run retries it
-                    record = None
-                    break
-            return CaseOutcome(record, tuple(tries), device, self._name)
-        except WorkerUnusableError as error:
-            return CaseOutcome(None, tuple(tries), None, self._name, error.fault)
+        for retries in itertools.count():
+            record, device = self._try_until_sure(case, tries)
+            pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
+            if not pauses:
+                break
+            if self._stopped.wait(pauses[0]):  # a later run retries it
+                record = None
+                break
+        return CaseOutcome(record, tuple(tries), device, self._name)
 
     def _try_until_sure(
         self, case: Case, tries: list[Attempt]
@@ -388,7 +379,7 @@ class WorkerSupervisor:
             child = self._running()
             try:
                 return child.ask(case, self._limit)
-            except (ChildDiedError, WorkerUnusableError):
+            except (ChildDiedError, ScanError):
                 if child.ready or self._stopped.is_set():
                     raise
 
@@ -397,7 +388,7 @@ class WorkerSupervisor:
 
         Raises
         ------
-        WorkerUnusableError
+        ScanError
             If no child can process any case.
         """
         with self._starting:
@@ -409,11 +400,11 @@ class WorkerSupervisor:
                 self._check_end(self._child)
                 self._child = None
             if self._fault is not None:
-                raise WorkerUnusableError(self._fault)
+                raise self._fault
             try:
                 self._child = WorkerProcess(self._setup, self._log)
             except (OSError, RuntimeError) as error:
-                raise WorkerUnusableError(blame(error)) from error
+                raise blame(error) from error
             return self._child
 
     def _check_end(self, ended: WorkerProcess) -> None:

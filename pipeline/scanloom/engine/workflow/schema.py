@@ -128,14 +128,7 @@ def duplicate_keys(node: yaml.Node | None) -> list[str]:
 def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
     """Return a message with line, key, expected value, and the nearest valid word.
 
-    Parameters
-    ----------
-    model : type
-        The model that the document is validated with.
-    root : yaml.Node or None
-        Root of the file's YAML; None without a file.
-    error : mapping
-        One of pydantic's errors.
+    `error` is one of pydantic's errors, `root` that of the file's YAML; None without a file.
     """
     loc = tuple(error["loc"])
     names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]

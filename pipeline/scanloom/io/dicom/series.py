@@ -32,15 +32,14 @@ from scanloom.io.dicom.geometry.stack import (
     stack_slices,
 )
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS, has_contradicting_groups
 from scanloom.io.dicom.header.header import (
     PATIENT_KEYWORDS,
     Header,
     HeaderCache,
-    pydicom_muted,
+    parsing,
     read_headers,
 )
-from scanloom.io.dicom.header.parser import read_first_bytes
+from scanloom.io.dicom.header.parser import has_contradicting_groups, read_first_bytes
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
@@ -77,7 +76,7 @@ def read_dicom(
         With a reason code for each fault or ambiguity; nothing is guessed.
     """
     headers = _usable_headers(files)
-    stack = _stack_volume(_split_slices(headers), phase, options.gaps)
+    stack = _stack_volume(headers, phase, options.gaps)
     duplicates = _count_duplicates(stack)
     array = read_values(stack.slices, voxel_limit(options))
     padding, padding_limit = _padding(stack.real)
@@ -123,7 +122,7 @@ def dicom_outline(
     """
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
-    stack = _stack_volume(_split_slices(headers), phase, gaps)
+    stack = _stack_volume(headers, phase, gaps)
     outline = _outline(stack)
     if limit is not None:
         check_size(stack.slices, limit)
@@ -137,7 +136,7 @@ def probe_headers(
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
     """
-    return _outline(_stack_volume(_split_slices(headers), phase, gaps))
+    return _outline(_stack_volume(headers, phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -206,8 +205,9 @@ def _count_values(headers: Sequence[Header], n: int) -> int:
     return len({header.decoded_patient(n) for header in header_of.values()})
 
 
-def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
+def _stack_volume(headers: Sequence[Header], phase: int | None, gaps: Gaps) -> Stack:
     """Return the stack of the only volume, or of the chosen one; PHASES if none was chosen."""
+    slices = _split_slices(headers)
     if have_distinct_frames_of_reference(slices):
         return stack_across_frames_of_reference(slices, phase, gaps)
     volumes = split_volumes(slices)
@@ -324,14 +324,10 @@ def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
     here, and not by the index. Several tracers are MIXED_SLICES.
     """
     headers = {id(slice_.header): slice_.header for slice_ in slices}.values()
-    try:
-        with pydicom_muted():
-            datasets = [header.read_dataset() for header in headers]
-            tracers = [name for dataset in datasets if (name := tracer(dataset))]
-            factors = [suv_factor(dataset) for dataset in datasets]
-    except PARSE_ERRORS as exc:
-        detail = f"tracer and dose can't be parsed ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
+    with parsing("tracer and dose"):
+        datasets = [header.read_dataset() for header in headers]
+        tracers = [name for dataset in datasets if (name := tracer(dataset))]
+        factors = [suv_factor(dataset) for dataset in datasets]
     if len(set(tracers)) > 1:
         detail = f"Radiopharmaceutical has {len(set(tracers))} values in {len(slices)} slices"
         raise ScanError(Reason.MIXED_SLICES, detail)

@@ -22,12 +22,6 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, counted
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.positions import (
-    SlicePositions,
-    is_rounded_stack,
-    locate_slices,
-    spacing_deviation,
-)
 from scanloom.io.dicom.geometry.slices import (
     Slice,
     attribute_name,
@@ -39,8 +33,12 @@ from scanloom.io.dicom.geometry.slices import (
 from scanloom.io.dicom.geometry.stack import (
     MIN_SLICES,
     SPACING_TOLERANCE,
+    SlicePositions,
     all_have_geometry,
     direction_cosines,
+    is_rounded_stack,
+    locate_slices,
+    spacing_deviation,
 )
 from scanloom.io.dicom.slice_attributes import (
     SLICE_ATTRIBUTES,
@@ -89,12 +87,7 @@ class Volumes:
     cut: tuple[int, ...] = (0,)
 
     def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
-        """Return the slices of the selected volume, and how many it lacks at its ends.
-
-        Parameters
-        ----------
-        phase : int or None
-            Number of the volume, from 0; None for the only one.
+        """Return the slices of volume `phase`, or of the only one, and how many its ends lack.
 
         Raises
         ------
@@ -233,6 +226,7 @@ def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
     for reference in volumes:
         missing = reference.ids - ids
         if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+            # Slices that are missing inside are gaps, which `stack_slices` reports
             count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
     return count
 
@@ -431,7 +425,7 @@ def split_by_other_attributes(group: SliceGroup) -> Split:
         return [group], ()
     for rule in _RULES_IF_BALANCED if group.even else _RULES_IF_SLICES_MISSING:
         subgroups, names = rule(group)
-        if len(subgroups) == 1:
+        if len(subgroups) == 1:  # a contradiction, which a weaker rule must not decide
             break
         if subgroups:
             return _split_further(subgroups, names, split_by_other_attributes)
@@ -518,8 +512,15 @@ def _by_times(group: SliceGroup) -> Split:
     The result is the group itself if times contradict each other. A time that slices of a volume
     share is a single witness for many slices: the order by number must not contradict it either.
     """
-    shared = [split for name in _TIMES if (split := _by_shared_time(group, name))[0]]
-    passes = [split for name in _TIMES if (split := _by_passes(group, name))[0]]
+    shared: list[Split] = []
+    passes: list[Split] = []
+    for name in _TIMES:
+        subgroups = group.split(methodcaller("phase_text", name))
+        if len(subgroups) == group.most and have_same_positions(group, subgroups):
+            shared.append((list(subgroups.values()), (name,)))
+        order = _OrderAtPositions.of(group, name)
+        if order is not None and order.in_passes:
+            passes.append((order.split(), (name,)))
     partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
     by_number = _OrderAtPositions.of(group, "InstanceNumber") if shared else None
     if by_number is not None:
@@ -532,18 +533,6 @@ def _by_times(group: SliceGroup) -> Split:
 def _partition(groups: Sequence[SliceGroup]) -> frozenset[frozenset[int]]:
     """Return a value that is equal for the same slices in the same groups."""
     return frozenset(frozenset(map(id, group.slices)) for group in groups)
-
-
-def _by_shared_time(group: SliceGroup, name: str) -> Split:
-    subgroups = group.split(methodcaller("phase_text", name))
-    if len(subgroups) == group.most and have_same_positions(group, subgroups):
-        return list(subgroups.values()), (name,)
-    return _NO_SPLIT
-
-
-def _by_passes(group: SliceGroup, name: str) -> Split:
-    order = _OrderAtPositions.of(group, name)
-    return (order.split(), (name,)) if order is not None and order.in_passes else _NO_SPLIT
 
 
 def _incomplete_by_meaning(group: SliceGroup) -> Split:
@@ -660,6 +649,7 @@ class _OrderAtPositions:
             return False  # not numbers
         times = np.array([[time[0] for time in beat] for beat in beats])
         first, last = times[:, 0], times[:, -1]
+        # The first time is within one share of the beat's start, or counting began elsewhere
         if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
             return False
         shares = times / last[:, None]

@@ -13,6 +13,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -224,7 +225,7 @@ def build_index(
         check_foreign_entries(out)  # the index claims it
     path = cached_index_path(paths) if out is None else out / PRIVATE / INDEX_NAME
     stored = read_index(path, fingerprint)
-    with HeaderWorkers(processes or core_count()) as workers:
+    with closing(HeaderWorkers(processes or core_count())) as workers:
         start_workers = workers.start if stored is None else None
         entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
         unchanged = None if stored is None else stored.rows_of(entries)
@@ -448,16 +449,7 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
 def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:
     """Add the series of an index that have one of these IDs and are not in the crosswalk yet.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    fingerprint : str
-        Fingerprint of the key.
-    index : Index
-        All series that were found. Series without an ID are left out.
-    ids : iterable of str
-        The IDs of the series to add.
+    Series without an ID are left out.
 
     Raises
     ------

@@ -19,7 +19,7 @@ import numpy as np
 from scanloom.core import DICOM, MODALITIES, Grid, ReadOptions, Reason, ScanError, Series, blame
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
-from scanloom.io.dicom.header.header import Header, pydicom_muted, read_elements, read_headers
+from scanloom.io.dicom.header.header import Header, pydicom_muted, read_header, read_headers
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
 from scanloom.io.formats import FORMATS, format_by_suffix
@@ -162,26 +162,22 @@ def inspect_chunk(files: Sequence[tuple[str, int]]) -> ChunkInfo:
 def _inspect(path: str) -> tuple[FileInfo, Header | None]:
     if kind := format_by_suffix(path):
         return FileInfo(kind), None
-    try:
-        elements = read_elements(path)
-    except OSError as exc:
-        detail = f"a file can't be read ({type(exc).__name__})"
-        return FileInfo("", reason=Reason.UNREADABLE.code, detail=detail), None
-    except ScanError as error:
-        return FileInfo(DICOM, reason=error.code, detail=error.detail), None
-    if elements is None:
+    header = read_header(path)
+    if header is None:
         return _NO_IMAGE, None
-    header = Header(path, elements)
+    if isinstance(header, ScanError):
+        kind = "" if header.reason is Reason.UNREADABLE else DICOM
+        return FileInfo(kind, reason=header.code, detail=header.detail), None
     if is_truncated_header(header):
         return _TRUNCATED, None
     reason = rejection_reason(header)
     info = FileInfo(
         kind=DICOM,
-        gzipped=elements.gzipped,
+        gzipped=header.elements.gzipped,
         study=header.study_uid,
         series=header.series_uid,
         reason="" if reason is None else reason.code,
-        packed=elements.packed(),
+        packed=header.elements.packed(),
     )
     return info, header
 

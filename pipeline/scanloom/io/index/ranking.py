@@ -181,16 +181,7 @@ def kernel_kind(kernel: str) -> Kernel | None:
 def describe_selection(
     candidates: Sequence[Series], selection: str | None, chosen: Series
 ) -> tuple[str, ...]:
-    """Return other meanings that a selection may have, as sentences without full stop.
-
-    Parameters
-    ----------
-    candidates : sequence of Series
-    selection : str or None
-        As for `select_series`.
-    chosen : Series
-        The series that it selected.
-    """
+    """Return other meanings that a selection may have, as sentences without full stop."""
     if selection == BEST:
         studies = len({series.study_uid or series.files for series in candidates})
         if studies == 1:
@@ -225,7 +216,7 @@ def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
     shared = "have this UID"
     if not matching and number is not None and 1 <= number <= len(candidates):
         matching = [candidates[number - 1]]
-    if not matching and number is None:
+    if not matching and number is None:  # digits are a number of the list, never part of a name
         matching, shared = _named(candidates, text), "have this name, or this in their names"
     if len(matching) == 1:
         return matching[0]

@@ -115,7 +115,8 @@ def find_series(
     scans = [
         replace(make_series(group, entries, infos), **_lost(group, entries, unreadable)._asdict())
         for group in groups
-        if group.members and (not requested or _contains(group, entries, requested))
+        if group.members
+        and (not requested or any(entries[n].path == requested for n in group.members))
     ]
     if not scans:
         raise _no_scan_error(entries, infos)
@@ -267,10 +268,6 @@ def _lost(
     if group.kind != DICOM:
         return LostFiles()
     return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
-
-
-def _contains(group: SeriesFiles, entries: Sequence[FileEntry], path: str) -> bool:
-    return any(entries[n].path == path for n in group.members)
 
 
 def _voxel_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[int, list[int]]:

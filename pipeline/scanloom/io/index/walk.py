@@ -93,7 +93,8 @@ def list_files(
     roots = [root for path in explicit for root in _expand(path)]
     listed_below = frozenset(roots)
     walker = _Walker(explicit, out, archives=archives)
-    for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
+    # The longest paths first: a named path is never excluded by the folder around it
+    for root in sorted(roots, key=len, reverse=True):
         for entry in _list_root(root, walker):
             if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
                 continue
@@ -272,7 +273,7 @@ class _Walker:
         folders: list[tuple[str, Reason | None]],
     ) -> FileEntry | None:
         """Return the entry of a file; None for a folder, which is added to a list."""
-        if child.is_dir(follow_symlinks=False):
+        if child.is_dir(follow_symlinks=False):  # first: a listing tells it without another call
             folders.append((child.path, reason))
             return None
         if not child.is_file():

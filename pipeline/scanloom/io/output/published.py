@@ -75,16 +75,8 @@ class ResultProvenance:
 def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultState:
     """Compare the published result of a case, if any, with the requested case.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist.
-    name : str
-        Name of the case folder.
-    case : Case
-        The requested case. Its recipe and stamp are compared, and its source hash if it has one.
-    replace : bool
-        Whether a result that is damaged, or of another recipe, may be replaced.
+    Recipe and stamp are compared, and the source hash if the case has one. `replace` says whether a
+    result that is damaged, or of another recipe, may be replaced.
 
     Raises
     ------
@@ -168,12 +160,7 @@ def store_source_stamp(folder: Path, stamp: str) -> None:
 def store_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
     """Store size and modification time of a case folder's files in its `timing.json`.
 
-    Parameters
-    ----------
-    folder : Path
-        The case folder.
-    names : iterable of str, optional
-        Paths relative to the folder; by default, all files but `timing.json`.
+    `names` are relative to the folder; by default, they are all files but `timing.json`.
 
     Raises
     ------

@@ -282,18 +282,13 @@ def _location_of(plane: bytes, derivations: bytes, grid: Grid) -> _FrameLocation
     """Return the location of a PlanePositionSequence and a DerivationImageSequence."""
     position = np.array(parse_decimals(only_item(memoryview(plane))[tags.IMAGE_POSITION_PATIENT]))
     [index] = grid.index(position[None] * LPS_TO_RAS)
-    return _FrameLocation(position, index, _images(derivations))
-
-
-def _images(derivations: bytes) -> list[tuple[str, int | None]]:
-    """Return SOPInstanceUID and frame number of all images in a DerivationImageSequence."""
     images = []
     for derivation in sequence_items(memoryview(derivations)):
         for image in sequence_items(derivation.get(tags.SOURCE_IMAGE_SEQUENCE, memoryview(b""))):
             number = image.get(tags.REFERENCED_FRAME_NUMBER)
             frame = None if number is None else int(parse_text(number))
             images.append((parse_text(image[tags.REFERENCED_SOP_INSTANCE_UID]), frame))
-    return images
+    return _FrameLocation(position, index, images)
 
 
 def _checked_slice(location: _FrameLocation, grid: Grid, source: DicomSource | None) -> int:

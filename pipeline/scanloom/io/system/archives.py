@@ -290,6 +290,7 @@ def unpack_errors(source: str) -> Iterator[None]:
 
 def unpack_error(exc: Exception, source: str) -> ScanError:
     """Return the error for an exception: damage to the data, or an inaccessible file."""
+    # The most specific first: some of these are OSErrors, whose errno says less
     if isinstance(exc, FileNotFoundError):
         return ScanError(Reason.NOT_FOUND, f"{source} does not exist")
     if isinstance(exc, EOFError):

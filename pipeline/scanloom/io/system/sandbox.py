@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import limit_met
+from scanloom.io.system import shared_memory
 from scanloom.io.system.messages import receive, send
 from scanloom.own_python import own_environment, own_python, safe_path
 
@@ -74,8 +75,8 @@ def run_sandboxed(
         At the top level of an importable module. It allocates arrays with `shared_empty`, so that
         they are returned without a copy, and calls `report_progress` regularly.
     *arguments
-        None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
-        these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
+        As of `Message`; the result likewise. Types that the module of `target` registers may be
+        among them. Arrays of `shared_empty` are not copied: the caller sees the
         values that the child process writes into them.
     limits : SandboxLimits
     modules : tuple of str
@@ -129,11 +130,7 @@ def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     MemoryError
         If there is not enough memory.
     """
-    if not AVAILABLE:
-        return np.zeros(shape, dtype)
-    from scanloom.io.system.shared_memory import shared_empty as allocate
-
-    return allocate(shape, dtype)
+    return shared_memory.shared_empty(shape, dtype) if AVAILABLE else np.zeros(shape, dtype)
 
 
 def report_progress() -> None:

@@ -14,16 +14,7 @@ from typing import Any, BinaryIO, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import (
-    Flag,
-    Grid,
-    ReadOptions,
-    Reason,
-    ScanError,
-    Volume,
-    counted,
-    format_bytes,
-)
+from scanloom.core import Flag, Grid, ReadOptions, Reason, ScanError, Volume, counted, format_bytes
 from scanloom.core.volume import default_unit
 from scanloom.io.scan import GridOnlySource, Scan, Source
 from scanloom.io.system.compressed_streams import (
@@ -40,24 +31,21 @@ from scanloom.io.system.sandbox import (
     shared_empty,
     start_sandbox,
 )
-from scanloom.io.voxel_values import (
-    FILE_LIMIT_VOLUMES,
-    MAX_DEFLATE_RATIO,
-    SKIP_LIMIT_BYTES,
-    VOXEL_LIMIT_BYTES,
-    replace_nan,
-    rounding_flags,
-    voxel_limit,
-)
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, replace_nan, rounding_flags, voxel_limit
 
 Coding = Literal["raw", "text"] | Compression
 
+FILE_LIMIT_VOLUMES = 8
+"""Largest size of a compressed file of several volumes, in multiples of the limit of one volume:
+to reach the last volume, all before it are inflated."""
+SKIP_LIMIT_BYTES = 1 << 30
+"""Largest offset of the first voxel: header extensions are a few kB."""
+MAX_DEFLATE_RATIO = 1032
+"""Largest compression ratio of Deflate: a file that would need more is truncated or damaged."""
 SPARE_BYTES = 256 << 20
 """Memory for decoding in addition to the values."""
-
 STALL_TIMEOUT_S = 20.0
 """Longest time without decoded data."""
-
 MIN_BYTES_PER_S = 10 << 20
 """Lowest decoding rate: bzip2 on a busy machine; gzip is 50 times as fast."""
 
@@ -185,6 +173,7 @@ def check_layout(layout: RawLayout, limit: int = VOXEL_LIMIT_BYTES) -> None:
         TRUNCATED, DAMAGED, TOO_LARGE or UNREADABLE.
     OSError
     """
+    # Before the limit: a small file whose header promises too much is truncated, not too large
     for path, start in layout.files:
         available = regular_file_size(path) - start
         if available < _min_bytes(layout):
@@ -220,10 +209,7 @@ def _min_bytes(layout: RawLayout) -> int:
 def read_voxels(layout: RawLayout) -> NDArray[Any]:
     """Read one volume; compressed data and text are decoded in a child process.
 
-    Parameters
-    ----------
-    layout : RawLayout
-        A layout that passed `check_layout`.
+    The layout passed `check_layout`.
 
     Returns
     -------
@@ -443,6 +429,7 @@ def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     if max(map(len, tokens)) > _TOKEN_LIMIT:
         raise ScanError(Reason.DAMAGED, "a voxel stored as text is not a number")
+    # In 64 bits first: a number beyond the type is damage, and must not wrap
     wide = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
     try:
         numbers = np.array(tokens).astype(wide)

@@ -39,14 +39,7 @@ treatment.
 def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path:
     """Rebuild `OUT/bids` from the published cases.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    version : str
-        Version of scanloom.
-    damaged : set of str, optional
-        Receives the names of published cases that can't be read, and are left out.
+    Names of published cases that can't be read, and are left out, are added to `damaged`.
 
     Returns
     -------

@@ -51,7 +51,7 @@ def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
             }
             for s in segmentations
             for n, layer in enumerate(s.layers)
-        ],
+        ]
     }
 
 

@@ -162,8 +162,8 @@ class Routes:
         check_result(case, version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
-            with held.changing(case, version):
-                return JSONResponse({"changed": held.change(stroke), **held.state})
+            with held.changing(case, version) as draft:
+                return JSONResponse({"changed": held.change(draft, stroke), **held.state})
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
@@ -195,8 +195,8 @@ class Routes:
         """Undo the last stroke, or paint the last undone stroke again."""
         case, version = self._opened(request, reviewer), _version(request)
         held = self.state.drafts.of(case, reviewer)
-        with held.changing(case, version):
-            return JSONResponse({"changed": held.change(step), **held.state})
+        with held.changing(case, version) as draft:
+            return JSONResponse({"changed": held.change(draft, step), **held.state})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])

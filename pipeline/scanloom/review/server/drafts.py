@@ -377,8 +377,8 @@ class HeldDraft:
                 raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
             yield draft
 
-    def change(self, step: Step) -> int:
-        """Change the draft, which is held; return the number of voxels, or whether it changed.
+    def change(self, draft: Draft, step: Step) -> int:
+        """Change the held draft; return the number of voxels, or whether it changed.
 
         Returns once the step is on the disk.
 
@@ -389,9 +389,7 @@ class HeldDraft:
         ScanError
             DISK_FULL or OUTPUT_UNWRITABLE: then the draft is as before.
         """
-        if self.painted is None:
-            raise ValueError("the draft is not held")
-        changed = self.painted.apply(step)
+        changed = draft.apply(step)
         if changed:
             try:
                 self._append(step)

@@ -227,8 +227,8 @@ def _stamp(path: Path) -> object:
 
 
 COLUMNS = (
-    *("id", "modality", "slices", "spacing", "models", "doubts", "risk", "review"),
-    *("state", "mine", "disagreed", "readers", "revision", "draft"),
+    *("id", "modality", "slices", "spacing", "models", "doubts"),
+    *("review", "state", "mine", "readers", "revision", "draft"),
 )
 """Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
@@ -282,9 +282,8 @@ class ReviewState:
             state = state_of(case.seen, verdicts, disagreed=differ(verdicts))
             own = verdicts.get(reviewer)
             findings = self.worklist.findings.get(name, [])
-            risk = outliers.risk_score(findings)
-            # each case counts once by its state, and again if it is the reviewer's own
             counts[state] += 1
+            # each case counts once by its state, and again if it is the reviewer's own
             counts["mine"] += own is not None
             row = {
                 "id": name,
@@ -293,11 +292,9 @@ class ReviewState:
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": list(dict.fromkeys(map(_doubt, _by_weight(findings)))),
-                "risk": round(risk, 2),
-                "review": risk >= outliers.REVIEW_THRESHOLD,
+                "review": outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD,
                 "state": state,
                 "mine": own.decision if own else None,
-                "disagreed": state == "disagreed",
                 "readers": len(verdicts),
                 "revision": case.revision,
                 "draft": name in drafts,

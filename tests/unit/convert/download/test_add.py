@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from scanloom.cards.card import ModelCard
 from scanloom.convert import readers, store
+from scanloom.convert.conversion import convert_model
 from scanloom.convert.download import add as adding
 from scanloom.convert.download import addresses
 from scanloom.convert.download.add import AddOptions, Licence, add_model, remove_model
@@ -157,6 +158,20 @@ def test_a_model_that_changed_is_refused(
     with pytest.raises(ScanError, match="changed since the model was added"):
         verify_model(locate_model("spleen"))
     assert [entry.error and entry.error.code for entry in list_models()] == ["MODEL_HASH"]
+
+
+def test_a_card_in_the_source_does_not_count(own: Path, bundle: Path, tmp_path: Path) -> None:
+    convert_model(bundle, {}, bundle)
+    text = (bundle / "card.json").read_text()
+    (bundle / "card.json").write_text(text.replace('"spleen"', '"liver"'))
+    for file in (bundle / "weights").iterdir():
+        file.unlink()
+        file.write_bytes(b"others")
+
+    add_model(str(bundle), OPTIONS)
+
+    assert [structure.label for structure in find_model("spleen").structures] == ["spleen"]
+    verify_model(locate_model("spleen"))
 
 
 @pytest.mark.parametrize("copied", [False, True])

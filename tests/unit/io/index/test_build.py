@@ -16,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.header import header as header_module
 from scanloom.io.formats import VolumeFormat
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build as module
@@ -83,13 +84,13 @@ def used(index: Index) -> int:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files whose headers are read in this process."""
     paths: list[str] = []
-    real = survey_module.read_elements
+    real = survey_module.read_header
 
     def noted(path: Path | str) -> Any:
         paths.append(str(path))
         return real(path)
 
-    monkeypatch.setattr(survey_module, "read_elements", noted)
+    monkeypatch.setattr(survey_module, "read_header", noted)
     return paths
 
 
@@ -248,7 +249,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(
     """Access and memory can change without a trace in a file's size and times."""
     denied = sorted((archive / "b").iterdir())[4]
     code = getattr(error, "code", "UNREADABLE")
-    real = survey_module.read_elements
+    real = header_module.read_elements
 
     def refuse(path: Path | str) -> Any:
         if str(path) == str(denied):
@@ -256,7 +257,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(
         return real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(survey_module, "read_elements", refuse)
+        patch.setattr(header_module, "read_elements", refuse)
         index = build_index([archive], KEY)
         assert outcomes(index, archive)[f"b/{denied.name}"] == ("failed", code)
         assert build_index([archive], KEY).opened == 1

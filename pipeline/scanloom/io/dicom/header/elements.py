@@ -205,15 +205,10 @@ def elements_from_values(
 
 
 def resolve_private_blocks(values: dict[int, bytes]) -> tuple[dict[int, bytes], bool]:
-    """Move private attributes to block 0x10 from the block that their creator reserved.
+    """Move private attributes of a data set or item to block 0x10 from the block of their creator.
 
     Elements of other creators are removed. Block 0x10 without a creator is taken for the
     manufacturer's: some anonymisers remove creators, and nearly all scanners reserve this block.
-
-    Parameters
-    ----------
-    values : dict of int to bytes
-        Values by tag, of one data set or one item of a sequence.
 
     Returns
     -------

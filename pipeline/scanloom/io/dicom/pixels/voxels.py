@@ -15,18 +15,16 @@ from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
 from scanloom.io.dicom.header.header import Header, PixelFormat
-from scanloom.io.dicom.pixels.decode import (
-    check_native_length,
-    find_frame_tables,
-    is_decodable,
-    read_stored_samples,
-)
 from scanloom.io.dicom.pixels.frame import (
     MAX_OVERHEAD_BYTES,
     FrameRef,
     FrameTable,
+    check_native_length,
+    find_frame_tables,
     frame_ref,
     inflation_bytes,
+    is_decodable,
+    read_stored_samples,
     sample_range,
     slice_frame_ref,
     stored_dtype,
@@ -93,6 +91,7 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) 
     frames = [slice_frame_ref(s) if s else None for s in slices]
     are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
     dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
+    # The smallest first: nearly all scans fit it, and only the others are read again
     for dtype in dtypes:
         values = _read_as(dtype, frames, limit)
         if values is not None:
@@ -209,6 +208,7 @@ def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[Sandbox
     Together with the values, for which `allocated` bytes are allocated, memory stays within the
     limit plus `SPARE`.
     """
+    # Four: the compressed frame, at most twice its samples, the decoded and the output array
     thread_bytes = _THREAD_BYTES + max(
         SCRATCH * f.count + 4 * f.count * f.dtype.itemsize + MAX_OVERHEAD_BYTES + inflation_bytes(f)
         for f in frames
@@ -238,28 +238,10 @@ def read_stored(frames: list[FrameRef]) -> list[NDArray[Any]]:
 
 
 def fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], workers: int) -> bool:
-    """Read frames into `values`, in this process.
+    """Read frames, or tiles of frames, into `values` (slices, rows, columns), in this process.
 
-    Parameters
-    ----------
-    frames : list of FrameRef
-        Frames, or tiles of frames, to read.
-    indices : list of int
-        Slice of `values` for each of them.
-    values : (slices, rows, columns) array
-        Output array of the final dtype.
-    workers : int
-        Number of threads.
-
-    Returns
-    -------
-    bool
-        Whether all values fit the dtype of `values`.
-
-    Raises
-    ------
-    ScanError
-        As `read_values`.
+    `indices` are their slices, `workers` the number of threads. Return whether all values fit the
+    dtype of `values`. Errors are those of `read_values`.
     """
     tables = find_frame_tables(frames)
     slices_by_frame: dict[tuple[Path, int], list[tuple[FrameRef, NDArray[Any]]]] = {}
