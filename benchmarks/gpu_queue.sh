@@ -4,14 +4,14 @@
 #   benchmarks/gpu_queue.sh gather FOLDER [VERSION]  wheels for a machine that is offline: scanloom's
 #                                                    own, and of what PyTorch does not bring
 #   benchmarks/gpu_queue.sh tests                    tests/gpu, the roofline of a network
-#   benchmarks/gpu_queue.sh measure                  gpu_bench.py, part by part
+#   benchmarks/gpu_queue.sh measure                  gpu_bench.py, topic by topic
 #
 # Each part has its own limit of time and prints as it goes; files in OUT are complete at any time.
 #
 # PYTHON  an interpreter with torch for CUDA (python3)
 # WHEELS  the folder of `gather`; empty where PYTHON has scanloom already
 # OUT     where gpu-*.txt, gpu-bench.json, roofline.png and gpu-errors.log go (gpu-results)
-# TRIAL   1: the same commands in small, on a CPU if there is no CUDA device
+# TRIAL   1: the same commands in small, on a stand-in for a device or on the CPU
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-gpu-results} trial=${TRIAL:-0}
@@ -65,7 +65,10 @@ PYTHON
             pipeline/scanloom "$scratch/site/scanloom" >&2 ||
             { echo "the wheels are of other sources than this checkout: gather them again"; exit 1; }
     fi
-    ((trial)) && export PYTHONPATH="$PWD/tests/support/few_packages${PYTHONPATH:+:$PYTHONPATH}"
+    if ((trial)); then
+        export PYTHONPATH="$PWD/tests/support/few_packages${PYTHONPATH:+:$PYTHONPATH}"
+        [[ ! -f tests/support/fake_cuda.py ]] || export SCANLOOM_STAND_IN=1
+    fi
     limit 60 start "$python" - "$trial" <<'PYTHON' || exit
 import platform
 import sys
@@ -104,10 +107,11 @@ limit() {
 
 tests() {
     local pytest=("$python" -m pytest -m gpu -p no:cacheprovider -W default -rfEs -v -s)
-    local size=(--network DynUNet --window 128 --precision float16 float32)
-    ((trial)) && size=(--smallest)
+    local chosen="not compile" size=(--network DynUNet --window 128 --precision float16 float32)
+    # On the stand-in all tests take many minutes: some of each path run in `make test-thorough`
+    ((trial)) && size=(--smallest) chosen="engines_gpu and cudagraphs or meshnets"
     # -s: a measure of agreement is in the log at once, not after the last test
-    limit 270 "tests/gpu" "${pytest[@]}" -k 'not compile' tests/gpu |
+    limit 270 "tests/gpu" "${pytest[@]}" -k "$chosen" tests/gpu |
         tee "$out/gpu-tests.txt" | grep --line-buffered -E "$interesting"
     limit 80 "roofline.py" "$python" benchmarks/roofline.py "${size[@]}" \
         --picture "$out/roofline.png" | tee "$out/gpu-roofline.txt"
@@ -119,9 +123,9 @@ tests() {
 interesting='FAILED|ERROR|^SKIPPED|%.* equal|: Dice|^E  |^=+ .*(passed|failed|skipped)|^== '
 
 measure() {
-    local parts part seconds monitor="" options
-    parts=$'copies 30\nstudies 200\nnetwork 110\nrestore 60\nshipped 60'
-    ((trial)) && parts="all 300" # one process: nearly all of a trial is imports
+    local topics topic seconds monitor="" options
+    topics=$'copies 30\nstudies 200\nnetwork 110\nrestore 60\nshipped 60'
+    ((trial)) && topics="all 300" # one process: nearly all of a trial is imports
     if command -v nvidia-smi >/dev/null; then
         nvidia-smi --loop=1 --format=csv,nounits \
             --query-gpu=timestamp,utilization.gpu,power.draw,memory.used,clocks.sm \
@@ -130,13 +134,13 @@ measure() {
     fi
     rm -f "$out/gpu-bench.json" "$out/gpu-bench.txt"
     # Each in a process of its own: after some errors of CUDA a process can use no device any more
-    while read -r part seconds; do
+    while read -r topic seconds; do
         options=(--out "$out/gpu-bench.json")
-        [[ $part == all ]] || options+=(--part "$part")
+        [[ $topic == all ]] || options+=(--topic "$topic")
         ((trial)) && options+=(--smallest)
-        limit "$seconds" "gpu_bench.py, $part" "$python" benchmarks/gpu_bench.py "${options[@]}" \
+        limit "$seconds" "gpu_bench.py, $topic" "$python" benchmarks/gpu_bench.py "${options[@]}" \
             </dev/null | tee -a "$out/gpu-bench.txt"
-    done <<<"$parts"
+    done <<<"$topics"
     [[ -z $monitor ]] || kill "$monitor"
 }
 

@@ -73,8 +73,8 @@ def _run(device: torch.device, func: Any, args: Any, kwargs: Mapping[str, Any]) 
     targets = [x for x in leaves if isinstance(x, torch.device)]
     name = func._schema.name.partition("::")[2]
     copies = name in _COPIES
-    there = targets[0].type != "cpu" if targets else bool(ours)
-    if not ours and not there:
+    on_device = targets[0].type != "cpu" if targets else bool(ours)
+    if not ours and not on_device:
         return func(*args, **kwargs)
     hosts = [x for x in tensors if not isinstance(x, PlacedTensor) and x.dim() > 0]
     if ours and hosts and not copies and name not in _TAKES_HOST_INDICES:
@@ -98,7 +98,7 @@ def _run(device: torch.device, func: Any, args: Any, kwargs: Mapping[str, Any]) 
             raise TypeError(f"{name}: {device} has no float64")
         return PlacedTensor(x.clone() if copies and not ours else x, device)
 
-    return tree_map(placed, result) if there else result
+    return tree_map(placed, result) if on_device else result
 
 
 class _Operations(TorchDispatchMode):

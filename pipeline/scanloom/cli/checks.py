@@ -159,12 +159,12 @@ def check_devices() -> Iterator[CheckResult]:
             yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
             yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly; {UNTRIED}")
-    for other in inventory.others:
-        seen, name = other.hardware, other.name or "other device"
-        if other.fault:
+    for gpu in inventory.further:
+        seen, name = gpu.hardware, gpu.name or "GPU"
+        if gpu.fault:
             advice = f"do not use `segment --device {name}`"
-            yield CheckResult(DEVICES, name, "warn", f"{seen}: {other.fault}", advice)
-        elif other.name:
+            yield CheckResult(DEVICES, name, "warn", f"{seen}: {gpu.fault}", advice)
+        elif gpu.name:
             used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
             yield CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
         else:

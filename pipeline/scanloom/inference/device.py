@@ -120,6 +120,8 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
     if kind == "cuda" and too_old:
         raise ScanError(Reason.DEVICE_UNAVAILABLE, too_old)
+    if kind != "cuda":
+        logger.warning("no model was run on %s yet: compare the labels with those of a CPU", kind)
     return DeviceChoice(torch.device(kind, int(number or 0)), ASKED_FOR)
 
 

@@ -35,7 +35,7 @@ class CudaDevice:
 
 
 @dataclass(frozen=True)
-class OtherDevice:
+class FurtherDevice:
     """A device that is only used if its name is requested, or by no engine.
 
     `name` is that of `--device`, or "" without one; `fault` is as of `CudaDevice`.
@@ -60,7 +60,7 @@ class TorchInventory:
         Instruction set that torch selected: "AVX512", "AVX2" ...
     devices : tuple of CudaDevice
         AMD's too, which torch calls CUDA. Empty if the driver is missing or too old for the build.
-    others : tuple of OtherDevice
+    further : tuple of FurtherDevice
         Apple's and Intel's GPUs.
     """
 
@@ -70,7 +70,7 @@ class TorchInventory:
     threads: int
     cpu_capability: str
     devices: tuple[CudaDevice, ...]
-    others: tuple[OtherDevice, ...]
+    further: tuple[FurtherDevice, ...]
 
 
 def take_inventory() -> TorchInventory:
@@ -90,21 +90,21 @@ def take_inventory() -> TorchInventory:
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         devices=tuple(devices),
-        others=(*_requested_only(), *_openvino_gpus()),
+        further=(*_requested_only(), *_openvino_gpus()),
     )
 
 
-def _requested_only() -> Iterator[OtherDevice]:
+def _requested_only() -> Iterator[FurtherDevice]:
     """Yield the devices that "auto" does not choose, each tested with a small convolution."""
     for kind in ("mps", "xpu"):
         for number in range(device_count(kind)):
             device = torch.device(kind, number)
             hardware = "Apple" if kind == "mps" else torch.xpu.get_device_name(device)
             name = kind if kind == "mps" else f"{kind}:{number}"
-            yield OtherDevice(name, hardware, _fault(device))
+            yield FurtherDevice(name, hardware, _fault(device))
 
 
-def _openvino_gpus() -> Iterator[OtherDevice]:
+def _openvino_gpus() -> Iterator[FurtherDevice]:
     """Yield the GPUs of OpenVINO's plug-in, on which scanloom runs no network."""
     with suppress(ImportError, RuntimeError):  # RuntimeError: a driver that does not work
         import openvino
@@ -113,7 +113,7 @@ def _openvino_gpus() -> Iterator[OtherDevice]:
         for name in core.available_devices:
             if name.startswith("GPU"):
                 hardware = str(core.get_property(name, "FULL_DEVICE_NAME"))
-                yield OtherDevice("", f"{hardware}, by OpenVINO")
+                yield FurtherDevice("", f"{hardware}, by OpenVINO")
 
 
 def onnxruntime_cuda() -> str | None:

@@ -273,9 +273,9 @@ def print_entry(entry: ModelEntry) -> None:
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
+    untried = ("never run on", ", ".join(NEVER_RUN))
     trials = [("engine", str(trial)) for trial in trials_of(card)]
-    never = ("never run on", ", ".join(NEVER_RUN))
-    for name, text in (*_facts(card), *_origin(entry), *trials, never):
+    for name, text in (*_facts(card), *_origin(entry), *trials, untried):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
     for s in card.structures:

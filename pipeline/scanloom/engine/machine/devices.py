@@ -209,8 +209,8 @@ class CaseEnergyMeter(EnergyMeter):
         super().__init__()
         with self._lock:
             self._alone = not self._open
-            for other in self._open:
-                other._alone = False
+            for meter in self._open:
+                meter._alone = False
             self._open.add(self)
 
     def joules(self) -> dict[str, float] | None:
