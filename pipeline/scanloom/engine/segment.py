@@ -30,6 +30,7 @@ from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
+from scanloom.io.formats import is_single_volume, unused_options
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
@@ -54,7 +55,6 @@ from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
 from scanloom.io.output.published import ResultState
 from scanloom.io.output.work_folder import open_output
-from scanloom.io.probe import is_single_volume, unused_options
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
 from scanloom.options import FolderNaming, SegmentOptions
