@@ -32,9 +32,9 @@ from nibabel.orientations import io_orientation, ornt_transform
 from pydicom import dcmread
 
 from scanloom.core import Flag, ScanError, Series, Volume
+from scanloom.io.formats import MAX_VOLUMES
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.probe import MAX_VOLUMES
 from scanloom.io.read import read_scan
 
 REFERENCES = ("Ref_dcm2niix", "Ref_dicom2nifti", "Ref_nifti")

@@ -44,11 +44,11 @@ from scanloom.engine.case.writers import estimate_writers
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Inputs, LeftOut
 from scanloom.inference.graph import Predictor, sharing_groups
+from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output.published import ResultState, store_source_stamp
-from scanloom.io.probe import count_volumes
 from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 

@@ -30,6 +30,7 @@ from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_reco
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.inference.graph import Predictor
+from scanloom.io.formats import is_single_volume, unused_options
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
 from scanloom.io.index import ranking
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
@@ -44,7 +45,6 @@ from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import load_key_of, private_folder, read_fingerprint
 from scanloom.io.output.published import ResultState
 from scanloom.io.output.work_folder import open_output
-from scanloom.io.probe import is_single_volume, unused_options
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
 from scanloom.options import FolderNaming, SegmentOptions

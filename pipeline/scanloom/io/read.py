@@ -24,11 +24,10 @@ from scanloom.core import (
     printable,
 )
 from scanloom.core.errors import in_python
-from scanloom.io.formats import FORMATS
+from scanloom.io.formats import FORMATS, check_neighbours, probe, unused_options
 from scanloom.io.index.ranking import ALL, Preference, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import common_parent
-from scanloom.io.probe import check_neighbours, probe, unused_options
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import ReadOptions, Reason, ScanError, Series
+from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_hash, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
@@ -14,7 +15,6 @@ from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import check_key
 from scanloom.io.output.published import SOURCE_STAMP
-from scanloom.io.probe import count_volumes
 from scanloom.io.read import read_scan
 from scanloom.io.scan import Scan
 

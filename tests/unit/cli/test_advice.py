@@ -45,7 +45,7 @@ SHOWN_BY_FILE = {
     "engine/segment.py": ("segment",),
     "io/index/ranking.py": ("segment",),
     "io/output/layout.py": ON_RESULTS,
-    "io/probe.py": ("segment",),
+    "io/formats.py": ("segment",),
     "io/write/bids.py": ("run",),
 }
 """Commands that show the messages of a module; `ON_SCANS` for all others."""

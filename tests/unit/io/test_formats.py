@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from scanloom.core import DICOM, ReadOptions, ScanError
-from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_by_suffix
+from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_by_suffix, probe
 from scanloom.io.index.build import build_index
 from scanloom.io.index.series import find_series
-from scanloom.io.probe import probe
 from scanloom.io.read import read_scan
 from support.input_kinds import write_mgh, write_nifti
 from support.write_dicom import noise, write_series

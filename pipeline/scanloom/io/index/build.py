@@ -20,6 +20,7 @@ from pathlib import Path
 
 from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
+from scanloom.io.formats import neighbours_error
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
@@ -45,7 +46,6 @@ from scanloom.io.output.crosswalk import (
 )
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
-from scanloom.io.probe import neighbours_error
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.disk_errors import output_error

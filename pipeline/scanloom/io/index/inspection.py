@@ -22,7 +22,7 @@ from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.dicom.header.header import Header, pydicom_muted, read_header, read_headers
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
-from scanloom.io.formats import FORMATS, format_by_suffix
+from scanloom.io.formats import FORMATS, format_by_suffix, probe
 
 logger = logging.getLogger(__name__)
 
@@ -210,8 +210,6 @@ def describe_as_read(
     series: Series, phase: int | None = None, options: ReadOptions = ReadOptions()
 ) -> SeriesInfo:
     """Describe a series as it is when read with these options."""
-    from scanloom.io.probe import probe
-
     info, headers = SeriesInfo(modality=series.modality or ""), []
     try:
         if series.kind == DICOM:
@@ -278,18 +276,15 @@ def _file_size(header: Header) -> int:
 
 
 def _with_grid(info: SeriesInfo, grid: Grid) -> SeriesInfo:
+    # The normal of the slices, which gantry tilt does not change
+    normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
+    cosines = np.abs(normal) / np.linalg.norm(normal)
+    is_oblique = cosines.max() < _OBLIQUE_COSINE
     return info._replace(
         shape=tuple(map(int, grid.shape)),
         spacing=tuple(round(float(mm), 6) for mm in grid.spacing),
-        plane=_plane(grid),
+        plane="oblique" if is_oblique else _PLANES[int(cosines.argmax())],
     )
-
-
-def _plane(grid: Grid) -> str:
-    """Return the plane of the slices, by their normal, which gantry tilt does not change."""
-    normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
-    cosines = np.abs(normal) / np.linalg.norm(normal)
-    return _PLANES[int(cosines.argmax())] if cosines.max() >= _OBLIQUE_COSINE else "oblique"
 
 
 def _attributes(header: Header) -> SeriesInfo:

@@ -7,7 +7,7 @@ an output folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scanloom.core import DICOM, Series, counted, printable
@@ -139,22 +139,20 @@ def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) ->
     """
     if not lines:
         return []
-    root = _root(line.folder for line in lines)
+    from rich.cells import cell_len
+
+    distinct = sorted({line.folder for line in lines})
+    root = os.path.commonpath([distinct[0], distinct[-1]]) if distinct[0] else ""
+    root = "" if root == os.sep else root  # empty if there is none but the file system's
     columns = _columns(lines, root, wide=width >= WIDE_COLUMNS)
-    widths = _widths(columns, width)
+    longest = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
+    widths = _narrowed(longest, width - len(_GAP) * (len(longest) - 1))
     rows = []
     for n in range(len(lines) + 1):
         cells = [_cell(name, values[n], widths[name]) for name, values in columns.items()]
         rows.append(_GAP.join(cells).rstrip())
     key = [_KEY] if any(line.number is not None and line.info.number >= 0 for line in lines) else []
     return [*rows, *([f"folders in {printable(root)}"] if root else []), *key]
-
-
-def _root(folders: Iterable[str]) -> str:
-    """Return the innermost folder of all; empty if there is none but the file system's."""
-    distinct = sorted(set(folders))
-    common = os.path.commonpath([distinct[0], distinct[-1]]) if distinct[0] else ""
-    return "" if common in ("", os.sep) else common
 
 
 def _columns(lines: Sequence[SeriesLine], root: str, *, wide: bool) -> dict[str, list[str]]:
@@ -185,14 +183,6 @@ def _slices(info: SeriesInfo) -> str:
     if not info.shape:
         return ""
     return f"{info.shape[2]} x {info.spacing[2]:.3g} mm"
-
-
-def _widths(columns: dict[str, list[str]], width: int) -> dict[str, int]:
-    """Return the width of each column: as its longest cell, or the rest for long texts."""
-    from rich.cells import cell_len
-
-    widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
-    return _narrowed(widths, width - len(_GAP) * (len(widths) - 1))
 
 
 def _narrowed(widths: dict[str, int], total: int) -> dict[str, int]:

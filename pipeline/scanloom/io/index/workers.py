@@ -83,7 +83,12 @@ class HeaderWorkers:
 
     def describe(self, chunks: Sequence[Sequence[DescribeTask]]) -> list[list[SeriesInfo]]:
         """Return the results of `describe_files` for each list of series."""
-        return self._map(_describe_all, _describe_request, _describe_result, chunks)
+        return self._map(
+            _describe_all,
+            _describe_request,
+            lambda reply: [SeriesInfo(*row) for row in reply],
+            chunks,
+        )
 
     def _map(
         self,
@@ -198,10 +203,6 @@ def _describe_request(series: Sequence[DescribeTask]) -> Message:
     rows = [[s.kind, list(s.paths), len(s.packed)] for s in series]
     values = [value for s in series for packed in s.packed for value in packed]
     return Message(["describe", rows, b"".join(values), list(map(len, values))])
-
-
-def _describe_result(reply: Any) -> list[SeriesInfo]:
-    return [SeriesInfo(*row) for row in reply]
 
 
 def serve(descriptor: int) -> None:

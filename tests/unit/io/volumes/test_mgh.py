@@ -12,8 +12,8 @@ import pytest
 
 import scanloom
 from scanloom.core import ScanError
+from scanloom.io.formats import count_volumes, probe
 from scanloom.io.index.series import find_series
-from scanloom.io.probe import count_volumes, probe
 from support.case_folders import ORDERS
 from support.input_kinds import CORNERS, affine_of, write_mgh
 from support.write_dicom import noise

@@ -13,7 +13,7 @@ import SimpleITK
 import scanloom
 from scanloom.core import Flag, ScanError
 from scanloom.core.case import Series
-from scanloom.io.probe import probe
+from scanloom.io.formats import probe
 from scanloom.io.volumes.itk import itk_companions
 from support.write_dicom import noise
 

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.slices import Slice, Tile, decode_text, parse_decimal, single_slice
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    Tile,
+    decode_text,
+    finite_number,
+    parse_decimal,
+    single_slice,
+)
 from scanloom.io.dicom.header.header import Header, parsing, pydicom_muted
 
 if TYPE_CHECKING:
@@ -25,7 +32,7 @@ _Floats = NDArray[np.float64]
 
 _MAX_TILES = 4096
 """Largest number of tiles in one mosaic; scanners write a few dozen."""
-_BETWEEN, _COUNT = tags.SPACING_BETWEEN_SLICES, tags.SIEMENS_NUMBER_OF_IMAGES_IN_MOSAIC
+_COUNT = tags.SIEMENS_NUMBER_OF_IMAGES_IN_MOSAIC
 _PROTOCOL_NAMES = ("MrPhoenixProtocol", "MrProtocol")
 _CSA_GROUP, _CSA = 0x0029, {"image": 0x10, "series": 0x20}
 _CSA_SIGNATURE = b"SV10"
@@ -146,12 +153,8 @@ def _parse_numbers(items: Sequence[Any], count: int) -> list[float]:
 
 
 def _slice_spacing(header: Header) -> float:
-    text = header.elements.text(_BETWEEN)
-    try:
-        distance = parse_decimal(text)
-    except ValueError:
-        distance = math.nan
-    if not (math.isfinite(distance) and distance > 0):
+    distance = finite_number(header, tags.SPACING_BETWEEN_SLICES)
+    if distance is None or distance <= 0:
         raise ScanError(Reason.BAD_GEOMETRY, "a mosaic has no valid SpacingBetweenSlices")
     return distance
 

@@ -159,24 +159,17 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
     slices = []
     for n, group in enumerate(groups):
         own = _attributes(group)
-        _check_shared(shared, own)
+        for tag in shared.keys() & own.keys():
+            common, values = shared[tag], own[tag]
+            if any(not _is_same(common[t], values[t]) for t in common.keys() & values.keys()):
+                detail = "a functional group is shared and also of a frame, with different values"
+                raise ScanError(Reason.HEADER_CONTRADICTS, detail)
         attributes = dict(of_object)
         # The frame's own groups last: they override the shared ones, and both the object
         for values in (*shared.values(), *own.values()):
             attributes |= values
         slices.append(_slice(header, n, attributes, dimensions, group))
     return slices
-
-
-def _check_shared(
-    shared: Mapping[int, Mapping[int, bytes]], own: Mapping[int, Mapping[int, bytes]]
-) -> None:
-    """Refuse a group that is both shared and of a frame, if values differ: HEADER_CONTRADICTS."""
-    for tag in shared.keys() & own.keys():
-        common, values = shared[tag], own[tag]
-        if any(not _is_same(common[t], values[t]) for t in common.keys() & values.keys()):
-            detail = "a functional group is shared and also of a frame, with different values"
-            raise ScanError(Reason.HEADER_CONTRADICTS, detail)
 
 
 def _is_same(first: bytes, second: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,6 +224,15 @@ def parse_decimal(text: str) -> float:
     if "_" in text:
         raise ValueError("not a decimal string")
     return float(text)
+
+
+def finite_number(header: Header, tag: int) -> float | None:
+    """Return the number of an attribute; None if it is missing, malformed or not finite."""
+    try:
+        number = parse_decimal(header.elements.text(tag))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def doubles_as_text(raw: bytes, *, little: bool) -> str:

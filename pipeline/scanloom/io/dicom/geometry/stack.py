@@ -18,9 +18,9 @@ from scanloom.io.affines import orthogonalize
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import (
     Slice,
+    finite_number,
     first_disagreement,
     kinds_of,
-    parse_decimal,
     unique_by_shared,
 )
 from scanloom.io.dicom.header.header import Header
@@ -588,8 +588,8 @@ def header_disagrees(
     """
     along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
     lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
-    tilt = _finite_number(header, tags.GANTRY_DETECTOR_TILT)
-    spacing = _finite_number(header, tags.SPACING_BETWEEN_SLICES)
+    tilt = finite_number(header, tags.GANTRY_DETECTOR_TILT)
+    spacing = finite_number(header, tags.SPACING_BETWEEN_SLICES)
     if tilt is not None and abs(abs(tilt) - lean) > MAX_TILT_DIFFERENCE_DEG:
         return True
     if spacing is None or spacing == 0:
@@ -597,14 +597,6 @@ def header_disagrees(
     # Some scanners measure it along the normal, some along the table
     distances = (along, length)
     return min(abs(abs(spacing) - d) / d for d in distances) > MAX_SPACING_DIFFERENCE
-
-
-def _finite_number(header: Header, tag: int) -> float | None:
-    try:
-        number = parse_decimal(header.elements.text(tag))
-    except ValueError:
-        return None
-    return number if np.isfinite(number) else None
 
 
 # --- missing slices -------------------------------------------------------------------------------
