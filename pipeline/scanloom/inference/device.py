@@ -16,9 +16,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
@@ -316,6 +318,20 @@ def drop_file_pages(file: Path) -> None:
             if same and "w" not in access:
                 first, last = (int(address, 16) for address in addresses.split("-"))
                 madvise(first, last - first, _MADV_DONTNEED)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array of the host on a device. On a CPU both share their memory.
+
+    On CUDA the array passes through page-locked memory, which torch keeps for later copies: from
+    other memory a copy is several times slower, and the host waits for it.
+    """
+    if device.type != "cuda":
+        return torch.from_numpy(array).to(device)
+    native = torch.from_numpy(np.empty(0, array.dtype.newbyteorder("=")))
+    staged = native.new_empty(array.shape, pin_memory=True)
+    staged.numpy()[...] = array
+    return staged.to(device, non_blocking=True)
 
 
 def all_finite(values: torch.Tensor) -> bool:

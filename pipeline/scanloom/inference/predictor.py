@@ -306,7 +306,7 @@ class TorchPredictor(PlacedModel):
                 clock.note("ladder", memory_plan.change)
             try:
                 return self._label(task, plan, memory_plan)
-            except (RuntimeError, MemoryError, ScanError) as exc:
+            except Exception as exc:  # an engine's library has errors of its own
                 if not is_out_of_memory(exc):
                     raise
             # here the error, and the arrays that its frames held, are freed
@@ -363,7 +363,6 @@ class TorchPredictor(PlacedModel):
             image = network_image(
                 task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
             )
-            self._wait()
         folds = self._folds(image, plan, memory_plan, task.clock)
         return_free_memory()  # such as weights of networks that an engine runs
         return self._planes(image, plan, memory_plan, task, folds)
@@ -397,7 +396,6 @@ class TorchPredictor(PlacedModel):
         while True:
             with clock.step("network"):
                 block = next(planes, None)
-                self._wait()
             if block is None:
                 return
             channels, expected = block.scores.shape[1], self.card.n_outputs
@@ -441,11 +439,6 @@ class TorchPredictor(PlacedModel):
             clock.note("skip air", passed)
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
-
-    def _wait(self) -> None:
-        """Wait for the device, so that its time is attributed to the right step."""
-        if self.device.device.type == "cuda":
-            torch.cuda.synchronize(self.device.device)
 
     def _clean(self, labels: Labels, when: str, grid: Grid) -> Labels:
         """Return the label map on a grid after the card's cleaning."""

@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from scanloom.inference.device import to_device
+
 _EDGE_VOXELS = 12
 """Voxels by which SciPy continues an axis at both ends."""
 _ROWS = 64
@@ -145,8 +147,8 @@ class BandedMatrix:
             rows = matrix[start : start + _ROWS, self.first :]
             used = np.flatnonzero(rows.any(axis=0))
             low, high = int(used[0]), int(used[-1]) + 1
-            block = torch.from_numpy(np.ascontiguousarray(rows[:, low:high]))
-            self._blocks.append((low, high, block.to(device)))
+            block = to_device(np.ascontiguousarray(rows[:, low:high]), device)
+            self._blocks.append((low, high, block))
 
     def along_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return the product with the second last axis of `values`, from column `first` on."""
