@@ -33,6 +33,12 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Set before oneDNN is used. Its AMX kernels (oneDNN 3.12, in torch 2.13) use tiles that another
 # kernel has released: bfloat16 convolutions then kill the process (SIGILL)
 
+# Set before CUDA is used. TensorRT has no option of its own against TF32 in float32
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the option's older name
+    # Scans of many shapes would leave gaps between blocks of fixed size, which fit no later scan
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
 MOST_WINDOWS = 8
 """Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
 MOST_PLANES = 64

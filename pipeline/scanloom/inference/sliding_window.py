@@ -267,6 +267,10 @@ def window_weights(size: Shape, window: Window, device: torch.device) -> torch.T
     return weight.clamp_(min=max(float(weight.min()), 1e-3)).to(dtype)
 
 
+_kept_weights = functools.lru_cache(maxsize=4)(window_weights)
+"""Weights that are not changed, for the next scan: a workflow has few sizes of windows."""
+
+
 def window_slices(corner: Shape, size: Shape) -> tuple[slice, ...]:
     """Return the slices of a window."""
     return tuple(slice(n, n + roi) for n, roi in zip(corner, size, strict=True))
@@ -444,7 +448,9 @@ class SlidingWindow:
         shape = (image.shape[1], image.shape[2], image.shape[3])
         layout = window_layout(self.window, shape, axis, self.batch.count)
         padded, low = pad_to_window(image, layout.size, self.window)
-        weight = window_weights(layout.size, self.window, self.sums or image.device)
+        # Of windows of the size of a scan the weights would be kept for nothing
+        make = window_weights if self.window.size is None else _kept_weights
+        weight = make(layout.size, self.window, self.sums or image.device)
         crop = [slice(low[x], low[x] + shape[x]) for x in range(3) if x != axis]
         folds = [Fold(self.network, self.head), *self.folds]
         sums = [ScoreAccumulator(layout, weight) for _ in folds]

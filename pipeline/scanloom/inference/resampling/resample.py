@@ -31,7 +31,7 @@ from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.sampling import (
     BandedMatrix,
     area_matrix,
-    cubic_matrix,
+    cubic_bands,
     sampling_base,
     sampling_theta,
     selection_matrix,
@@ -263,8 +263,9 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
             count, size = plan.network.shape[plan.network_axis(axis)], plan.source.shape[axis]
             index = np.rint((at + 0.5) * count / size - 0.5).astype(np.int64)
             return BandedMatrix(area_matrix(index, count, size), device)
-        make = selection_matrix if plan.network_axis(axis) == alone else cubic_matrix
-        return BandedMatrix(make(at, plan.source.shape[axis]), device)
+        if plan.network_axis(axis) == alone:
+            return BandedMatrix(selection_matrix(at, plan.source.shape[axis]), device)
+        return cubic_bands(at.tobytes(), plan.source.shape[axis], device)
 
     inner = [matrix(axis, plan.to_source(axis)) for axis in (b, c)]
     for start in range(0, len(positions), slab):

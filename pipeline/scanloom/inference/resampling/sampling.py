@@ -14,6 +14,7 @@ by 12 voxels before the spline is fitted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,3 +155,15 @@ class BandedMatrix:
         """Return the product with the second last axis of `values`, from column `first` on."""
         products = [block @ values[..., low:high, :] for low, high, block in self._blocks]
         return products[0] if len(products) == 1 else torch.cat(products, dim=-2)
+
+
+@functools.lru_cache(maxsize=128)
+def cubic_bands(at: bytes, size: int, device: torch.device) -> BandedMatrix:
+    """Return the matrix of a cubic spline on a device, kept for further scans of the same grid.
+
+    Parameters
+    ----------
+    at : bytes
+        Coordinates as for `cubic_matrix`, float64.
+    """
+    return BandedMatrix(cubic_matrix(np.frombuffer(at), size), device)
