@@ -6,6 +6,7 @@
 #   make test-python   the unit tests with another Python (OTHER_PYTHON=python3.12) and torch 2.11
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make bench-smoke   every script of benchmarks/ in its smallest form
+#   make gpu-trial   the commands that measure a GPU, in small and without one; TRIAL_PYTHON is tried
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
 #   make docs     the documentation site, in build/site; open build/site/index.html
 #   make constraints   constraints.txt anew, from a fresh environment with the newest versions
@@ -120,6 +121,15 @@ bench: $(VENV)/.installed-test
 .PHONY: bench-smoke
 bench-smoke: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m slow tests/unit/test_benchmark_scripts.py
+
+# As on a machine that has PyTorch and little else: scanloom and what is missing come as wheels.
+.PHONY: gpu-trial
+TRIAL_PYTHON ?= $(BIN)/python
+gpu-trial: $(VENV)/.installed-test
+	PYTHON=$(BIN)/python benchmarks/gpu_queue.sh gather build/gpu-wheels \
+	    $$($(TRIAL_PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	for command in tests measure; do TRIAL=1 PYTHON=$(TRIAL_PYTHON) WHEELS=build/gpu-wheels \
+	    OUT=build/gpu-trial benchmarks/gpu_queue.sh $$command || exit 1; done
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'

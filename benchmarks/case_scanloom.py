@@ -21,7 +21,7 @@ from meter import Watch
 
 def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Segment the scan as the command line does, into a new folder."""
-    from scanloom.engine.segment import segment_paths
+    from scanloom.engine.segment import iter_segment
     from scanloom.options import segment_options
 
     shutil.rmtree(out, ignore_errors=True)
@@ -31,7 +31,8 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     )
     with Watch() as watch:
         wall, cpu = time.perf_counter(), time.process_time()
-        (record,) = segment_paths([scan], options, lambda _, step: setattr(watch, "stage", step))
+        records = iter_segment([scan], options, lambda _, step: setattr(watch, "stage", step))
+        [(_, record)] = records
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if record.folder is None:
         raise SystemExit(f"not segmented: {record.reason} {record.detail}")
@@ -57,7 +58,7 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     from scanloom.io.index.ranking import select_series
     from scanloom.io.index.series import find_series
     from scanloom.io.read import read_scan
-    from scanloom.io.write.nifti import write_label_map
+    from scanloom.io.write.nifti import write_nifti
 
     predictor = TorchPredictor(
         find_model(str(bundle)), device="cpu", compute=ComputeOptions(precision="float32")
@@ -71,7 +72,7 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
             read = read_scan(series)
         segmentation = predictor.predict(read.volume, clock)
         with clock.step("write"):
-            write_label_map(segmentation.layers[0], segmentation.grid, read.source, target)
+            write_nifti(segmentation.layers[0].labels, segmentation.grid, read.source, target)
     steps = {name: [s.wall, s.cpu] for name, s in clock.steps.items()}
     wall, cpu = (sum(s[n] for s in steps.values()) for n in (0, 1))
     peaks = watch.stages

@@ -17,7 +17,7 @@ from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.clusters.connect import local_cluster
-from scanloom.engine.clusters.contact import Handshake
+from scanloom.engine.clusters.contact import hold_handshake
 from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
 from scanloom.engine.prepare import OutputTarget, prepare
 from scanloom.engine.steps import run_case
@@ -55,8 +55,11 @@ def engine(
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
     case_file = CaseFile.write(private / "case_file", cases)
-    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as handshake:
-        setup = EngineSetup("run", child, 600.0, private, handshake.question, handshake.expected)
+    with (
+        local_cluster([""] * workers, IN_FLIGHT, private) as client,
+        hold_handshake(out) as handshake,
+    ):
+        setup = EngineSetup("run", child, 600.0, private, handshake)
         pool = DaskPool(client, case_file, setup)
 
         def go(batch: Sequence[Case]) -> float:

@@ -23,6 +23,8 @@ Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
+DEVICES = r"auto|cpu|mps|(cuda|xpu)(:\d+)?"
+"""Names of devices, as a regular expression."""
 Engine = Literal["auto", "torch", "openvino", "tensorrt", "onnxruntime", "cudagraphs", "compile"]
 """Library that runs networks. "auto" measures them in this order, so that TensorRT comes before
 ONNX Runtime's own kernels. Each is `ENGINE` of the module NAME_engine in `inference.engines`."""
@@ -236,7 +238,7 @@ class Outputs:
         (),
         f"Also {describe_extras()}",
         panel="Output",
-        help="Also write the scan, or a mask for each structure.",
+        help="Files beside the usual ones; repeatable.",
         metavar="|".join(EXTRAS),
         parser="extra_name",
         completion="complete_extras",
@@ -309,9 +311,9 @@ class SegmentOptions:
     outputs: Outputs = Outputs()
     device: str = option(
         "auto",
-        '"auto", "cpu", "cuda" or "cuda:N"',
+        '"auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N"',
         panel="Device",
-        help="auto, cpu, cuda, cuda:0 ...",
+        help="auto, cpu, cuda, cuda:0 ..., mps, xpu.",
         metavar="NAME",
         parser="device_name",
         completion="complete_devices",

@@ -18,7 +18,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["scanloom", "nibabel.nifti1", "nibabel.wrapstruct"]):
-    from scanloom.core import ScanError
+    from scanloom.core import ReadOptions, ScanError
     from scanloom.io.dicom.header import parser
     from scanloom.io.dicom.header.elements import decode_elements
     from scanloom.io.dicom.header.header import read_headers
@@ -39,12 +39,13 @@ def _written(name: str, data: bytes) -> Path:
 
 def fuzz_nifti(data: bytes) -> None:
     path = _written("a.nii", data)
-    for options in ({}, {"phase": 0, "orientation": "RAS"}):
+    for phase, orientation in ((None, None), (0, "RAS")):
+        options = ReadOptions(nan="padding", orientation=orientation, max_size=LIMIT)
         try:
-            grid, dtype = NIFTI.probe((path,), **options)
+            grid, dtype = NIFTI.probe((path,), phase, options)
         except ScanError:
             continue
-        volume = NIFTI.read((path,), nan="padding", limit=LIMIT, **options).volume
+        volume = NIFTI.read((path,), phase, options).volume
         assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
 
 
@@ -54,12 +55,13 @@ def _fuzz_text(data: bytes, name: str, parse: Callable[..., object]) -> None:
     except ScanError:
         return
     path = _written(name, data)
-    for options in ({}, {"phase": 0, "orientation": "RAS"}):
+    for phase, orientation in ((None, None), (0, "RAS")):
+        options = ReadOptions(nan="padding", orientation=orientation, max_size=LIMIT)
         try:
-            grid, dtype = ITK.probe((path,), **options)
+            grid, dtype = ITK.probe((path,), phase, options)
         except ScanError:
             continue
-        volume = ITK.read((path,), nan="padding", limit=LIMIT, **options).volume
+        volume = ITK.read((path,), phase, options).volume
         assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.engine.revisions import Correction, publish_revision
-from scanloom.io.output.layout import CONTENTS, copy_excludes, identity_of
+from scanloom.io.output.layout import CONTENTS, identity_of
 from scanloom.review.revisions import read_label_maps
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import share_cases
@@ -157,8 +157,9 @@ def test_the_docs_have_the_list_and_the_copies_that_follow_it() -> None:
     page = (Path(__file__).parents[2] / "docs" / "identity.md").read_text()
     for entry in CONTENTS:
         assert f"| `{entry.pattern}` | {entry.holds} |\n" in page
-    for pixels in (False, True):
-        excludes = " ".join(f"--exclude '{each}'" for each in copy_excludes(pixels=pixels))
+    for kept in ({"ids", "shapes"}, {"ids", "shapes", "pixels"}):
+        left_out = [entry.pattern for entry in CONTENTS if entry.holds not in kept]
+        excludes = " ".join(f"--exclude '/{pattern}'" for pattern in left_out)
         assert f"rsync -a {excludes} results/ copy/" in page
 
 

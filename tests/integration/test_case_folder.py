@@ -20,9 +20,9 @@ import pytest
 
 import scanloom
 from scanloom.convert.store import shipped
-from scanloom.core import ComputeOptions, Outputs, Reason
+from scanloom.core import CaseRecord, ComputeOptions, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
-from scanloom.engine.segment import segment_paths, segment_workflow
+from scanloom.engine.segment import iter_segment, segment_workflow
 from scanloom.options import SegmentOptions, segment_options
 from scanloom.review.report.page import write_report
 from support.commands import scanloom as scanloom_command
@@ -40,6 +40,10 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(out: Path, key: Path, **more: object) -> SegmentOptions:
     return segment_options(models=("ct_tissue",), out=out, key=key, device="cpu", **more)
+
+
+def segment_paths(paths: list[Path], options: SegmentOptions) -> list[CaseRecord]:
+    return [record for _, record in iter_segment(paths, options)]
 
 
 @pytest.fixture(scope="module")

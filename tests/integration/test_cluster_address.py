@@ -38,6 +38,26 @@ def workers_seen(run: ClusterRun) -> set[str]:
 
 
 @pytest.mark.slow
+def test_workers_as_those_of_dask_cuda_keep_their_gpu(tmp_path: Path) -> None:
+    """dask-cuda names a resource, and gives each worker all GPUs, its own first."""
+    run = ClusterRun(tmp_path, 4, 2.0, "{in_flight: 1}")
+    lists = ["0,1", "1,0"]
+    with foreign(run) as cluster:
+        for gpus in lists:
+            environment = {**run.environment, "CUDA_VISIBLE_DEVICES": gpus}
+            cluster.worker("", "--resources", "GPU=1", environment=environment)
+        with run.going("--cluster", str(cluster.file)) as process:
+            children = run.until(
+                lambda: seen if len(seen := workers_seen(run)) == 2 else None, "two engines"
+            )
+            texts = [Path(f"/proc/{child}/environ").read_text().split("\0") for child in children]
+            assert process.wait(240) == 0, run.output
+    assert run.done == run.scans
+    given = [line for text in texts for line in text if line.startswith("CUDA_VISIBLE_DEVICES=")]
+    assert sorted(given) == [f"CUDA_VISIBLE_DEVICES={gpus}" for gpus in lists]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preload", "message"),
     [

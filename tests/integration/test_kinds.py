@@ -14,9 +14,8 @@ from pydicom import dcmread
 
 import scanloom
 from scanloom.core import ScanError, Volume
-from scanloom.io.dicom.header.fallback import parse_with_pydicom
 from scanloom.io.dicom.header.header import pydicom_muted
-from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.header.parser import parse_plain, parse_with_pydicom, read_first_bytes
 from scanloom.io.index.build import build_index
 from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan

@@ -15,13 +15,11 @@ from scipy.spatial.transform import Rotation
 
 import scanloom
 from scanloom.core import Grid, ScanError, Volume
-from scanloom.io.dicom.geometry.positions import is_rounded_stack
 from scanloom.io.dicom.geometry.slices import Slice, single_slice
-from scanloom.io.dicom.geometry.stack import stack_slices
+from scanloom.io.dicom.geometry.stack import is_rounded_stack, stack_slices
 from scanloom.io.dicom.header.elements import decode_elements
-from scanloom.io.dicom.header.fallback import parse_with_pydicom
 from scanloom.io.dicom.header.header import Header, pydicom_muted, read_headers
-from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.header.parser import parse_plain, parse_with_pydicom, read_first_bytes
 from scanloom.io.index.build import build_index
 from support.balls import deviations
 from support.dicom_kinds.base import Kind

@@ -22,7 +22,7 @@ from scipy import ndimage
 from scanloom.cards.card import Clip, ModelCard, Normalize, Paint
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, Volume
-from scanloom.inference.combined import Ensemble
+from scanloom.inference.combined import Ensemble, make_predictor
 from scanloom.inference.network.layers import PlaneNetwork
 from scanloom.inference.network.loading import load_network
 from scanloom.inference.predictor import TorchPredictor
@@ -242,7 +242,7 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
     card = load_card(write_model(tmp_path, changed, configuration="3d_cascade_fullres"))
     volume = scan(*SCANS[1], seed=5)
 
-    segmentation = TorchPredictor(card, device="cpu").predict(volume)
+    segmentation = make_predictor(card, device="cpu").predict(volume)
 
     previous = expected(first, [volume], (0, 1, 2), None)
     labels = expected(card, [volume], (0, 1, 2), previous)

@@ -173,8 +173,9 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
     )
     survey = (
         "import time\n"
+        "from contextlib import closing\n"
         "from scanloom.io.index.workers import HeaderWorkers\n"
-        "with HeaderWorkers(2) as h:\n"
+        "with closing(HeaderWorkers(2)) as h:\n"
         "    h.start(); h.survey([[], []])\n"
         "    print(h._workers[0]._process.pid, flush=True); time.sleep(600)\n"
     )

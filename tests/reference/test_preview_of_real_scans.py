@@ -7,7 +7,7 @@ from PIL import Image
 import scanloom
 from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.ops.measure import measure
-from scanloom.review.preview.page import RULE_Y, draw_preview
+from scanloom.review.preview.page import HEADER_HEIGHT, draw_preview
 from support.empty_share import empty_share
 from support.real_scans import scans
 
@@ -24,7 +24,7 @@ def page(path, out) -> np.ndarray:
     segmentation = Segmentation("bright", (Layer(labels, (bright,)),), volume.grid)
     draw_preview(volume, (segmentation,), measure(segmentation, volume), volume.flags, out)
     with Image.open(out) as image:
-        return np.asarray(image.convert("RGB")).astype(int)[RULE_Y + 1 :]
+        return np.asarray(image.convert("RGB")).astype(int)[HEADER_HEIGHT - 7 :]
 
 
 def test_one_brain_stored_in_many_orders_is_one_picture(tmp_path):

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 
-def saved(value: float) -> bytes:
+def saved(value: float, count: int = 1) -> bytes:
     """Return weights of no network, as PyTorch saves them: they can be converted, not loaded."""
     content = io.BytesIO()
-    torch.save({"model": {"weight": torch.full((1,), value)}}, content)
+    torch.save({"model": {"weight": torch.full((count,), value)}}, content)
     return content.getvalue()
 
 

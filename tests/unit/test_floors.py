@@ -41,7 +41,7 @@ def test_contracts_are_kept() -> None:
         ("inference/device.py", "import scanloom.io.index.series"),
         ("engine/segment.py", "import torch"),
         ("io/readback/case.py", "import highdicom"),
-        ("io/readback/case.py", "import scanloom.io.extras.masks"),
+        ("io/readback/case.py", "import scanloom.io.extras.nifti"),
     ],
 )
 def test_an_import_up_is_found(module: str, line: str, tmp_path: Path) -> None:

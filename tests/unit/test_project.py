@@ -10,11 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
 
 import scanloom
+from scanloom.cards.networks import NETWORKS
 from scanloom.cli.main import app
 from scanloom.core import Flag, Reason
 from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
@@ -37,10 +39,13 @@ VARIABLES_OF_OTHERS = {
     "MALLOC_ARENA_MAX",
     "NO_PROXY",
     "SLURM_ARRAY_TASK_ID",
+    "TRITON_CACHE_DIR",
 }
 OPTIONS_OF_OTHERS = {
-    "dask": {"--local-directory", "--nthreads", "--scheduler-file"}
+    "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
+    "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
@@ -76,6 +81,14 @@ def test_table_of_attributes_is_current() -> None:
     assert text == writer_of("write_attributes").page(text)
     for attribute in SLICE_ATTRIBUTES:
         assert f"\n| {attribute.name} | " in text
+
+
+@pytest.mark.thorough
+def test_table_of_device_memory_is_current() -> None:
+    """If this fails: python docs/write_gpu.py."""
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+    assert text == writer_of("write_gpu").page(text)
 
 
 def test_page_of_reasons_has_all() -> None:
@@ -204,6 +217,16 @@ def test_python_files_in_the_papers_exist() -> None:
     for page in PAGES_OF_TODAY:
         for path in re.findall(r"`(?:python )?([\w/.]+/\w+\.py)", page.read_text("utf-8")):
             assert source(path), f"{page.name}: {path}"
+
+
+def test_page_of_models_lists_the_networks() -> None:
+    row = re.search(
+        r"^\| network \| one of.*", (ROOT / "docs/models.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert row is not None
+    listed = set(re.findall(r"`([^`]*)`", row[0])[0].split())
+    in_bundles = {name for name, network in NETWORKS.items() if network.in_bundles}
+    assert listed == in_bundles - {"Vista3d"} | {"vista3d132"}  # bundles name the function
 
 
 def test_places_of_additions_exist() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
-from scanloom.options import MAX_OVERLAP
+from scanloom.options import AXIS_CODES, MAX_OVERLAP
 
 CT = "CT"
 Quantity = Literal["mean_hu", "volume_ml"]
@@ -367,6 +368,10 @@ class NetworkGrid:
         sizes = (*(self.spacing or ()), *(self.shape or ()))
         if not all(size is None or 0 < size < math.inf for size in sizes):
             raise ValueError(f"spacing and shape must be positive, got {sizes}")
+        if self.orientation is not None and not re.match(AXIS_CODES, self.orientation):
+            raise ValueError(f"orientation must be axis codes, got {self.orientation!r}")
+        if sorted(self.order) != [0, 1, 2]:
+            raise ValueError(f"order must have each axis once, got {self.order}")
         if self.mode == "area" and (self.shape is None or self.alignment != "edges"):
             raise ValueError("mode 'area' needs a shape and alignment 'edges'")
         if self.orient == "after" and self.spacing and len(set(self.spacing)) > 1:
@@ -487,6 +492,10 @@ class Paint:
     value: float = 0.5
     inclusive: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.regions or min(channel for channel, _ in self.regions) < 0:
+            raise ValueError(f"regions must be of channels from 0, got {self.regions}")
+
 
 Decision = Argmax | Threshold | Paint
 
@@ -522,17 +531,15 @@ class Stage:
         Structures that are used; empty for all.
     margin : float
         Distance around the box, mm.
+    steps : tuple of IntensityStep
+        Steps that a cropped scan takes before those of the card that sees it.
     """
 
     card: ModelCard
     use: Literal["channels", "crop"]
     labels: tuple[str, ...] = ()
     margin: float = 0.0
-
-    @property
-    def n_structures(self) -> int:
-        """Number of structures that are used."""
-        return len(self.labels or self.card.structures)
+    steps: tuple[IntensityStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -617,7 +624,7 @@ class ModelCard:
     flags: tuple[Flag, ...] = ()
     limitations: tuple[str, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
-    subset: ModelCard | None = None
+    subset: Stage | None = None
     fast: FastPreset | None = None
 
     def __post_init__(self) -> None:
@@ -625,6 +632,16 @@ class ModelCard:
             raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.name!r}")
         if not self.channels or not self.structures:
             raise ValueError("a model must have at least one input channel and one structure")
+        for each in ({s.label for s in self.structures}, {s.number for s in self.structures}):
+            if len(each) < len(self.structures):
+                raise ValueError("two structures have the same label or number")
+        painted = {n for _, n in self.decision.regions} if isinstance(self.decision, Paint) else ()
+        if not {s.number for s in self.structures}.issuperset(painted):
+            raise ValueError("a region is painted with the number of no structure")
+        if any(part.parts or part.stage for part in self.parts):
+            raise ValueError("parts must be single networks")
+        if self.parts and self.stage is not None and self.stage.use == "channels":
+            raise ValueError("only a single network has structures as further input channels")
         coarser = self.fast.card if self.fast else None
         if coarser and {s.label for s in coarser.structures} != {s.label for s in self.structures}:
             raise ValueError("a coarser model must have the same structures")
@@ -632,9 +649,10 @@ class ModelCard:
     @property
     def n_inputs(self) -> int:
         """Number of input channels of the network: the scan's, and those of a previous stage."""
-        stage = self.stage
-        previous = stage.n_structures if stage is not None and stage.use == "channels" else 0
-        return len(self.channels) + previous
+        stage, count = self.stage, len(self.channels)
+        if stage is not None and stage.use == "channels":
+            count += len(stage.labels or stage.card.structures)
+        return count
 
     @property
     def n_outputs(self) -> int:

@@ -287,6 +287,41 @@ def color(number: int) -> Color:
     return red, green, blue
 
 
+def coded_structure(
+    label: str, number: int, name: str, *, coded_as: str | None = None, rgb: Color | None = None
+) -> Structure:
+    """Return a structure with codes by its name, and a colour by its number.
+
+    Parameters
+    ----------
+    label : str
+        Its slug.
+    number : int
+        Its number in label maps.
+    name : str
+        Its display name.
+    coded_as : str, optional
+        The name that its codes are looked up by, instead of `name`.
+    rgb : (R, G, B), optional
+        Its colour, 0 to 255, if the model states one.
+
+    Raises
+    ------
+    ValueError
+        If label, number or colour are invalid.
+    """
+    codes = coding(name if coded_as is None else coded_as)
+    return Structure(
+        label=label,
+        number=number,
+        name=name,
+        category=codes.category,
+        type=codes.type,
+        color=rgb or color(number),
+        laterality=codes.laterality,
+    )
+
+
 @cache
 def _exact_names() -> Mapping[str, Coding]:
     """Return the codes of TotalSegmentator's structures, by label."""

@@ -1,17 +1,11 @@
-"""A model as an option asks for it: with less work than its card says.
-
-Of a model of several networks, only the parts that are needed run.
-"""
+"""A model as an option asks for it: with less work than its card says."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from scanloom.cards.card import GENERAL_PRESET, FastPreset, ModelCard
+from scanloom.cards.graph import networks
 from scanloom.core import ComputeOptions, counted
 
 
@@ -21,13 +15,6 @@ def requested_card(card: ModelCard, compute: ComputeOptions) -> ModelCard:
     With `fast`: as the card's preset says, else `GENERAL_PRESET`. `overlap` and `mirror` by
     themselves change only their own part. Parts and previous stages are changed too. The card
     that is returned asks for nothing more: a second request with the same options leaves it as is.
-
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    compute : ComputeOptions
-        The options.
     """
     preset = (card.fast or GENERAL_PRESET) if compute.fast else FastPreset()
     if preset.card is not None:
@@ -64,14 +51,11 @@ def describe_changes(card: ModelCard, requested: ModelCard) -> str:
     """Return what a requested card leaves out or changes, such as "not mirrored"; else "".
 
     Of a model with parts, its first network is described.
-
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    requested : ModelCard
-        The card from `requested_card`.
     """
+
+    def weights_of(model: ModelCard) -> list[str]:
+        return [network.weights.sha256 for network in networks(model)]
+
     changes = []
     coarser = card.fast.card if card.fast else None
     if coarser is not None and weights_of(requested) == weights_of(coarser) != weights_of(card):
@@ -93,44 +77,3 @@ def describe_changes(card: ModelCard, requested: ModelCard) -> str:
     if allowed := [name for name in requested.precisions if name not in card.precisions]:
         changes.append(f"{' and '.join(allowed)} allowed")
     return ", ".join(changes)
-
-
-def weights_of(card: ModelCard) -> list[str]:
-    """Return the hashes of the first weights of all networks of a model."""
-    return [network.weights.sha256 for network in networks(card)]
-
-
-def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
-    """Return a card with only the parts that have a requested structure; all if none is requested.
-
-    The card's own structures remain. A `subset` of the card crops the scan to the requested
-    structures that its rough model finds.
-    """
-    requested = set(labels)
-    parts = tuple(p for p in card.parts if requested & {s.label for s in p.structures})
-    if not requested or not parts:
-        return card
-    if card.subset is None or card.subset.stage is None:
-        return replace(card, parts=parts)
-    stage = card.subset.stage
-    labels = tuple(s.label for s in stage.card.structures if s.label in requested)
-    return replace(card.subset, parts=parts, stage=replace(stage, labels=labels))
-
-
-def networks(card: ModelCard) -> Iterator[ModelCard]:
-    """Yield the cards of all networks of a model in the order in which they run."""
-    if card.stage is not None:
-        yield from networks(card.stage.card)
-    if not card.parts:
-        yield card
-    for part in card.parts:
-        yield from networks(part)
-
-
-def numbers_in(card: ModelCard, part: ModelCard) -> NDArray[np.uint16]:
-    """Return a table from a part's numbers to the whole model's; 0 for labels that it lacks."""
-    whole = {s.label: s.number for s in card.structures}
-    table = np.zeros(max(s.number for s in part.structures) + 1, np.uint16)
-    for structure in part.structures:
-        table[structure.number] = whole.get(structure.label, 0)
-    return table

@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,12 @@ from numpy.typing import NDArray
 
 from scanloom.core import ScanError, counted, format_bytes
 from scanloom.core.process import core_count
-from scanloom.engine.machine.devices import nvml_handles
+from scanloom.engine.machine.devices import (
+    NEVER_RUN,
+    amd_gpu_count,
+    describe_energy,
+    nvml_handles,
+)
 from scanloom.version import __version__
 
 if TYPE_CHECKING:
@@ -35,18 +41,14 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A line of the doctor's output.
+    """A line of the doctor's output, under the heading `topic`.
 
     Parameters
     ----------
-    topic, name : str
-        Heading and subject of the check.
     level : "ok", "warn" or "bad"
         No action; works, but read the note; must be fixed.
-    seen : str
-        Observation.
-    advice : str
-        Action to take; required unless `level` is "ok".
+    seen, advice : str
+        Observation, and action to take; it is required unless `level` is "ok".
     """
 
     topic: str
@@ -66,7 +68,11 @@ SOFTWARE = "software"
 def check_software() -> Iterator[CheckResult]:
     """Check Python, the platform and every required library."""
     yield CheckResult(SOFTWARE, "Python", "ok", platform.python_version())
-    yield _platform()
+    seen = f"{platform.system()} {platform.machine()}"
+    if platform.system() == "Linux":
+        yield CheckResult(SOFTWARE, "platform", "ok", seen)
+    else:
+        yield CheckResult(SOFTWARE, "platform", "warn", seen, "scanloom is tested on Linux only")
     known = requirements()
     if not known:
         seen = f"{__version__}, not installed: which libraries it needs is not known here"
@@ -87,24 +93,16 @@ def requirements() -> list[Requirement]:
     return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
-def _platform() -> CheckResult:
-    seen = f"{platform.system()} {platform.machine()}"
-    if platform.system() == "Linux":
-        return CheckResult(SOFTWARE, "platform", "ok", seen)
-    return CheckResult(SOFTWARE, "platform", "warn", seen, "scanloom is tested on Linux only")
-
-
 def _library(requirement: Requirement) -> CheckResult:
-    advice = f"pip install --upgrade '{requirement.name}{requirement.specifier}'"
+    name, specifier = requirement.name, requirement.specifier
+    advice = f"pip install --upgrade '{name}{specifier}'"
     try:
-        version = metadata.version(requirement.name)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return CheckResult(SOFTWARE, requirement.name, "bad", "not installed", advice)
-    if not requirement.specifier.contains(version, prereleases=True):
-        return CheckResult(
-            SOFTWARE, requirement.name, "bad", f"{version}, not {requirement.specifier}", advice
-        )
-    return CheckResult(SOFTWARE, requirement.name, "ok", version)
+        return CheckResult(SOFTWARE, name, "bad", "not installed", advice)
+    if not specifier.contains(version, prereleases=True):
+        return CheckResult(SOFTWARE, name, "bad", f"{version}, not {specifier}", advice)
+    return CheckResult(SOFTWARE, name, "ok", version)
 
 
 DEVICES = "devices"
@@ -124,19 +122,28 @@ class Driver:
 
 def check_devices() -> Iterator[CheckResult]:
     """Check processor, memory, torch, driver and GPUs."""
-    yield _processor()
+    sets = cpu_flags()
+    wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
+    seen = f"{platform.machine()}, {core_count()} cores, {' '.join(wide) or 'no wide instructions'}"
+    yield CheckResult(DEVICES, "processor", "ok", seen)
     yield _memory()
     driver = find_driver()
     try:
-        from scanloom.inference.torch_devices import take_inventory  # torch comes in here
+        # torch comes in here
+        from scanloom.inference.torch_devices import onnxruntime_cuda, take_inventory
 
-        inventory = take_inventory()
+        inventory, their_cuda = take_inventory(), onnxruntime_cuda()
     except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding
         advice = "pip install --force-reinstall torch"
         yield CheckResult(DEVICES, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
         return
     yield _engines()
-    yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    if inventory.hip or (driver is None and amd_gpu_count()):
+        yield judge_rocm(inventory.version, inventory.hip, amd_gpu_count(), len(inventory.devices))
+    else:
+        yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    if their_cuda:
+        yield judge_onnxruntime(their_cuda, inventory.cuda)
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
     yield CheckResult(DEVICES, "torch on the CPU", "ok", seen)
     for number, device in enumerate(inventory.devices):
@@ -151,12 +158,27 @@ def check_devices() -> Iterator[CheckResult]:
             advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
             yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly")
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly; {UNTRIED}")
+    for gpu in inventory.further:
+        seen, name = gpu.hardware, gpu.name or "GPU"
+        if gpu.fault:
+            advice = f"do not use `segment --device {name}`"
+            yield CheckResult(DEVICES, name, "warn", f"{seen}: {gpu.fault}", advice)
+        elif gpu.name:
+            used = f"computes correctly; used by `segment --device {name}` only; {UNTRIED}"
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: {used}")
+        else:
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: not used; {UNTRIED}")
+    yield CheckResult(DEVICES, "energy", "ok", describe_energy())
+    seen = f"{', '.join(NEVER_RUN)}, OpenVINO on GPUs: see docs/gpu.md"
+    yield CheckResult(DEVICES, "never run on", "ok", seen)
+
+
+UNTRIED = "scanloom was never run on such a device"
 
 
 def _engines() -> CheckResult:
     """Return a finding on the engines that are installed, and those that "auto" uses here."""
-    from scanloom.core import counted
     from scanloom.inference.engines.cache import all_trials
     from scanloom.inference.engines.selection import ENGINES
 
@@ -176,30 +198,58 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
     version, cuda : str, str or None
         Version of torch and of the CUDA that it was built for; None for a build without CUDA.
     driver : Driver or None
-        The NVIDIA driver, if there is one.
     usable : int
         Number of CUDA devices that torch sees.
     """
+    finding = partial(CheckResult, DEVICES, "torch")
     built = f"{version}, built for CUDA {cuda}" if cuda else f"{version}, built without CUDA"
     if driver is None:
         seen = f"{built}; no NVIDIA driver, the CPU is used"
-        if cuda is None:
-            return CheckResult(DEVICES, "torch", "ok", seen)
         advice = "no action without an NVIDIA GPU; otherwise install its driver"
-        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+        return finding("ok", seen) if cuda is None else finding("warn", seen, advice)
     known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
     seen = f"{built}; {known}, {counted(len(driver.gpus), 'GPU')}"
     if cuda is None and driver.gpus:
         advice = "the GPU stays idle: install a torch built with CUDA (pytorch.org)"
-        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+        return finding("warn", seen, advice)
     if cuda is not None and driver.gpus and usable == 0:
-        old = int(cuda.split(".")[0]) > driver.cuda[0]
-        problem = "the driver is too old for this torch" if old else "torch sees no GPU"
-        advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
-        if not old:
-            advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
-        return CheckResult(DEVICES, "torch", "bad", f"{seen}; {problem}", advice)
+        # A driver runs any CUDA of its own major version
+        if int(cuda.split(".")[0]) > driver.cuda[0]:
+            advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
+            return finding("bad", f"{seen}; the driver is too old for this torch", advice)
+        advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
+        return finding("bad", f"{seen}; torch sees no GPU", advice)
+    return finding("ok", seen)
+
+
+def judge_rocm(version: str, hip: str | None, gpus: int, usable: int) -> CheckResult:
+    """Return a finding on torch's build and AMD's GPUs.
+
+    Parameters
+    ----------
+    version, hip : str, str or None
+        Version of torch and of the ROCm that it was built for; None for another build.
+    gpus, usable : int
+        Numbers of AMD GPUs that the driver has, and that torch sees.
+    """
+    built = f"{version}, built for ROCm {hip}" if hip else f"{version}, built without ROCm"
+    seen = f"{built}; {counted(gpus, 'AMD GPU')}"
+    if hip is None:
+        advice = "the GPU stays idle: install a torch built with ROCm (pytorch.org)"
+        return CheckResult(DEVICES, "torch", "warn", seen, advice)
+    if gpus and not usable:
+        advice = "check the container's access to /dev/kfd and /dev/dri, and HIP_VISIBLE_DEVICES"
+        return CheckResult(DEVICES, "torch", "bad", f"{seen}; torch sees no GPU", advice)
     return CheckResult(DEVICES, "torch", "ok", seen)
+
+
+def judge_onnxruntime(cuda: str, torchs: str | None) -> CheckResult:
+    """Return a finding on the CUDA of ONNX Runtime's build: it loads the libraries of torch's."""
+    seen = f"built for CUDA {cuda}, torch {f'for CUDA {torchs}' if torchs else 'without CUDA'}"
+    if torchs and torchs.split(".")[0] == cuda.split(".")[0]:
+        return CheckResult(DEVICES, "onnxruntime", "ok", seen)
+    advice = "install an onnxruntime-gpu for torch's CUDA: else its engines are refused"
+    return CheckResult(DEVICES, "onnxruntime", "warn", seen, advice)
 
 
 def find_driver() -> Driver | None:
@@ -222,13 +272,6 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _processor() -> CheckResult:
-    sets = cpu_flags()
-    wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
-    seen = f"{platform.machine()}, {core_count()} cores, {' '.join(wide) or 'no wide instructions'}"
-    return CheckResult(DEVICES, "processor", "ok", seen)
-
-
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Return the processor's instruction sets by Linux's names; empty if unknown."""
     try:
@@ -241,10 +284,8 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 def _memory() -> CheckResult:
     available = available_memory()
-    if available is None:
-        return CheckResult(DEVICES, "memory", "warn", "not known", "a large CT needs about 6 GiB")
-    seen = f"{format_bytes(available)} available"
-    if available < LITTLE_MEMORY:
+    seen = "not known" if available is None else f"{format_bytes(available)} available"
+    if available is None or available < LITTLE_MEMORY:
         return CheckResult(DEVICES, "memory", "warn", seen, "a large CT needs about 6 GiB")
     return CheckResult(DEVICES, "memory", "ok", seen)
 
@@ -267,6 +308,7 @@ def _meminfo(file: Path) -> int | None:
 def _cgroup(folder: Path) -> int | None:
     """Return the memory left under a container's limit (cgroup v2), None without a limit."""
     try:
+        # Within a container, /proc/meminfo still tells of the whole machine
         limit = (folder / "memory.max").read_text().strip()
         used = (folder / "memory.current").read_text().strip()
         return max(int(limit) - int(used), 0)
@@ -283,29 +325,23 @@ NO_SPACE = GIB // 10
 def check_out(out: Path) -> Iterator[CheckResult]:
     """Check the disk of OUT: free space, and whether results can be published there."""
     existing = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
-    name = f"{out}"
-    if not existing.is_dir():
-        yield CheckResult(
-            "output", name, "bad", "a file of this name exists", "choose another folder"
-        )
-        return
+    name, seen = f"{out}", "a file of this name exists"
     try:
-        free = shutil.disk_usage(existing).free
+        if existing.is_dir():
+            yield judge_space(name, shutil.disk_usage(existing).free)
+            yield _publishing(existing, name)
+            return
     except OSError as exc:
         seen = f"can't be checked ({type(exc).__name__})"
-        yield CheckResult("output", name, "bad", seen, "choose another folder")
-        return
-    yield judge_space(name, free)
-    yield _publishing(existing, name)
+    yield CheckResult("output", name, "bad", seen, "choose another folder")
 
 
 def judge_space(name: str, free: int) -> CheckResult:
     """Return a finding for the free bytes of a disk."""
     seen = f"{format_bytes(free)} free"
     if free < NO_SPACE:
-        return CheckResult(
-            "output", name, "bad", seen, "free space, or choose another disk with --out"
-        )
+        advice = "free space, or choose another disk with --out"
+        return CheckResult("output", name, "bad", seen, advice)
     if free < LITTLE_SPACE:
         return CheckResult("output", name, "warn", seen, "a case takes 5 to 200 MB: free space")
     return CheckResult("output", name, "ok", seen)
@@ -322,6 +358,7 @@ def _publishing(existing: Path, name: str) -> CheckResult:
             stream.write(b"scanloom")
             stream.flush()
             os.fsync(stream.fileno())
+        # The folder is renamed, not the file: so is a case
         (work / "new").rename(work / "done")
         handle = os.open(work, os.O_RDONLY)
         try:
@@ -344,43 +381,37 @@ def check_key() -> Iterator[CheckResult]:
     """Check the key of the case ids, or whether it can be created; does not create it."""
     from scanloom.io.identity import default_key_file, load_key
 
-    file = default_key_file()
+    file, finding = default_key_file(), partial(CheckResult, "key", "key of the ids")
     try:
         mode = file.stat().st_mode
+        load_key()
     except FileNotFoundError:
         yield _key_to_be(file)
-        return
     except OSError as exc:
         seen = f"can't be read ({type(exc).__name__})"
-        yield CheckResult(
-            "key", "key of the ids", "bad", seen, "check its permissions, or set SCANLOOM_KEY"
-        )
-        return
-    try:
-        load_key()
+        yield finding("bad", seen, "check its permissions, or set SCANLOOM_KEY")
     except ScanError as exc:
         advice = "restore it from a backup: with another key all ids change"
-        yield CheckResult("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
-        return
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        seen = f"present, but readable by others (mode {stat.S_IMODE(mode):04o})"
-        yield CheckResult("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
-        return
-    yield CheckResult("key", "key of the ids", "ok", "present, readable by you only")
+        yield finding("bad", f"{exc.detail} ({exc.code})", advice)
+    else:
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            seen = f"present, but readable by others (mode {stat.S_IMODE(mode):04o})"
+            yield finding("warn", seen, f"chmod 600 {file}")
+        else:
+            yield finding("ok", "present, readable by you only")
 
 
 def _key_to_be(file: Path) -> CheckResult:
     """Check that a key can be created, in the given folder or in the default one."""
-    folder = file.parent
+    finding, folder = partial(CheckResult, "key", "key of the ids"), file.parent
     if "SCANLOOM_KEY" not in os.environ:
         folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return CheckResult("key", "key of the ids", "ok", "missing: created on first use")
+            return finding("ok", "missing: created on first use")
     except OSError as exc:
         seen = f"missing and can't be created ({type(exc).__name__})"
-        advice = "set HOME to a writable folder, or SCANLOOM_KEY to a key file"
-        return CheckResult("key", "key of the ids", "bad", seen, advice)
+        return finding("bad", seen, "set HOME to a writable folder, or SCANLOOM_KEY to a key file")
 
 
 def check_models() -> Iterator[CheckResult]:
@@ -390,9 +421,8 @@ def check_models() -> Iterator[CheckResult]:
     try:
         entries = list_models()
     except ScanError as exc:
-        yield CheckResult(
-            "models", "store", "bad", f"{exc.detail} ({exc.code})", "reinstall scanloom"
-        )
+        seen = f"{exc.detail} ({exc.code})"
+        yield CheckResult("models", "store", "bad", seen, "reinstall scanloom")
         return
     if not entries:
         yield CheckResult("models", "store", "bad", "there are no models", "reinstall scanloom")
@@ -456,30 +486,29 @@ def check_decoders() -> Iterator[CheckResult]:
 
 
 def _check(syntax: Syntax, file: Path) -> CheckResult:
-    frame = _frame(syntax.bits)
+    frame, finding = _frame(syntax.bits), partial(CheckResult, TOPIC, syntax.name)
     try:
         _save(frame, syntax, file)
     except Exception as exc:  # noqa: BLE001 - a failing encoder only skips the check
         seen = f"not checked: encoding failed ({type(exc).__name__})"
-        return CheckResult(TOPIC, syntax.name, "warn", seen, "pip install --upgrade imagecodecs")
+        return finding("warn", seen, "pip install --upgrade imagecodecs")
     advice = "pip install --upgrade imagecodecs pylibjpeg pyjpegls pylibjpeg-openjpeg"
     try:
         decoded = decode(file)
     except ScanError as exc:
-        return CheckResult(TOPIC, syntax.name, "bad", f"{exc.detail} ({exc.code})", advice)
+        return finding("bad", f"{exc.detail} ({exc.code})", advice)
     except Exception as exc:  # noqa: BLE001 - the next check must run
-        return CheckResult(TOPIC, syntax.name, "bad", f"fails ({type(exc).__name__})", advice)
+        return finding("bad", f"fails ({type(exc).__name__})", advice)
     off = int(np.abs(decoded.astype(np.int64) - frame).max())
     if off > syntax.tolerance:
-        return CheckResult(TOPIC, syntax.name, "bad", f"wrong values, off by up to {off}", advice)
-    return CheckResult(TOPIC, syntax.name, "ok", "exact" if off == 0 else f"within {off}")
+        return finding("bad", f"wrong values, off by up to {off}", advice)
+    return finding("ok", "exact" if off == 0 else f"within {off}")
 
 
 def decode(file: Path) -> NDArray[Any]:
     """Return the stored samples (rows, columns) of a file, read like a series; errors likewise."""
     from scanloom.core import Reason
     from scanloom.io.dicom.header.header import read_headers
-    from scanloom.io.dicom.pixels.frame import stored_dtype
     from scanloom.io.dicom.pixels.voxels import read_stored_frame
 
     [header] = read_headers([file])
@@ -487,9 +516,7 @@ def decode(file: Path) -> NDArray[Any]:
         raise header
     if header is None:
         raise ScanError(Reason.DAMAGED, "not recognised as DICOM")
-    samples = np.empty((header.rows, header.columns), stored_dtype(header.format))
-    read_stored_frame(header, samples)
-    return samples
+    return read_stored_frame(header)
 
 
 def _frame(bits: int) -> NDArray[Any]:

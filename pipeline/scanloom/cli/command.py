@@ -27,6 +27,7 @@ USER_FILES = ("config.yaml", "config.toml")
 SOURCES = "scanloom.option_files"
 """Key of a context's `meta`: the file from which an option's value came, by the option's name."""
 EMPTY = "the text is empty, as if a variable of the shell were not set"
+# Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
 Values = dict[str, Any]
@@ -49,6 +50,7 @@ def read_defaults(ctx: typer.Context, value: Path | None) -> Path | None:
         return value
     chosen = {option_key(option): option for option in _options(ctx.command)}
     defaults: Values = {}
+    # In this order: a value of `--config` replaces that of the user's own file
     for file in filter(None, (_user_file(), value)):
         for key, setting in _settings(ctx, file).items():
             if key in chosen:
@@ -155,6 +157,7 @@ def _as_typed(option: Any, value: Any, where: str) -> Any:
     texts = [_text(item) for item in items]
     if not all(text.strip() for text in texts):
         raise typer.BadParameter(f"{where}: expected a value, but the text is empty")
+    # A list for an option that is not repeated is typed with commas, such as `structures`
     return texts if option.multiple else ",".join(texts)
 
 
@@ -240,6 +243,7 @@ def _blank_arguments(args: Sequence[str]) -> Iterator[str]:
 
     `--structures` has a message of its own.
     """
+    # A value after a blank is the option's before it; "--out=" has its own
     for before, argument in zip(["", *args], args, strict=False):
         option, equals, value = argument.partition("=")
         if argument.startswith("--") and equals and not value.strip():

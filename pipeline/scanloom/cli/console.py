@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from scanloom.core import CaseRecord, Reason
+    from scanloom.core import CaseRecord, Reason, ScanError
     from scanloom.engine.run import RunResult
 
 
@@ -57,6 +57,7 @@ def exit_of_reason(reason: Reason) -> Exit:
 
     if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
         return Exit.INPUT_OUTPUT
+    # Of the program and its machine: neither a scan nor an option is to blame
     internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
     return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
@@ -90,12 +91,7 @@ def unexamined(reasons: Mapping[str, int]) -> dict[str, int]:
 
     Their reasons are those that another attempt may remove: no room to unpack an archive, a disk
     or a permission that is missing, a helper process that died. What they hold is unknown, so that
-    nobody can say that all selected cases are done.
-
-    Parameters
-    ----------
-    reasons : mapping
-        Counts of files by reason code; the key of a file without is "".
+    nobody can say that all selected cases are done. The code of a file without a reason is "".
     """
     from scanloom.core import Reason
 
@@ -137,6 +133,7 @@ def steady_streams() -> Iterator[None]:
         try:
             yield
         finally:
+            # Here, since Python itself reports a failure at exit with a traceback
             sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
@@ -320,34 +317,24 @@ def format_error(reason: Reason, detail: str, private: str = "") -> str:
 def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
     """Report published cases that are unreadable, on stderr."""
     for case in cases:
-        say(
-            f"scanloom: case {case} is damaged: `scanloom verify {out}` lists its files. Remove "
-            "its folder and run again.",
-            err=True,
-        )
+        lists = f"`scanloom verify {out}` lists its files"
+        remedy = "Remove its folder and run again."
+        say(f"scanloom: case {case} is damaged: {lists}. {remedy}", err=True)
 
 
 def warn_of_unexamined(reasons: Mapping[str, int]) -> None:
-    """Report files that this machine could not look at, on stderr.
-
-    Parameters
-    ----------
-    reasons : mapping
-        Counts of files by reason code.
-    """
+    """Report files that this machine could not look at, by counts of reason codes, on stderr."""
     from scanloom.core import Reason, counted
 
     for code, count in unexamined(reasons).items():
-        say(
-            f"scanloom: {counted(count, 'file')} could not be looked at ({code}), so cases may be "
-            f"missing. {Reason[code].advice}.",
-            err=True,
-        )
+        problem = f"{counted(count, 'file')} could not be looked at ({code})"
+        say(f"scanloom: {problem}, so cases may be missing. {Reason[code].advice}.", err=True)
 
 
 def typed_command() -> str:
     """Return the command line of this process, quoted for a shell."""
     program = Path(sys.argv[0])
+    # Typed as `python -m scanloom`; else the name is enough if the shell finds this program by it
     if program.name == "__main__.py":
         prefix = [sys.executable, "-m", "scanloom"]
     elif (installed := shutil.which(program.name)) and Path(installed) == program:
@@ -379,8 +366,7 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
         with _libraries_heard(manner):
             yield
     except ScanError as error:
-        _fail(manner, error, error.reason, error.detail, error.private)
-        raise typer.Exit(exit_of_reason(error.reason)) from error
+        _fail(manner, error, error)
     except KeyboardInterrupt as error:
         say("Interrupted. Unfinished scans left no partial output.", err=True)
         if resumable:
@@ -393,30 +379,29 @@ def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[N
             raise
         from scanloom.io.system.disk_errors import disk_error
 
-        if (write_error := disk_error(error)) is not None:
-            _fail(manner, error, write_error.reason, write_error.detail, write_error.private)
-            raise typer.Exit(exit_of_reason(write_error.reason)) from error
-        _fail(manner, error, Reason.INTERNAL, f"unexpected {type(error).__name__}")
-        raise typer.Exit(Exit.SOME_FAILED) from error
+        internal = ScanError(Reason.INTERNAL, f"unexpected {type(error).__name__}")
+        _fail(manner, error, disk_error(error) or internal)
 
 
-def _fail(
-    manner: OutputMode, error: Exception, reason: Reason, detail: str, private: str = ""
-) -> None:
+def _fail(manner: OutputMode, error: Exception, known: ScanError) -> NoReturn:
+    """Report an error by the reason and detail of a known one, and exit."""
     if manner.debug:
         say(told_traceback(error), err=True)
     if manner.json:
-        print_json({"schema": 1, "error": error_document(reason, detail)})
+        print_json({"schema": 1, "error": error_document(known.reason, known.detail)})
     else:
-        say(f"scanloom: {format_error(reason, detail, private)}", err=True)
+        message = format_error(known.reason, known.detail, known.private)
+        say(f"scanloom: {message}", err=True)
+    raise typer.Exit(exit_of_reason(known.reason)) from error
 
 
 def _libraries_heard(manner: OutputMode) -> AbstractContextManager[None]:
     """Return the context of a command: with its log if there is one, else without any."""
     if not (manner.debug or manner.verbose or manner.log):
         return _libraries_silent()
+    # `--debug` includes `--verbose`
     level = logging.DEBUG if manner.debug else logging.INFO if manner.verbose else None
-    return logged(Log(level, manner.log))
+    return _logged(level, manner.log)
 
 
 @contextmanager
@@ -452,10 +437,8 @@ def report_new_key(key: Path | None) -> Iterator[None]:
         yield
     finally:
         if not existed and os.path.exists(file):  # noqa: PTH110
-            say(
-                f"scanloom: created a new key in {file}. Back it up: case ids depend on it.",
-                err=True,
-            )
+            advice = "Back it up: case ids depend on it."
+            say(f"scanloom: created a new key in {file}. {advice}", err=True)
 
 
 OURS = "scanloom"
@@ -471,54 +454,35 @@ def told_traceback(error: BaseException) -> str:
     return "\nwhich led to\n\n".join(reversed(sections))
 
 
-@dataclass(frozen=True)
-class Log:
-    """Destination of log messages.
-
-    Parameters
-    ----------
-    level : int or None
-        Lowest level of messages on stderr; None for none. With DEBUG, other libraries are heard.
-    file : Path or None
-        A file to which messages are appended with their time: of INFO, or `level` if that is lower.
-    """
-
-    level: int | None
-    file: Path | None = None
-
-    def handlers(self) -> list[logging.Handler]:
-        """Return the handlers of scanloom's messages.
-
-        Raises
-        ------
-        BadParameter
-            If the file can't be written.
-        """
-        handlers: list[logging.Handler] = []
-        if self.level is not None:
-            handlers.append(logging.StreamHandler())
-            handlers[0].setFormatter(_Formatter())
-            handlers[0].setLevel(self.level)
-        if self.file is not None:
-            try:
-                handlers.append(logging.FileHandler(self.file, encoding="utf-8"))
-            except OSError as exc:
-                problem = f"{self.file} can't be written ({type(exc).__name__})"
-                raise typer.BadParameter(problem, param_hint="'--log'") from exc
-            handlers[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
-            handlers[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
-        return handlers
+def _log_handlers(level: int | None, file: Path | None) -> list[logging.Handler]:
+    """Return the handlers of scanloom's messages; refuse a file that can't be written."""
+    handlers: list[logging.Handler] = []
+    if level is not None:
+        handlers.append(logging.StreamHandler())
+        handlers[0].setFormatter(_Formatter())
+        handlers[0].setLevel(level)
+    if file is not None:
+        try:
+            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        except OSError as exc:
+            problem = f"{file} can't be written ({type(exc).__name__})"
+            raise typer.BadParameter(problem, param_hint="'--log'") from exc
+        handlers[-1].setLevel(min(logging.INFO, level or logging.INFO))
+        handlers[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handlers
 
 
 @contextmanager
-def logged(log: Log) -> Iterator[None]:
+def _logged(level: int | None, file: Path | None) -> Iterator[None]:
     """Log scanloom's messages, and only the location of other libraries'.
 
-    The record factory is replaced, since some libraries install their own handlers.
+    On stderr those of `level` and above, None for none; in the file, with their time, those of INFO
+    or of a lower `level`. With DEBUG, other libraries are heard. The record factory is replaced,
+    since some libraries install their own handlers.
     """
-    logger, handlers = logging.getLogger(OURS), log.handlers()
-    level, factory = logger.level, logging.getLogRecordFactory()
-    silence = None if log.level == logging.DEBUG else logging.NullHandler()
+    logger, handlers = logging.getLogger(OURS), _log_handlers(level, file)
+    before, factory = logger.level, logging.getLogRecordFactory()
+    silence = None if level == logging.DEBUG else logging.NullHandler()
 
     def make_record(*values: object, **keywords: object) -> logging.LogRecord:
         record: logging.LogRecord = factory(*values, **keywords)
@@ -544,7 +508,7 @@ def logged(log: Log) -> Iterator[None]:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
-        logger.setLevel(level)
+        logger.setLevel(before)
         logging.setLogRecordFactory(factory)
 
 
@@ -571,6 +535,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield link
         if isinstance(link, BaseExceptionGroup):
             pending.extend(link.exceptions)
+        # As Python does: a cause stands for the context, and "from None" hides it
         pending.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 

@@ -59,6 +59,7 @@ def _paragraphs(text: str | None) -> list[str]:
     return [one_line] if has_example and len(one_line) <= _HELP_WIDTH else paragraphs
 
 
+# Help lists them so: make results, look at them, then the machine, then the private part
 for _command in (
     segment.segment,
     index.index,

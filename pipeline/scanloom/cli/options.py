@@ -85,6 +85,7 @@ class Reporting(General):
 def _command_option(field: Field[Any], hint: Any) -> tuple[Any, OptionInfo]:
     """Return the type and the option that typer needs for a field of `scanloom.options`."""
     command, schema = field.metadata["command"], field.metadata["schema"]
+    # A parser refuses values out of range in its own words, so that typer gets no limits
     parser = command["parser"] and getattr(values, command["parser"])
     info = typer.Option(
         *command["flags"],
@@ -273,6 +274,7 @@ def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
             flat += _parameters(hints[name])
         else:
             flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+    # Stable: within a panel, options stay in the order in which they are written
     flat.sort(key=_panel_number)
 
     @functools.wraps(command)
@@ -285,6 +287,7 @@ def takes_panels(command: Callable[..., None]) -> Callable[..., None]:
             }
         )
 
+    # typer would follow it to the signature with the panels
     del flattened.__wrapped__
     flattened.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     flattened.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]  # for typer
@@ -309,9 +312,11 @@ def _parameters(panel: Any) -> list[inspect.Parameter]:
             continue
         if "command" in field.metadata:
             kind, info = _command_option(field, hint)
+            # Help would show an empty tuple as a default
             default = None if default == () else default
         else:
             kind, info = get_args(hint)
+            # Several panels share an option: each copy has the name of its own panel
             info = copy(info)
             if isinstance(info, OptionInfo):
                 info.rich_help_panel = panel.panel

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer  # typer evaluates the annotations of completions
 
-from scanloom.options import EXTRAS
+from scanloom.options import DEVICES, EXTRAS, MAX_OVERLAP
 
 if TYPE_CHECKING:
     from scanloom.core import Structure
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def axis_codes(text: str) -> str:
     """Return axis codes such as RAS in capitals; refuse any other text."""
     codes = text.strip().upper()
+    # Each axis once: a letter's index is 0 or 1, 3 or 4, 6 or 7 by its pair
     if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
         raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
     return codes
@@ -28,8 +30,8 @@ def axis_codes(text: str) -> str:
 
 def device_name(text: str) -> str:
     """Return the name of a device; refuse any other text."""
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
-        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    if re.fullmatch(DEVICES, text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ..., "mps" or "xpu"')
     return text
 
 
@@ -51,34 +53,30 @@ def names(text: str) -> tuple[str, ...]:
     return listed
 
 
+def _number(text: str, most: float, expected: str) -> float:
+    """Return a number from 0 to `most`; refuse any other text."""
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) <= most:
+            return number
+    raise typer.BadParameter(expected)
+
+
 def volume(text: str) -> float:
     """Return a volume in mm3, 0 or more; refuse any other text."""
-    with suppress(ValueError):
-        number = float(text)
-        if 0 <= number < float("inf"):
-            return number
-    raise typer.BadParameter("a volume in mm3, such as 200")
+    return _number(text, sys.float_info.max, "a volume in mm3, such as 200")
 
 
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
-    from scanloom.options import MAX_OVERLAP
-
-    with suppress(ValueError):
-        share = float(text)
-        if 0 <= share <= MAX_OVERLAP:
-            return share
-    raise typer.BadParameter(f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
+    return _number(text, MAX_OVERLAP, f"a number from 0 to {MAX_OVERLAP}, such as 0.5")
 
 
 def percentage(text: str) -> float:
     """Return the share of "20%" or "0.2", 0 to 1; refuse any other text."""
-    number, percent, rest = text.strip().partition("%")
-    with suppress(ValueError):
-        share = float(number) / (100 if percent else 1)
-        if 0 <= share <= 1 and not rest:
-            return share
-    raise typer.BadParameter("a share from 0 to 1, such as 0.2 or 20%")
+    text, expected = text.strip(), "a share from 0 to 1, such as 0.2 or 20%"
+    if text.endswith("%"):
+        return _number(text[:-1], 100.0, expected) / 100
+    return _number(text, 1.0, expected)
 
 
 def byte_count(text: str) -> int:
@@ -91,6 +89,7 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(exc)) from exc
 
 
+# typer takes a plain tuple for an option with two values
 class Shard(NamedTuple):
     """Part k of n parts of an archive, from 1."""
 
@@ -146,7 +145,7 @@ def complete_extras(incomplete: str) -> list[str]:
 
 def complete_devices(incomplete: str) -> list[str]:
     """Return the kinds of devices."""
-    return _starting(incomplete, ("auto", "cpu", "cuda"))
+    return _starting(incomplete, ("auto", "cpu", "cuda", "mps", "xpu"))
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -24,12 +24,7 @@ def shipped_workflows() -> dict[str, Path]:
 def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
     """Return the workflow in a file, or a shipped workflow by its name.
 
-    Parameters
-    ----------
-    name : str
-        Path of a file, or name of a shipped workflow.
-    paths : sequence of Path
-        The scans of the command, to notice that both were swapped.
+    `paths` are the scans of the command, to notice that both were swapped.
 
     Raises
     ------
@@ -42,6 +37,7 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
     known = shipped_workflows()
     is_folder = os.path.isdir(name)  # noqa: PTH112 False where Path.is_dir() raises
     is_file = not is_folder and os.path.exists(name)  # noqa: PTH110
+    # Before the name is looked up: of two swapped arguments both exist, and neither error helps
     swapped = [str(path) for path in paths if _names_workflow(path, known)]
     if swapped and not _names_workflow(Path(name), known):
         detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
@@ -70,10 +66,8 @@ def explain_nothing_selected(
         Counts of files or series by the code of their reason; the key of a file without is "".
     unstated : int
         Number of series that were not selected because their files state no modality.
-    name : str
-        The workflow, as it was given.
-    workflow : Workflow
-        The workflow that the name stands for.
+    name, workflow
+        The workflow, as it was given and as it was read.
     """
     counts = Counter({reason: count for reason, count in reasons.items() if reason})
     listed = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
@@ -81,13 +75,9 @@ def explain_nothing_selected(
     say(f"scanloom: files were found, but no case ({why}).", err=True)
     if unstated:
         explain_unstated(unstated, name, workflow)
-    elif "NOT_SELECTED" in counts:
-        say(
-            "Check `select` and `policy` of the workflow. `scanloom index` lists the series.",
-            err=True,
-        )
     else:
-        say("`scanloom index` lists the series.", err=True)
+        check = "Check `select` and `policy` of the workflow. " if "NOT_SELECTED" in counts else ""
+        say(f"{check}`scanloom index` lists the series.", err=True)
 
 
 def explain_unstated(unstated: int, name: str, workflow: Workflow) -> None:

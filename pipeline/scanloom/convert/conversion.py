@@ -10,9 +10,12 @@ a file of the folder changes.
 from __future__ import annotations
 
 import atexit
+import errno
+import filecmp
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -25,17 +28,28 @@ from typing import Any, Final
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.card_file import CARD_FILE, WEIGHTS_FOLDER, is_card, read_card, write_card
-from scanloom.convert.provenance import PROVENANCE_FILE
+from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import NO_OPTIONS, find_reader, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
 from scanloom.core import Reason, ScanError, user_cache_folder
 from scanloom.core.process import lock_file
+from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed
+from scanloom.io.system.scratch_folders import (
+    FOLDER_PREFIX,
+    lock_folder,
+    remove_stale_folders,
+    scratch_errors,
+)
 from scanloom.own_python import is_ours, make_private_folder
 
-_SCHEMA: Final = 1
+_SCHEMA: Final = 2
 """Increased when a reader makes another card of the same files: models are then converted again."""
 _SOURCES_FILE: Final = "sources.json"
+"""Record of a conversion: the files that it was made of, and its weights."""
+_UNWRITABLE: Final = (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
+_MODEL_FOLDER: Final = re.compile(r"dataset\d|.*__.*__", re.IGNORECASE)
+"""Names of nnU-Net's folders of datasets and models, which may be links."""
 SILENCE_S: Final = 300.0
 """Longest time for one file of weights: a pickle may describe endless work."""
 TOTAL_S: Final = 3600.0
@@ -49,12 +63,15 @@ safetensors, and the optimiser's two states."""
 def has_card(folder: Path) -> bool:
     """Return whether the card of a folder is that of its model.
 
-    A foreign model may have been changed since a card was written next to it: other weights of the
-    same size, or a copy of a model that ships, edited. So that card counts only if no file of the
-    folder was written, replaced or moved there later, by the time that no user can set (ctime).
+    A card next to a foreign model may be of any other one. It counts only if `models add` wrote it,
+    as the record says, and no file of the folder was written, replaced or moved there later, by the
+    time that no user can set (ctime): large files are not compared with the record here.
     """
     if not is_card(folder) or find_reader(folder) is None:
         return is_card(folder)
+    provenance = read_provenance(folder)
+    if provenance is None or CARD_FILE not in provenance.files:
+        return False
     written = (folder / CARD_FILE).stat().st_ctime_ns
     record = str(folder / PROVENANCE_FILE)  # written last
     return all(ctime <= written for path, _, _, ctime, _ in _signature(folder) if path != record)
@@ -84,15 +101,24 @@ def load_card(
     source = folder.absolute()
     try:
         return _kept_or_converted(user_cache_folder() / "models", source, options)
-    except OSError:  # no cache folder can be written: the conversion lasts as long as this process
+    except (OSError, ScanError) as exc:
+        # no cache folder can be written: the conversion lasts as long as this process
+        if isinstance(exc, ScanError) and exc.reason not in _UNWRITABLE:
+            raise
         return _kept_or_converted(_own_folder(), source, options)
 
 
 @cache
 def _own_folder() -> Path:
-    """Return a folder that is removed when this process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="scanloom-models-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """Return a folder that is removed when this process ends; SCRATCH_FULL if there is none.
+
+    If it is killed, the next process that makes such a folder removes it.
+    """
+    with scratch_errors("for converted models"):
+        remove_stale_folders(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}models-"))
+        lock = lock_folder(folder)
+    atexit.register(lambda: (shutil.rmtree(folder, ignore_errors=True), lock and lock.close()))
     return folder
 
 
@@ -116,37 +142,64 @@ def _kept_or_converted(models: Path, source: Path, options: Mapping[str, str]) -
 
 
 def _remove_leftovers(models: Path, entry: Path) -> None:
-    """Remove what a killed conversion left, and conversions of models that are no longer there."""
-    for draft in models.glob(f"{entry.name}.*"):
-        if draft.is_dir():
+    """Remove what killed conversions left, and conversions that nobody will read again.
+
+    That are those of models that are no longer there, and of readers before `_SCHEMA`.
+    """
+    for draft in models.glob("*.*"):
+        if draft.is_dir() and (draft.stem == entry.name or _is_free(draft.with_suffix(".lock"))):
             shutil.rmtree(draft, ignore_errors=True)
     for file in models.glob(f"*/{_SOURCES_FILE}"):
-        with suppress(OSError, ValueError, AttributeError):
-            if not any(Path(root).exists() for root in json.loads(file.read_bytes())):
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            record = json.loads(file.read_bytes())
+            present = any(Path(root).exists() for root in record["sources"])
+            if not present or record["schema"] < _SCHEMA:
                 shutil.rmtree(file.parent, ignore_errors=True)
 
 
-def _kept(entry: Path) -> ModelCard | None:
-    """Return the card of an earlier conversion, None if there is none or its source changed."""
+def _is_free(lock: Path) -> bool:
+    """Return whether no process holds the lock of a conversion."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        sources = json.loads((entry / _SOURCES_FILE).read_bytes())
-        same = all(_signature(Path(root)) == listed for root, listed in sources.items())
-        return read_card(entry) if same and is_ours(entry.parent) else None
-    except (OSError, ValueError, AttributeError, ScanError):  # missing, or half removed
-        return None
+        return lock_file(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _kept(entry: Path) -> ModelCard | None:
+    """Return the card of an earlier conversion, None if there is none or its source changed.
+
+    Its own weights may have changed too: cleaners of caches remove files that were not read for
+    long, and after a power failure files may be empty.
+    """
+    try:
+        record = json.loads((entry / _SOURCES_FILE).read_bytes())
+        same = all(_signature(Path(root)) == listed for root, listed in record["sources"].items())
+        same = same and _sizes(entry) == record["weights"] and is_ours(entry.parent)
+        return read_card(entry) if same else None
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, ScanError):
+        return None  # missing, or half removed
+
+
+def _sizes(entry: Path) -> dict[str, list[int]]:
+    """Return size and time of the weights of a conversion; OSError if a link leads to nothing."""
+    listed = {file.name: file.stat() for file in (entry / WEIGHTS_FOLDER).iterdir()}
+    return {name: [status.st_size, status.st_mtime_ns] for name, status in listed.items()}
 
 
 def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> ModelCard:
     """Convert a model, and put it in the place of an earlier conversion."""
-    draft = entry.with_name(f"{entry.name}.{secrets.token_hex(4)}")
+    draft, former = (entry.with_name(f"{entry.name}.{secrets.token_hex(4)}") for _ in range(2))
     draft.mkdir(mode=0o700)
     try:
         # listed before they are read: a file that changes meanwhile is read again next time
         sources = {str(root): _signature(root) for root in source_folders(source)}
         convert_model(source, options, draft)
-        (draft / _SOURCES_FILE).write_text(json.dumps(sources), encoding="utf-8")
         _share_weights(draft)
-        shutil.rmtree(entry, ignore_errors=True)
+        record = {"schema": _SCHEMA, "sources": sources, "weights": _sizes(draft)}
+        (draft / _SOURCES_FILE).write_text(json.dumps(record), encoding="utf-8")
+        with suppress(OSError):  # renamed first: a process may be about to read its weights
+            entry.rename(former)
         try:
             draft.rename(entry)
         except OSError:  # another process was first, on a file system without locks
@@ -155,6 +208,7 @@ def _convert_into(entry: Path, source: Path, options: Mapping[str, str]) -> Mode
         return read_card(entry)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def _share_weights(draft: Path) -> None:
@@ -164,12 +218,17 @@ def _share_weights(draft: Path) -> None:
         twin = next((each for each in files if not each.samefile(file)), None)
         if twin is not None and not file.is_symlink():
             with suppress(OSError):  # a file system without hard links
-                os.link(twin, draft / "link")
-                (draft / "link").replace(file)
+                if filecmp.cmp(twin, file, shallow=False):  # it may be damaged
+                    os.link(twin, draft / "link")
+                    (draft / "link").replace(file)
 
 
 def _signature(folder: Path) -> list[list[Any]]:
-    """Return path, size, times and inode of all files below a folder that are not hidden."""
+    """Return path, size, times and inode of all files below a folder.
+
+    Links to folders elsewhere are followed to models of nnU-Net only: readers refuse files behind
+    others, which may hold an archive of scans.
+    """
     listed, folders, visited = list[list[Any]](), [folder], set[tuple[int, int]]()
     for current in folders:
         with suppress(OSError):  # what can't be listed can't be read by a reader either
@@ -178,10 +237,11 @@ def _signature(folder: Path) -> list[list[Any]]:
                 continue
             visited.add((status.st_dev, status.st_ino))
             for entry in os.scandir(current):
-                if entry.name.startswith("."):
-                    continue
                 if entry.is_dir():
-                    folders.append(Path(entry.path))
+                    path = Path(entry.path)
+                    names = (entry.name, path.resolve().name) if entry.is_symlink() else ()
+                    if not names or any(map(_MODEL_FOLDER.match, names)):
+                        folders.append(path)
                     continue
                 with suppress(OSError):  # a link to nothing
                     s = entry.stat()
@@ -235,7 +295,13 @@ def convert_job(source: Path, options: dict[str, str], out: Path) -> None:
             converted[weights] = convert_weights(weights, out)
         return converted[weights]
 
-    write_card(_with_weights(read_model(source, options), convert), out)
+    card = read_model(source, options)
+    try:
+        write_card(_with_weights(card, convert), out)
+    except OSError as exc:
+        if exc.errno == errno.EFBIG:  # a limit of processes, not of the disk
+            raise
+        raise output_error(exc, "the converted model") from exc
 
 
 def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> ModelCard:
@@ -250,6 +316,6 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
         folds=tuple(map(convert, card.folds)),
         stage=inner(card.stage),
         parts=tuple(_with_weights(network, convert) for network in card.parts),
-        subset=card.subset and _with_weights(card.subset, convert),
+        subset=inner(card.subset),
         fast=inner(card.fast),
     )

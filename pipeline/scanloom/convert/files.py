@@ -19,6 +19,21 @@ GROWTH: Final = 4
 most two tensors share memory."""
 
 
+def damaged(detail: str) -> ScanError:
+    """Return the error for a file of a model that is missing, malformed or contradicts another."""
+    return ScanError(Reason.MODEL_DAMAGED, detail)
+
+
+def unsupported(detail: str) -> ScanError:
+    """Return the error for a feature that a card can't express."""
+    return ScanError(Reason.MODEL_UNSUPPORTED, detail)
+
+
+def unsafe(detail: str) -> ScanError:
+    """Return the error for a model that would run code, leave its folder or expand without end."""
+    return ScanError(Reason.MODEL_UNSAFE, detail)
+
+
 def truncate(text: str, limit: int = 120) -> str:
     """Return a bundle's text for quoting: one line of at most `limit` characters."""
     line = printable(text[: limit + 1])
@@ -41,8 +56,7 @@ def find_file(folder: Path, name: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):  # a loop of links; an invalid file name
         return None
     if not inside:
-        detail = f"{truncate(name)} is a link out of the bundle: replace it with the file"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+        raise unsafe(f"{truncate(name)} is a link out of the bundle: replace it with the file")
     return file
 
 
@@ -58,25 +72,31 @@ def read_json(folder: Path, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid JSON") from exc
+        raise damaged(f"{name} is not valid JSON") from exc
 
 
 def read_text(folder: Path, name: str) -> str:
     """Return the text of a bundle's file; errors as `read_json`."""
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
+        raise damaged(f"{name} is missing")
+    try:
+        return read_bytes(file, name).decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise damaged(f"{name} is not UTF-8 text") from exc
+
+
+def read_bytes(file: Path, name: str) -> bytes:
+    """Return the content of a file of at most `MAX_BYTES`; MODEL_DAMAGED, with its name, else."""
     try:
         with file.open("rb") as stream:
+            # not by the size of the file, which may change meanwhile
             data = stream.read(MAX_BYTES + 1)
-        text = data.decode("utf-8-sig")
     except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
-    except UnicodeDecodeError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not UTF-8 text") from exc
+        raise damaged(f"{name} can't be read") from exc
     if len(data) > MAX_BYTES:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is larger than {format_bytes(MAX_BYTES)}")
-    return text
+        raise damaged(f"{name} is larger than {format_bytes(MAX_BYTES)}")
+    return data
 
 
 def is_safetensors(stream: IO[bytes]) -> bool:
@@ -108,12 +128,13 @@ def check_archive(stream: IO[bytes]) -> None:
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
     except Exception as exc:  # damaged archives raise errors of many types
-        raise ScanError(Reason.MODEL_DAMAGED, "the weights are a damaged archive") from exc
+        raise damaged("the weights are a damaged archive") from exc
     if len(members) > MAX_MEMBERS:
-        raise ScanError(Reason.MODEL_UNSAFE, f"the weights have more than {MAX_MEMBERS} files")
+        raise unsafe(f"the weights have more than {MAX_MEMBERS} files")
+    # torch puts all members into one folder, which has the name of the file
     names = [member.filename.partition("/")[2] for member in members]
     if any(name == "constants.pkl" or name.startswith("code/") for name in names):
-        raise ScanError(Reason.MODEL_UNSAFE, "the weights are a program, not a state dict")
+        raise unsafe("the weights are a program, not a state dict")
     check_growth(sum(member.file_size for member in members), size)
 
 
@@ -121,4 +142,4 @@ def check_growth(read: int, size: int) -> None:
     """Refuse weights that expand from `size` to `read` bytes: MODEL_UNSAFE beyond `GROWTH`."""
     if read > GROWTH * size:
         detail = f"the weights are {format_bytes(size)} and would expand to {format_bytes(read)}"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+        raise unsafe(detail)

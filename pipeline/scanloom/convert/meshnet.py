@@ -22,63 +22,25 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from scanloom.cards.card import (
-    ANY_MODALITY,
-    Channel,
-    Crop,
-    IntensityStep,
-    KeepLargest,
-    ModelCard,
-    NetworkGrid,
-    NetworkSpec,
-    Round,
-    ScaleHistogram,
-    ScaleMinMax,
-    ScaleQuantiles,
-    Weights,
-    Window,
-)
-from scanloom.cards.codes import coding, color
-from scanloom.convert.files import find_file, read_json, read_text
-from scanloom.convert.weights import FLOAT32_KEY, find_weights
+from scanloom.cards import card
+from scanloom.cards.codes import coded_structure, color
+from scanloom.convert.download.addresses import BRAINCHOP_MODELS
+from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
+from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
 from scanloom.core import Reason, ScanError, Structure, printable, slug
 
-BEFORE: Final = (ScaleHistogram(),)
-"""Intensity steps before a scan is resampled."""
-
-QUANTILES: Final = ScaleQuantiles(0.05, 0.95)
-MINDGRAB_QUANTILES: Final = ScaleQuantiles(0.02, 0.98, added=1e-3, clip=True, interpolated=True)
-_PUBLISHED: Final[Mapping[str, tuple[str, str]]] = {
-    "mindgrab": (
-        "c9a01490fe2d13acc1515fd019b69db176ebe6f40c9b84aeb77f25acbc2ee0f3",
-        "9ead2564b7731b585267d11e0df968c9e5a2bd198cbc0c01c8da58319ec0f0cf",
-    ),
-    "model18cls": (
-        "725096439f64ece1ca45ec3c5115c9fa6004f6538cac3032b85966d3772b605e",
-        "b872accef8237d2e449b2f0fcc12f05a5b6c5f8adee0636f1a37db229ddc7043",
-    ),
-    "model20chan3cls": (
-        "aecc03e3db596bfffab0ea1143f0848dbf4da4e317e04ef202986c6888cd467f",
-        "c60e73aae96e83f3866607c0c222540033769c037078f3b39d5d70e75c1b2d0a",
-    ),
-    "model21_104class": (
-        "8a0aa1e2d94e5edc94c54aed900da978d2a1388bee4621cee05e473db64b84af",
-        "a981d13d6baa0256387f14838c0997265a646616957c7e2bf742340a28a826df",
-    ),
-    "model30chan18cls": (
-        "7039651d91c4cee0b7b1ddfe93fe2f5cb9b71d99f5a126fdef407e2a36bb52d4",
-        "58441bcc4533346c2dffd4702ba8435a930bdb2e726f0b48f45d544124f75e48",
-    ),
-    "model30chan50cls": (
-        "a7e597568dc7750c64cce8c64c4ca3ec7215716949efd741f19904da1baffa81",
-        "d217ed8f675208004081516bac6ca926c61670c8fb5ca44412f8c879ff624d1c",
-    ),
-    "model5_gw_ae": (
-        "ca0d1b8ff72f8719d9525acaf9a1f1cb66dbb173b4ee1d7540f99e022cf4bfd8",
-        "262df624dcb0466bd58620d7862d9c3585ad9a4df5499243967435ce5bd0d98f",
-    ),
+QUANTILES: Final = card.ScaleQuantiles(0.05, 0.95)
+MINDGRAB_QUANTILES: Final = card.ScaleQuantiles(0.02, 0.98, 1e-3, clip=True, interpolated=True)
+_PUBLISHED_SAFETENSORS: Final[Mapping[str, str]] = {
+    "mindgrab": "9ead2564b7731b585267d11e0df968c9e5a2bd198cbc0c01c8da58319ec0f0cf",
+    "model18cls": "b872accef8237d2e449b2f0fcc12f05a5b6c5f8adee0636f1a37db229ddc7043",
+    "model20chan3cls": "c60e73aae96e83f3866607c0c222540033769c037078f3b39d5d70e75c1b2d0a",
+    "model21_104class": "a981d13d6baa0256387f14838c0997265a646616957c7e2bf742340a28a826df",
+    "model30chan18cls": "58441bcc4533346c2dffd4702ba8435a930bdb2e726f0b48f45d544124f75e48",
+    "model30chan50cls": "d217ed8f675208004081516bac6ca926c61670c8fb5ca44412f8c879ff624d1c",
+    "model5_gw_ae": "262df624dcb0466bd58620d7862d9c3585ad9a4df5499243967435ce5bd0d98f",
 }
-"""SHA-256 of the published weights, as a layer model and as safetensors."""
+"""SHA-256 of brainchop's weights as safetensors; `BRAINCHOP_MODELS` has those of layer models."""
 _MAX_WEIGHTS: Final = 64 << 20
 """Largest file of weights; brainchop's largest has 800 kB."""
 _LICENSES: Final = (("MIT License", "MIT"), ("Apache License", "Apache-2.0"))
@@ -88,7 +50,6 @@ _BUNDLE_CONFIG, _METADATA = "configs/inference.json", "configs/metadata.json"
 _WEIGHTS: Final = "models/model.pt"
 _MAX_SCRIPT: Final = 1 << 18
 """Largest script that is hashed, in bytes."""
-_DILATIONS: Final = [16, 8, 4, 2, 1] * 5
 
 
 @dataclass(frozen=True)
@@ -97,45 +58,22 @@ class Recipe:
 
     Parameters
     ----------
-    title : str
-        Title of the model.
     normalize : IntensityStep
         Last intensity step on the network grid.
     above : float or None
         Fraction of the largest intensity that the crop exceeds; None for no crop.
     margin : int
         Voxels around the crop.
-    modality : str
-        Modality of the scans.
     classifier_bias : bool
         Whether the bias of the last convolution is applied.
     """
 
     title: str
-    normalize: IntensityStep = field(default_factory=ScaleMinMax)
+    normalize: card.IntensityStep = field(default_factory=card.ScaleMinMax)
     above: float | None = 0.0
     margin: int = 0
     modality: str = "MR"
     classifier_bias: bool = True
-
-    @property
-    def after(self) -> tuple[IntensityStep, ...]:
-        """Intensity steps on the network grid."""
-        return (Round(), self.normalize)
-
-    @property
-    def grid(self) -> NetworkGrid:
-        """The grid: that of FreeSurfer's conform."""
-        crop = None
-        if self.above is not None:
-            crop = Crop("positive", "network", margin=self.margin, above=self.above)
-        return NetworkGrid(
-            "LIA",
-            (1.0, 1.0, 1.0),
-            alignment="centre",
-            shape=(256, 256, 256),
-            crop=crop,
-        )
 
 
 DEFAULT: Final = Recipe("MeshNet")
@@ -146,7 +84,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         "MindGrab: brain in images of any modality",
         MINDGRAB_QUANTILES,
         above=None,
-        modality=ANY_MODALITY,
+        modality=card.ANY_MODALITY,
         classifier_bias=False,
     ),
     "model18cls": Recipe("18 classes of brain tissue, small", above=0.2),
@@ -161,37 +99,33 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 def known_name(sha256: str) -> str | None:
     """Return the name of brainchop's network with these weights, None if it is another network."""
-    return next((name for name, known in _PUBLISHED.items() if sha256 in known), None)
+    return next(
+        (
+            name
+            for name, files in BRAINCHOP_MODELS.items()
+            if sha256 in files.values() or sha256 == _PUBLISHED_SAFETENSORS.get(name)
+        ),
+        None,
+    )
 
 
 def make_card(
     folder: Path,
-    network: NetworkSpec,
-    weights: Weights,
+    network: Mapping[str, Any],
+    weights: ForeignWeights,
     recipe: Recipe,
     structures: tuple[Structure, ...],
-) -> ModelCard:
-    """Return the card of a MeshNet.
-
-    Parameters
-    ----------
-    folder : Path
-        The model, which has the folder's name.
-    network : NetworkSpec
-        Class and arguments.
-    weights : Weights
-        File of the weights.
-    recipe : Recipe
-        Intensity steps, crop and modality.
-    structures : tuple of Structure
-        Structures of classes 1 and above.
-    """
+) -> card.ModelCard:
+    """Return the card of a MeshNet, by the arguments of its network; it has the folder's name."""
     known = known_name(weights.sha256) is not None
     try:
-        channel = Channel("image", recipe.modality)
+        channel = card.Channel("image", recipe.modality)
     except ValueError as exc:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's modality is unknown") from exc
-    return ModelCard(
+        raise unsupported("the model's modality is unknown") from exc
+    crop = None
+    if recipe.above is not None:
+        crop = card.Crop("positive", "network", margin=recipe.margin, above=recipe.above)
+    return card.ModelCard(
         name=slug(folder.resolve().name) or "meshnet",
         version=weights.sha256[:8],
         title=recipe.title,
@@ -200,24 +134,41 @@ def make_card(
         license="MIT" if known else read_license(folder),
         attribution="neuroneural/brainchop" if known else "",
         channels=(channel,),
-        network=network,
-        weights=weights,
-        grid=recipe.grid,
-        window=Window(None),
+        network=card.NetworkSpec("MeshNet", network),
+        weights=replace(weights, arrays=_arrays(network)),
+        grid=card.NetworkGrid(  # of FreeSurfer's conform
+            "LIA", (1.0, 1.0, 1.0), alignment="centre", shape=(256, 256, 256), crop=crop
+        ),
+        window=card.Window(None),
         structures=structures,
-        before=BEFORE,
-        after=recipe.after,
+        before=(card.ScaleHistogram(),),
+        after=(card.Round(), recipe.normalize),
         restore="labels",
-        cleaning=(KeepLargest(together=True, when="before"),),
+        cleaning=(card.KeepLargest(together=True, when="before"),),
     )
 
 
-def folder_weights(folder: Path, name: str, key: str | None) -> Weights:
+def folder_weights(folder: Path, name: str, key: str | None) -> ForeignWeights:
     """Return the weights of a folder with their hash; errors as `find_weights`."""
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
-    return find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
+        raise damaged(f"{name} is missing")
+    found = find_weights(file, key, "the file of weights", _MAX_WEIGHTS)
+    return ForeignWeights(file, found.sha256, key=key)
+
+
+def _arrays(network: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return names and shapes of the weights of `MeshNet`, in the order of its layers."""
+    hidden = (network["channels"], 3, network["bias"])
+    layers = {f"layers.{n}": hidden for n in range(len(network["dilations"]))}
+    layers["classifier"] = (network["classes"], 1, network["classifier_bias"])
+    channels, arrays = network["in_channels"], list[tuple[str, tuple[int, ...]]]()
+    for name, (outputs, size, bias) in layers.items():
+        arrays.append((f"{name}.weight", (outputs, channels, size, size, size)))
+        if bias:
+            arrays.append((f"{name}.bias", (outputs,)))
+        channels = outputs
+    return tuple(arrays)
 
 
 def read_license(folder: Path) -> str:
@@ -242,13 +193,11 @@ class Colormap(BaseModel, frozen=True):
     blue: list[int] = Field(alias="B")
     labels: list[str]
 
+    @property
     def fields(self) -> list[LabelFields]:
-        """Return the entries of the classes."""
+        """The entries of the classes."""
         rows = zip(self.labels, self.red, self.green, self.blue, strict=True)
-        return [
-            LabelFields(number=n, name=name, color=(red, green, blue))
-            for n, (name, red, green, blue) in enumerate(rows)
-        ]
+        return [LabelFields(number=n, name=row[0], color=row[1:]) for n, row in enumerate(rows)]
 
 
 def make_structures(labels: Sequence[LabelFields], classes: int) -> tuple[Structure, ...]:
@@ -261,104 +210,68 @@ def make_structures(labels: Sequence[LabelFields], classes: int) -> tuple[Struct
     """
     ordered = sorted(labels, key=lambda label: label.number)
     if [label.number for label in ordered] != list(range(classes)) or classes < 2:
-        detail = f"the labels do not name the network's {classes} classes"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"the labels do not name the network's {classes} classes")
     structures = tuple(_structure(label) for label in ordered[1:])
     if len({structure.label for structure in structures}) < len(structures):
-        raise ScanError(Reason.MODEL_DAMAGED, "two structures have the same name")
+        raise damaged("two structures have the same name")
     return structures
 
 
 def _structure(label: LabelFields) -> Structure:
-    codes = coding(_AS_CODED.get(label.name.lower(), label.name))
     text = re.sub(r"[_\s*]+", " ", label.name).strip()
     try:
-        return Structure(
-            label=slug(label.name),
-            number=label.number,
-            name=text[:1].upper() + text[1:],
-            category=codes.category,
-            type=codes.type,
-            color=label.color,
-            laterality=codes.laterality,
+        return coded_structure(
+            slug(label.name),
+            label.number,
+            text[:1].upper() + text[1:],
+            coded_as=_AS_CODED.get(label.name.lower(), label.name),
+            rgb=label.color,
         )
     except ValueError as exc:
         detail = f"the structure {printable(label.name)!r} has an invalid name or colour"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(detail) from exc
 
 
-@dataclass(frozen=True)
-class KnownBundle:
-    """A bundle whose scripts are known.
-
-    Parameters
-    ----------
-    scripts : mapping
-        SHA-256 of all scripts of the bundle, by file.
-    classes : tuple of str
-        Classes of the network, and of the transforms before and after it, as in the config.
-    network : mapping
-        Arguments of the network.
-    recipe : Recipe
-        Effects of the transforms.
-    """
-
-    scripts: Mapping[str, str]
-    classes: tuple[str, str, str]
-    network: Mapping[str, Any]
-    recipe: Recipe
-
-
-KNOWN: Final[tuple[KnownBundle, ...]] = (
-    KnownBundle(
-        scripts={
-            "scripts/checkpoint.py": (
-                "d0cdc8a050b739a82190e9fec8fbca44dffcd9ce79dd12ab107f62f4bb3306a8"
-            ),
-            "scripts/conform.py": (
-                "799a8c6ae1849993f780466ce3c1ad12cfe976a63dbd5370fa3a32aa082beae5"
-            ),
-            "scripts/network.py": (
-                "e77fb49541ea07d60ecd3ed41d48b35723152aff1e22e5ed74358a4898eeaab3"
-            ),
-            "scripts/postprocess.py": (
-                "4718d1436684c762c38431de1fda3a8eb591826a337f268543088882ebd5171a"
-            ),
-            "scripts/transforms.py": (
-                "2b45421de253cae2a52cd0f873ba6b0035a1e53e952c51853a1c278929e7bdfd"
-            ),
-        },
-        classes=(
-            "scripts.network.MindGrabNet",
-            "scripts.transforms.MindGrabPreprocessd",
-            "scripts.transforms.MindGrabPostprocessd",
-        ),
-        network={
-            "in_channels": 1,
-            "channels": 15,
-            "classes": 2,
-            "dilations": _DILATIONS,
-            "activation": "gelu",
-            "norm": "instance",
-            "bias": False,
-            "classifier_bias": False,
-        },
-        recipe=Recipe(
-            "MindGrab: brain in images of any modality",
-            MINDGRAB_QUANTILES,
-            above=None,
-            modality=ANY_MODALITY,
-        ),
-    ),
+MINDGRAB_SCRIPTS: Mapping[str, str] = {
+    "scripts/checkpoint.py": "d0cdc8a050b739a82190e9fec8fbca44dffcd9ce79dd12ab107f62f4bb3306a8",
+    "scripts/conform.py": "799a8c6ae1849993f780466ce3c1ad12cfe976a63dbd5370fa3a32aa082beae5",
+    "scripts/network.py": "e77fb49541ea07d60ecd3ed41d48b35723152aff1e22e5ed74358a4898eeaab3",
+    "scripts/postprocess.py": "4718d1436684c762c38431de1fda3a8eb591826a337f268543088882ebd5171a",
+    "scripts/transforms.py": "2b45421de253cae2a52cd0f873ba6b0035a1e53e952c51853a1c278929e7bdfd",
+}
+"""SHA-256 of all scripts of MindGrab's bundle."""
+MINDGRAB_CLASSES: Final = (
+    "scripts.network.MindGrabNet",
+    "scripts.transforms.MindGrabPreprocessd",
+    "scripts.transforms.MindGrabPostprocessd",
 )
+"""Classes of its network, and of the transforms before and after it, as in the config."""
+_MINDGRAB_NETWORK: Final[Mapping[str, Any]] = {
+    "in_channels": 1,
+    "channels": 15,
+    "classes": 2,
+    "dilations": [16, 8, 4, 2, 1] * 5,
+    "activation": "gelu",
+    "norm": "instance",
+    "bias": False,
+    "classifier_bias": False,
+}
 
 
 def is_known_bundle(folder: Path) -> bool:
-    """Return whether a folder is a bundle whose scripts are those of a known one."""
-    return _find_known(folder) is not None
+    """Return whether a folder is a bundle whose scripts are those of MindGrab."""
+    try:
+        present = {
+            f"scripts/{file.relative_to(folder / 'scripts').as_posix()}": _sha256(folder, file)
+            for file in (folder / "scripts").rglob("*.py")
+            if file.name != "__init__.py"
+        }
+    except (OSError, ScanError, ValueError):
+        return False
+    return present == MINDGRAB_SCRIPTS
 
 
-def read_known_bundle(folder: Path) -> ModelCard:
+def read_known_bundle(folder: Path) -> card.ModelCard:
     """Read a bundle that `is_known_bundle` accepts.
 
     Raises
@@ -367,11 +280,8 @@ def read_known_bundle(folder: Path) -> ModelCard:
         MODEL_DAMAGED if a file is missing or malformed; MODEL_UNSUPPORTED if the config uses other
         classes or arguments; MODEL_HASH if the weights differ from those that the config names.
     """
-    known = _find_known(folder)
-    if known is None:
-        raise ScanError(Reason.MODEL_UNSAFE, "the bundle's scripts are not known")
     config, metadata = read_json(folder, _BUNDLE_CONFIG), read_json(folder, _METADATA)
-    _check_config(config, known)
+    _check_config(config)
     weights = folder_weights(folder, _WEIGHTS, None)
     expected = config.get("checkpoint_sha256")
     if expected not in (None, weights.sha256):
@@ -384,23 +294,9 @@ def read_known_bundle(folder: Path) -> ModelCard:
             for n, name in names.items()
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{_METADATA} does not name the classes") from exc
-    structures = make_structures(labels, known.network["classes"])
-    network = NetworkSpec("MeshNet", known.network)
-    return make_card(folder, network, weights, known.recipe, structures)
-
-
-def _find_known(folder: Path) -> KnownBundle | None:
-    """Return the known bundle with the scripts of a folder, None if there is none."""
-    try:
-        present = {
-            f"scripts/{file.relative_to(folder / 'scripts').as_posix()}": _sha256(folder, file)
-            for file in (folder / "scripts").rglob("*.py")
-            if file.name != "__init__.py"
-        }
-    except (OSError, ScanError, ValueError):
-        return None
-    return next((known for known in KNOWN if dict(known.scripts) == present), None)
+        raise damaged(f"{_METADATA} does not name the classes") from exc
+    structures = make_structures(labels, _MINDGRAB_NETWORK["classes"])
+    return make_card(folder, _MINDGRAB_NETWORK, weights, RECIPES["mindgrab"], structures)
 
 
 def _sha256(folder: Path, file: Path) -> str:
@@ -410,9 +306,9 @@ def _sha256(folder: Path, file: Path) -> str:
     return hashlib.sha256(inside.read_bytes()).hexdigest()
 
 
-def _check_config(config: Any, known: KnownBundle) -> None:
+def _check_config(config: Any) -> None:
     """Refuse a config (MODEL_UNSUPPORTED) that is not made of the known classes alone."""
-    network, before, after = known.classes
+    network, before, after = MINDGRAB_CLASSES
     try:
         transforms = [config[step]["transforms"] for step in ("preprocessing", "postprocessing")]
         targets = [[step["_target_"] for step in steps] for steps in transforms]
@@ -427,8 +323,7 @@ def _check_config(config: Any, known: KnownBundle) -> None:
     except (KeyError, TypeError):
         as_known = False
     if not as_known:
-        detail = f"{_BUNDLE_CONFIG} does more than the known scripts"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{_BUNDLE_CONFIG} does more than the known scripts")
 
 
 MODEL_FILE: Final = "model.json"
@@ -440,7 +335,6 @@ PerAxis = tuple[int, int, int]
 
 _CONFIG, _LABELS, _SAFETENSORS = "config.json", "labels.json", "model.safetensors"
 _COLORMAPS: Final = "colormap*.json"
-_LABEL_LIST: Final = TypeAdapter(list[LabelFields])
 Document = TypeVar("Document", bound=BaseModel)
 
 
@@ -487,13 +381,8 @@ class _Group(BaseModel, frozen=True):
     weights: list[_Tensor]
 
 
-def read_layers_model(folder: Path) -> tuple[NetworkSpec, str]:
-    """Return the network of a layer model, and the name of the file with its weights.
-
-    Parameters
-    ----------
-    folder : Path
-        Contains `model.json`.
+def read_layers_model(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the network's arguments, and the name of the file of weights, as in `model.json`.
 
     Raises
     ------
@@ -507,19 +396,20 @@ def read_layers_model(folder: Path) -> tuple[NetworkSpec, str]:
         layers = topology.get("model_config", topology)["config"]["layers"]
         groups = document["weightsManifest"]
     except (KeyError, TypeError, AttributeError) as exc:
-        detail = f"{MODEL_FILE} has no layers or no weightsManifest"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"{MODEL_FILE} has no layers or no weightsManifest") from exc
     if not isinstance(layers, list) or not isinstance(groups, list) or len(groups) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{MODEL_FILE} has several groups of weights")
+        raise unsupported(f"{MODEL_FILE} has several groups of weights")
     if not 3 <= len(layers) <= _MAX_LAYERS:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{MODEL_FILE} has {len(layers)} layers")
+        raise unsupported(f"{MODEL_FILE} has {len(layers)} layers")
     chain = [_parse(_Layer, layer, "a layer") for layer in layers]
     group = _parse(_Group, groups[0], "weightsManifest")
+    file = group.paths[0]
     image, convolutions, activation = _read_chain(chain)
     network = _network(image, convolutions, activation)
     _check_manifest(group.weights, convolutions, image)
-    network["classifier_bias"] = convolutions[-1].use_bias
-    return NetworkSpec("MeshNet", network), _file_name(group.paths[0])
+    if PurePosixPath(file).name != file or file in (".", ".."):
+        raise unsafe(f"{MODEL_FILE} names weights outside its folder")
+    return network, file
 
 
 def _parse(model: type[Document], value: object, subject: str) -> Document:
@@ -530,39 +420,40 @@ def _parse(model: type[Document], value: object, subject: str) -> Document:
         error = exc.errors()[0]
         key = ".".join(printable(str(entry))[:60] for entry in error["loc"])
         detail = f"{subject} of {MODEL_FILE} has {key or 'a value'} of another kind"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail) from exc
+        raise unsupported(detail) from exc
 
 
 def _read_chain(chain: Sequence[_Layer]) -> tuple[int, list[_Convolution], str]:
     """Return the image's channels, the convolutions in their order, and their activation."""
     for first, second in pairwise(chain):
+        # one input from the layer before, by Keras: (name, node, tensor, arguments)
         if second.inbound_nodes != [[[first.name, 0, 0, {}]]]:
             detail = f"layer {printable(second.name[:60])!r} does not follow the one before it"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(detail)
     kinds = [layer.class_name for layer in chain]
     pairs = (len(chain) - 2) // 2
     expected = ["InputLayer", *["Conv3D", "Activation"] * pairs, "Conv3D"]
     if kinds != expected:
         foreign = sorted({*kinds} - {*expected}) or ["an order of layers"]
-        detail = f"{printable(foreign[0][:60])} is not part of a MeshNet"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{printable(foreign[0][:60])} is not part of a MeshNet")
     image = _parse(_Input, chain[0].config, "the input").batch_input_shape[-1]
     convolutions = [_parse(_Convolution, layer.config, "a convolution") for layer in chain[1::2]]
     activations = {_parse(_Activation, layer.config, "an activation") for layer in chain[2::2]}
     if len(activations) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the layers have different activations")
+        raise unsupported("the layers have different activations")
     return image, convolutions, activations.pop().activation
 
 
 def _network(image: int, convolutions: Sequence[_Convolution], activation: str) -> dict[str, Any]:
     """Return the arguments of the network."""
+    # the last one is the classifier of single voxels
     *hidden, last = convolutions
     norms = {layer.name.endswith(_NORM_SUFFIX) for layer in hidden}
     sizes = {(layer.filters, layer.kernel_size, layer.use_bias) for layer in hidden}
     dilated = all(len(set(layer.dilation_rate)) == 1 for layer in hidden)
     regular = len(norms) == len(sizes) == 1 and hidden[0].kernel_size == (3, 3, 3) and dilated
     if not regular or last.kernel_size != (1, 1, 1) or last.name.endswith(_NORM_SUFFIX):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the convolutions are not those of a MeshNet")
+        raise unsupported("the convolutions are not those of a MeshNet")
     return {
         "in_channels": image,
         "channels": hidden[0].filters,
@@ -571,6 +462,7 @@ def _network(image: int, convolutions: Sequence[_Convolution], activation: str) 
         "activation": activation,
         "norm": "instance" if norms == {True} else None,
         "bias": hidden[0].use_bias,
+        "classifier_bias": last.use_bias,
     }
 
 
@@ -585,17 +477,9 @@ def _check_manifest(
         if layer.use_bias:
             expected.append((f"{layer.name}/bias", (layer.filters,)))
         channels = layer.filters
+    # the file is a row of numbers, which only their order tells apart
     if [(tensor.name, tensor.shape) for tensor in tensors] != expected:
-        detail = "the weightsManifest does not fit the layers"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
-
-
-def _file_name(path: str) -> str:
-    """Return the name of a file in the model's folder; MODEL_UNSAFE for any other path."""
-    if PurePosixPath(path).name != path or path in (".", ".."):
-        detail = f"{MODEL_FILE} names weights outside its folder"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
-    return path
+        raise damaged("the weightsManifest does not fit the layers")
 
 
 class _Normalise(BaseModel, frozen=True):
@@ -606,12 +490,14 @@ class _Normalise(BaseModel, frozen=True):
     clip: tuple[Literal[0], Literal[1]] | None = None
     mode: str = "rank"
 
-    def step(self) -> IntensityStep:
+    def step(self) -> card.IntensityStep:
         """Return the intensity step."""
         if self.kind == "minmax":
-            return ScaleMinMax()
+            return card.ScaleMinMax()
         interpolated = self.mode.startswith("linear")
-        return ScaleQuantiles(self.low, self.high, self.eps, self.clip is not None, interpolated)
+        return card.ScaleQuantiles(
+            self.low, self.high, self.eps, self.clip is not None, interpolated
+        )
 
 
 class _Crop(BaseModel, frozen=True):
@@ -650,7 +536,7 @@ def is_meshnet_folder(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (_CONFIG, _LABELS, _SAFETENSORS))
 
 
-def read_layers_folder(folder: Path) -> ModelCard:
+def read_layers_folder(folder: Path) -> card.ModelCard:
     """Read a layer model, with the recipe of brainchop if its weights are brainchop's.
 
     Raises
@@ -661,12 +547,12 @@ def read_layers_folder(folder: Path) -> ModelCard:
     network, file = read_layers_model(folder)
     weights = folder_weights(folder, file, FLOAT32_KEY)
     recipe = RECIPES.get(known_name(weights.sha256) or "", DEFAULT)
-    if not recipe.classifier_bias:
-        network = NetworkSpec(network.name, {**network.args, "classifier_bias": False})
-    return make_card(folder, network, weights, recipe, _read_colormap(folder, network))
+    network["classifier_bias"] &= recipe.classifier_bias
+    structures = _read_colormap(folder, network["classes"])
+    return make_card(folder, network, weights, recipe, structures)
 
 
-def read_meshnet_folder(folder: Path) -> ModelCard:
+def read_meshnet_folder(folder: Path) -> card.ModelCard:
     """Read a MeshNet with safetensors; the crop is that of brainchop's network of this name.
 
     Raises
@@ -675,17 +561,21 @@ def read_meshnet_folder(folder: Path) -> ModelCard:
         MODEL_DAMAGED if a file is missing or malformed.
     """
     config = _validated(_Config, read_json(folder, _CONFIG), _CONFIG)
-    labels = _validated_list(read_json(folder, _LABELS))
+    try:
+        labels = TypeAdapter(list[LabelFields]).validate_python(read_json(folder, _LABELS))
+    except ValidationError as exc:
+        raise damaged(f"{_LABELS} is malformed") from exc
     if len(config.bias) != len(config.dilations) + 1 or len(set(config.bias[:-1])) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{_CONFIG} has a bias in some layers only")
+        raise unsupported(f"{_CONFIG} has a bias in some layers only")
     known = RECIPES.get(config.name)
     recipe = Recipe(
         title=config.title or (known or DEFAULT).title,
         normalize=config.normalise.step(),
         above=known.above if known else None,
         margin=known.margin if known else 0,
-        modality=ANY_MODALITY if config.modality == "any" else config.modality.partition(" ")[0],
-        classifier_bias=config.classifier_bias,
+        modality=card.ANY_MODALITY
+        if config.modality == "any"
+        else config.modality.partition(" ")[0],
     )
     if config.crop is not None:
         recipe = replace(recipe, above=config.crop.above, margin=config.crop.margin)
@@ -701,22 +591,21 @@ def read_meshnet_folder(folder: Path) -> ModelCard:
     }
     structures = make_structures(labels, config.classes)
     weights = folder_weights(folder, _SAFETENSORS, None)
-    return make_card(folder, NetworkSpec("MeshNet", network), weights, recipe, structures)
+    return make_card(folder, network, weights, recipe, structures)
 
 
-def _read_colormap(folder: Path, network: NetworkSpec) -> tuple[Structure, ...]:
+def _read_colormap(folder: Path, classes: int) -> tuple[Structure, ...]:
     """Return the structures of the colormap that names all classes of the network."""
-    classes = int(network.args["classes"])
     names = sorted(path.name for path in folder.glob(_COLORMAPS))
+    # of a folder with many, the first ones: each is a file to be read
     colormaps = [_validated(Colormap, read_json(folder, name), name) for name in names[:10]]
     fitting = [each for each in colormaps if len(each.labels) == classes]
     if not fitting:
-        detail = f"no colormap names the network's {classes} classes"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"no colormap names the network's {classes} classes")
     try:
-        return make_structures(fitting[0].fields(), classes)
+        return make_structures(fitting[0].fields, classes)
     except ValueError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "the colormap's lists differ in length") from exc
+        raise damaged("the colormap's lists differ in length") from exc
 
 
 def _validated(kind: type[Document], value: Any, name: str) -> Document:
@@ -725,11 +614,4 @@ def _validated(kind: type[Document], value: Any, name: str) -> Document:
         return kind.model_validate(value)
     except ValidationError as exc:
         key = ".".join(str(entry) for entry in exc.errors()[0]["loc"])
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name}: {key} is missing or invalid") from exc
-
-
-def _validated_list(value: Any) -> list[LabelFields]:
-    try:
-        return _LABEL_LIST.validate_python(value)
-    except ValidationError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{_LABELS} is malformed") from exc
+        raise damaged(f"{name}: {key} is missing or invalid") from exc

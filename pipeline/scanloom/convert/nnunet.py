@@ -8,44 +8,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from scanloom.cards.card import (
-    ANY_MODALITY,
-    SIGMOID_ABOVE_HALF,
-    Argmax,
-    Channel,
-    Clip,
-    Crop,
-    Decision,
-    IntensityStep,
-    KeepLargest,
-    ModelCard,
-    NetworkGrid,
-    NetworkSpec,
-    Normalize,
-    Paint,
-    ScaleMinMax,
-    ScaleRange,
-    Stage,
-    Weights,
-    Window,
+from scanloom.cards import card
+from scanloom.cards.codes import coded_structure
+from scanloom.convert.files import (
+    damaged,
+    find_file,
+    read_bytes,
+    read_json,
+    truncate,
+    unsafe,
+    unsupported,
 )
-from scanloom.cards.codes import coding, color
-from scanloom.convert.files import find_file, read_json, truncate
 from scanloom.convert.monai.metadata import Text
+from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
-from scanloom.core import Flag, Reason, ScanError, Structure, counted, format_bytes, slug
+from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 
 MAX_CHAIN: Final = 20
 """Most configurations of which one inherits; nnU-Net's have one or two."""
 _DEFAULT_RESAMPLING: Final = "resample_data_or_seg_to_shape"
 _NO_RESAMPLING: Final = "no_resampling_hack"
-_RESAMPLINGS: Final = (_DEFAULT_RESAMPLING, _NO_RESAMPLING)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -165,13 +152,12 @@ def read_plans(folder: Path) -> Plans:
     plans = parse(Plans, read_json(folder, "plans.json"), "plans.json")
     for order in (plans.transpose_forward, plans.transpose_backward):
         if sorted(order) != [0, 1, 2]:
-            raise ScanError(Reason.MODEL_DAMAGED, "plans.json: transposition is not an order")
+            raise damaged("plans.json: transposition is not an order")
+    # nnU-Net transposes labels back by the second: one that is no inverse would turn them
     if any(plans.transpose_backward[plans.transpose_forward[n]] != n for n in range(3)):
-        detail = "plans.json: transpose_backward does not invert transpose_forward"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("plans.json: transpose_backward does not invert transpose_forward")
     if plans.label_manager != "LabelManager":
-        detail = f"the label manager {truncate(plans.label_manager)!r}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"the label manager {truncate(plans.label_manager)!r}")
     return plans
 
 
@@ -187,20 +173,18 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
     chain, entries = [name], dict[str, Any]()
     while True:
         if chain[-1] not in plans.configurations:
-            detail = f"plans.json has no configuration {truncate(chain[-1])!r}"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged(f"plans.json has no configuration {truncate(chain[-1])!r}")
+        # entries of a configuration win over those that it inherits
         entries = {**plans.configurations[chain[-1]], **entries}
         parent = plans.configurations[chain[-1]].get("inherits_from")
         if parent is None:
             break
         if parent in chain:
             circle = " -> ".join(truncate(str(link)) for link in (*chain, parent))
-            raise ScanError(Reason.MODEL_DAMAGED, f"configurations inherit in a circle: {circle}")
+            raise damaged(f"configurations inherit in a circle: {circle}")
         chain.append(str(parent))
         if len(chain) > MAX_CHAIN:
-            raise ScanError(
-                Reason.MODEL_DAMAGED, f"a configuration inherits over {MAX_CHAIN} others"
-            )
+            raise damaged(f"a configuration inherits over {MAX_CHAIN} others")
     configuration = parse(Configuration, entries, f"plans.json: {truncate(name)}")
     _check(configuration)
     return configuration
@@ -209,32 +193,29 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
 def _check(configuration: Configuration) -> None:
     """Refuse configurations that other functions process than nnU-Net's own."""
     if configuration.preprocessor_name != "DefaultPreprocessor":
-        detail = f"the preprocessor {truncate(configuration.preprocessor_name)!r}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"the preprocessor {truncate(configuration.preprocessor_name)!r}")
     if len(configuration.patch_size) != len(configuration.spacing):
-        detail = "plans.json: patch size and spacing have different dimensions"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("plans.json: patch size and spacing have different dimensions")
     functions = (configuration.resampling_fn_data, configuration.resampling_fn_probabilities)
     for function in (*functions, configuration.resampling_fn_seg):
-        if function not in _RESAMPLINGS:
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"resampling by {truncate(function)!r}")
+        if function not in (_DEFAULT_RESAMPLING, _NO_RESAMPLING):
+            raise unsupported(f"resampling by {truncate(function)!r}")
+    # then scores would have another grid than the labels that nnU-Net writes
     if len(set(functions)) > 1:
-        detail = "resampling of scans but not of scores, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported("resampling of scans but not of scores, or the reverse")
     if configuration.resampling_fn_data == _NO_RESAMPLING:
         return  # its arguments are ignored
     data = configuration.resampling_fn_data_kwargs
     scores = configuration.resampling_fn_probabilities_kwargs
     if data.order not in (1, 3) or scores.order != 1:
         detail = f"resampling of scans by order {data.order} and of scores by {scores.order}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
     for kind in (data, scores):
         if kind.is_seg or kind.order_z != 0 or kind.force_separate_z is True:
-            detail = "is_seg, order_z or force_separate_z of resampling"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported("is_seg, order_z or force_separate_z of resampling")
     if data.separate_above != scores.separate_above:
         detail = "separate resampling of slices for scans but not for scores, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
 
 
 def parse(kind: type[T], entries: Any, name: str) -> T:
@@ -255,8 +236,7 @@ def parse(kind: type[T], entries: Any, name: str) -> T:
             detail = f"{name}: the argument {truncate(location)} is not supported"
             raise ScanError(Reason.MODEL_NETWORK, detail) from exc
         problem = "is missing" if first["type"] == "missing" else "is invalid"
-        detail = f"{name}: {truncate(location)} {problem}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"{name}: {truncate(location)} {problem}") from exc
 
 
 class _Known(Fields):
@@ -307,15 +287,13 @@ class _Arguments(_Known):
     deep_supervision: bool = False  # further outputs, in training only
 
 
-def describe_network(configuration: Configuration, inputs: int, outputs: int) -> NetworkSpec:
+def describe_network(configuration: Configuration, inputs: int, outputs: int) -> card.NetworkSpec:
     """Return the network of a configuration.
 
     Parameters
     ----------
     configuration : Configuration
         With `architecture`, or with the entries of plans before it was introduced.
-    inputs, outputs : int
-        Input channels and classes.
 
     Raises
     ------
@@ -356,14 +334,14 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
             "activation_first": options.nonlin_first,
         },
     }
-    return NetworkSpec(name, {**args, "stem": options.stem_channels} if residual else args)
+    return card.NetworkSpec(name, {**args, "stem": options.stem_channels} if residual else args)
 
 
 def _of_old_plans(configuration: Configuration) -> Architecture:
     """Return the architecture as plans before `architecture` describe it."""
     name = configuration.UNet_class_name
     if name is None:
-        raise ScanError(Reason.MODEL_DAMAGED, "plans.json: architecture is missing")
+        raise damaged("plans.json: architecture is missing")
     stages, dimensions = len(configuration.n_conv_per_stage_encoder), len(configuration.patch_size)
     blocks = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
     first, most = configuration.UNet_base_num_features, configuration.unet_max_num_features
@@ -387,8 +365,7 @@ def _each(value: Sizes, count: int) -> list[int]:
     """Return a number for each stage; one number stands for all."""
     values = list(value) if isinstance(value, tuple) else [value] * count
     if len(values) != count or not all(values):
-        detail = f"plans.json: architecture has {len(values)} numbers for {count} stages"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: architecture has {len(values)} numbers for {count} stages")
     return values
 
 
@@ -397,8 +374,7 @@ def _each_size(value: Count | PerStage, count: int, dimensions: int) -> list[lis
     values = list(value) if isinstance(value, tuple) else [value] * count
     sizes = [list(v) if isinstance(v, tuple) else [v] * dimensions for v in values]
     if len(sizes) != count or any(len(size) != dimensions for size in sizes):
-        detail = f"plans.json: kernels or strides are not those of {count} stages"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: kernels or strides are not those of {count} stages")
     return sizes
 
 
@@ -444,8 +420,8 @@ _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 """Readers that take voxels as a file stores them, whatever their direction."""
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 """Readers that turn voxels to RAS."""
+# of nnU-Net, by which a constant channel is divided
 SMALLEST_DIVISOR: Final = 1e-8
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _MODALITIES: Final = {
     "CT": ("ct", "cta", "cbct", "hu"),
@@ -461,41 +437,23 @@ MAX_LABELS: Final = 1000
 """Most labels of a model; TotalSegmentator's largest has 118."""
 Label = Annotated[int, Field(ge=0, le=65535)]
 FILE: Final = "postprocessing.pkl"
-_MAX_BYTES: Final = 1 << 20
 _LARGEST: Final = (
     "nnunetv2.postprocessing.remove_connected_components."
     "remove_all_but_largest_component_from_segmentation"
 )
-_VARIANTS: Final = (
-    r"\d+ep(ochs?)?",
-    "NoMirroring",
-    "onlyMirror01",
-    "DASegOrd0",
-    "DAOrd0",
-    "DA5((Seg)?ord0)?",
-    "NoDA",
-    "noDummy2DDA",
-    "CELoss",
-    "DiceLoss",
-    "DiceCELoss_noSmooth",
-    "DiceTopK10Loss",
-    "Topk10Loss(LS01)?",
-    "(Vanilla)?Adam",
-    "Adan",
-    "[13]en[134]",
-    "CosAnneal",
-    "warmup",
-    "NoDeepSupervision",
-    r"probabilisticOversampling(_\d+)?",
-    "Benchmark",
-    "noDataLoading",
-    "SkeletonRecall",
-    "MOSAIC_1k_QuarterLR",
+_TRAINER: Final = re.compile(
+    r"""nnUNetTrainer(_?(
+    \d+ep(ochs?)? | Benchmark | noDataLoading
+    | NoMirroring | onlyMirror01 | DASegOrd0 | DAOrd0 | DA5((Seg)?ord0)? | NoDA | noDummy2DDA
+    | CELoss | DiceLoss | DiceCELoss_noSmooth | DiceTopK10Loss | Topk10Loss(LS01)?
+    | SkeletonRecall  # of TotalSegmentator
+    | (Vanilla)?Adam | Adan | [13]en[134] | CosAnneal | warmup | NoDeepSupervision
+    | MOSAIC_1k_QuarterLR  # of TotalSegmentator: a quarter of the learning rate on other data
+    | probabilisticOversampling(_\d+)?
+    ))*""",
+    re.VERBOSE,
 )
-"""Suffixes of trainers: length, augmentation, loss, optimiser and sampling.
-
-The last two are TotalSegmentator's: another loss; a quarter of the learning rate on other data."""
-_TRAINER: Final = re.compile(f"nnUNetTrainer(_?({'|'.join(_VARIANTS)}))*")
+"""Trainers that change nothing but length, augmentation, loss, optimiser and sampling."""
 
 
 def is_nnunet(folder: Path) -> bool:
@@ -503,7 +461,7 @@ def is_nnunet(folder: Path) -> bool:
     return _is_model(folder) or bool(_models_in(folder))
 
 
-def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
     """Read a model of nnU-Net v2.
 
     Parameters
@@ -533,17 +491,14 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if not _is_model(folder):
         folder = _only_model(folder, configuration)
-    card = _read(folder, (), folds, configuration)
-    return _cleaned(card, folder) if cleaned == "yes" else card
-
-
-def _cleaned(card: ModelCard, folder: Path) -> ModelCard:
-    """Return the card with the cleaning that nnU-Net determined."""
+    model = _read(folder, (), folds, configuration)
+    if cleaned == "no":
+        return model
     rules = read_cleaning(folder)
-    known = {structure.number for structure in card.structures}
+    known = {structure.number for structure in model.structures}
     if not all(known.issuperset(rule.numbers) for rule in rules):
-        raise ScanError(Reason.MODEL_DAMAGED, "postprocessing.pkl names labels of another model")
-    return replace(card, cleaning=rules)
+        raise damaged("postprocessing.pkl names labels of another model")
+    return replace(model, cleaning=rules)
 
 
 def _is_model(folder: Path) -> bool:
@@ -551,7 +506,6 @@ def _is_model(folder: Path) -> bool:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Return the models in a folder of a dataset."""
     try:
         return sorted(entry for entry in folder.glob("*__*__*") if _is_model(entry))
     except OSError:
@@ -573,12 +527,12 @@ def _only_model(folder: Path, configuration: str | None) -> Path:
         return last[0]
     listed = ", ".join(truncate(model.name) for model in _models_in(folder)[:8])
     detail = f"choose one of its models by its folder or the option configuration: {listed}"
-    raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    raise unsupported(detail)
 
 
 def _read(
     folder: Path, later: Sequence[str], folds: str | None = None, requested: str | None = None
-) -> ModelCard:
+) -> card.ModelCard:
     """Return the card of a model; `later` are the configurations of the stages after it.
 
     A model of another configuration than the `requested` one is MODEL_UNKNOWN.
@@ -589,11 +543,13 @@ def _read(
     if requested not in (None, checkpoint.configuration):
         detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
-    check_trainer(checkpoint.trainer)
+    if len(checkpoint.trainer) > 128 or not _TRAINER.fullmatch(checkpoint.trainer):
+        # its class may change the network or its processing
+        raise unsupported(f"the trainer {truncate(checkpoint.trainer)!r}")
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
     inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
-    return ModelCard(
+    return card.ModelCard(
         name=_name(folder, plans, checkpoint),
         version=stated.release or weights[0].sha256[:12],
         title=stated.name or plans.dataset_name or truncate(folder.resolve().name),
@@ -622,7 +578,7 @@ def _name(folder: Path, plans: Plans, checkpoint: Checkpoint) -> str:
     return slug(name) or "model"
 
 
-def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Checkpoint]:
+def _folds(folder: Path, chosen: str | None) -> tuple[tuple[card.Weights, ...], Checkpoint]:
     """Return the weights of the folds, and the description of the first.
 
     Without a choice, all folds are used; the one trained on all data only if there is no other.
@@ -630,7 +586,7 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Check
     folds = sorted(entry.name for entry in folder.glob("fold_[0-9]*") if entry.is_dir())
     folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
     if not folds:
-        raise ScanError(Reason.MODEL_DAMAGED, "the folder has no fold (fold_0, fold_all)")
+        raise damaged("the folder has no fold (fold_0, fold_all)")
     if chosen is not None:
         folds = [f"fold_{name}" for name in chosen.split("+")]
         if not all(name.isalnum() for name in chosen.split("+")):
@@ -638,17 +594,17 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Check
         if len(set(folds)) < len(folds):
             raise ScanError(Reason.MODEL_UNKNOWN, "a fold is named twice")
     if len(folds) > MAX_FOLDS:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"more than {MAX_FOLDS} folds")
+        raise unsupported(f"more than {MAX_FOLDS} folds")
     weights, checkpoints = [], []
     for fold in folds:
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
         file = next((file for file in files if file is not None), None)
         if file is None:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
+            raise damaged(f"{truncate(fold)} has no {CHECKPOINTS[0]}")
         checkpoints.append(read_checkpoint(file))  # before its digest, which reads the whole file
         weights.append(find_weights(file, WEIGHTS_KEY, f"the checkpoint of {fold}"))
     if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
-        raise ScanError(Reason.MODEL_DAMAGED, "the folds are of different configurations")
+        raise damaged("the folds are of different configurations")
     return tuple(weights), checkpoints[0]
 
 
@@ -682,18 +638,17 @@ def read_checkpoint(file: Path) -> Checkpoint:
     """
     content = load_torch(file, "the checkpoint", device="meta")
     if not isinstance(content, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint has no entries")
+        raise damaged("the checkpoint has no entries")
     trainer, arguments = content.get("trainer_name"), content.get("init_args")
     configuration = arguments.get("configuration") if isinstance(arguments, dict) else None
     mirror = content.get("inference_allowed_mirroring_axes") or ()
     if not isinstance(trainer, str) or not isinstance(configuration, str):
-        detail = "the checkpoint does not name its trainer and configuration"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the checkpoint does not name its trainer and configuration")
     if not isinstance(content.get(WEIGHTS_KEY), dict):
         raise ScanError(Reason.MODEL_WEIGHTS, f"the checkpoint has no {WEIGHTS_KEY}")
     axes = tuple(mirror) if isinstance(mirror, tuple | list) else (-1,)
     if not all(type(axis) is int and 0 <= axis <= 2 for axis in axes) or len({*axes}) < len(axes):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint's mirrored axes are not axes")
+        raise damaged("the checkpoint's mirrored axes are not axes")
     return Checkpoint(trainer, configuration, axes)
 
 
@@ -703,115 +658,111 @@ def _stage(
     configuration: Configuration,
     dataset: Dataset,
     later: Sequence[str],
-) -> Stage | None:
+) -> card.Stage | None:
     """Return the previous stage of a cascade; None for other models."""
     previous = configuration.previous_stage
     if previous is None:
         return None
     if previous in (*later, checkpoint.configuration):
-        raise ScanError(Reason.MODEL_DAMAGED, "the stages of the cascade form a circle")
+        raise damaged("the stages of the cascade form a circle")
     if later:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "a cascade of more than two stages")
+        raise unsupported("a cascade of more than two stages")
     resampling = configuration.resampling_fn_seg_kwargs
     if resampling.order != 1 or resampling.order_z != 0 or not resampling.is_seg:
-        detail = "resampling of the previous stage's labels by another order than 1"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported("resampling of the previous stage's labels by another order than 1")
     if resampling.separate_above != configuration.resampling_fn_data_kwargs.separate_above:
         detail = "separate resampling of slices for scans but not for labels, or the reverse"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(detail)
     start = folder.resolve().name.rpartition("__")[0]
     stage = folder.resolve().parent / f"{start}__{previous}"
     if "/" in previous or not start or not _is_model(stage):
         detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
-    card = _read(stage, (*later, checkpoint.configuration))
-    if tuple(s.number for s in card.structures) != dataset.foreground:
-        detail = "the stages of the cascade have different labels"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
-    return Stage(card, "channels")
+        raise damaged(detail)
+    model = _read(stage, (*later, checkpoint.configuration))
+    if tuple(s.number for s in model.structures) != dataset.foreground:
+        raise damaged("the stages of the cascade have different labels")
+    return card.Stage(model, "channels")
 
 
-def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> tuple[Channel, ...]:
+def _channels(
+    dataset: Dataset, plans: Plans, configuration: Configuration
+) -> tuple[card.Channel, ...]:
     """Return the input channels with their normalisation."""
     count = len(dataset.channels)
     schemes, masked = configuration.normalization_schemes, configuration.use_mask_for_norm
     if len(schemes) != count or len(masked) != count:
         normalized = counted(len(schemes), "channel")
-        detail = f"plans.json: normalisation of {normalized}, dataset.json has {count}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"plans.json: normalisation of {normalized}, dataset.json has {count}")
     return tuple(
-        Channel(
+        card.Channel(
             name=name,
-            modality=modality_of(name) or _modality_of_scheme(schemes[n]),
+            modality=modality_of(name)
+            or ("CT" if schemes[n] == "CTNormalization" else card.ANY_MODALITY),
             steps=_normalization(schemes[n], masked[n], plans, n),
         )
         for n, name in enumerate(dataset.channels)
     )
 
 
-def _modality_of_scheme(scheme: str) -> str:
-    """Return the modality of a channel whose name states none."""
-    return "CT" if scheme == "CTNormalization" else ANY_MODALITY
-
-
 def _normalization(
     scheme: str, masked: bool, plans: Plans, channel: int
-) -> tuple[IntensityStep, ...]:
+) -> tuple[card.IntensityStep, ...]:
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
             density = plans.intensities.get(str(channel))
             if density is None:
-                detail = f"plans.json: no foreground intensities of channel {channel}"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(f"plans.json: no foreground intensities of channel {channel}")
             if density.percentile_00_5 > density.percentile_99_5:
                 detail = f"plans.json: foreground intensities of channel {channel} are reversed"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(detail)
             divisor = max(density.std, SMALLEST_DIVISOR)
             return (
-                Clip(density.percentile_00_5, density.percentile_99_5),
-                Normalize(density.mean, divisor),
+                card.Clip(density.percentile_00_5, density.percentile_99_5),
+                card.Normalize(density.mean, divisor),
             )
         case "ZScoreNormalization":
-            return (Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)
+            return (card.Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)
         case "RescaleTo01Normalization":
-            return (ScaleMinMax(),)
+            return (card.ScaleMinMax(),)
         case "RGBTo01Normalization":
-            return (ScaleRange(0.0, 255.0, 0.0, 1.0),)
+            return (card.ScaleRange(0.0, 255.0, 0.0, 1.0),)
         case "NoNormalization":
             return ()
-    raise ScanError(Reason.MODEL_UNSUPPORTED, f"the normalisation {truncate(scheme)!r}")
+    raise unsupported(f"the normalisation {truncate(scheme)!r}")
 
 
-def _grid(plans: Plans, configuration: Configuration) -> NetworkGrid:
+def _grid(plans: Plans, configuration: Configuration) -> card.NetworkGrid:
     """Return the network grid; nnU-Net's arrays have the file's axes in reverse order."""
     reader = plans.image_reader_writer
     if reader not in (*_AS_STORED, *_REORIENTED):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the reader of images {truncate(reader)!r}")
+        raise unsupported(f"the reader of images {truncate(reader)!r}")
     order = [2 - axis for axis in plans.transpose_forward]
     spacing: list[float | None] = [None, None, None]
+    # a plane has two spacings: across planes, a scan is not resampled
     planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
     for axis, value in zip(order, planned, strict=True):
         spacing[axis] = value
-    return NetworkGrid(
+    return card.NetworkGrid(
         orientation="RAS" if reader in _REORIENTED else None,
         spacing=(spacing[0], spacing[1], spacing[2]) if configuration.resampled else None,
         mode="cubic" if configuration.resampling_fn_data_kwargs.order == 3 else "linear",
         order=(order[0], order[1], order[2]),
         alignment="edges",
         separate_above=configuration.resampling_fn_data_kwargs.separate_above,
-        crop=Crop("nonzero"),
+        crop=card.Crop("nonzero"),
         as_nifti=reader in _AS_STORED,
     )
 
 
-def _window(configuration: Configuration, checkpoint: Checkpoint) -> Window:
+def _window(configuration: Configuration, checkpoint: Checkpoint) -> card.Window:
     """Return the sliding window as nnU-Net's predictor places it by default."""
     flat = len(configuration.patch_size) == 2
+    # planes are windows of one voxel along the first axis
     size = (*[1] * flat, *configuration.patch_size)
     if any(axis >= 3 - flat for axis in checkpoint.mirror):
-        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint mirrors an axis that does not exist")
-    return Window(
+        raise damaged("the checkpoint mirrors an axis that does not exist")
+    return card.Window(
         size=(size[0], size[1], size[2]),
         overlap=0.5,
         blending="gaussian_filter",
@@ -859,7 +810,7 @@ class Dataset:
 
     channels: tuple[str, ...]
     structures: tuple[Structure, ...]
-    decision: Decision
+    decision: card.Decision
     outputs: int
     foreground: tuple[int, ...]
     stated: DatasetFile
@@ -883,11 +834,12 @@ def read_dataset(folder: Path) -> Dataset:
     foreground = _foreground(content, labels)
     classes = {name: values for name, values in labels.items() if set(values) != {0}}
     if any(len(values) > 1 for values in labels.values()):
+        # with regions, each class has an output of its own, and the background has none
         structures, decision = _regions(classes, content.regions_class_order)
         outputs = len(classes)
     else:
         numbers = [values[0] for values in classes.values()]
-        structures, decision = name_structures(list(classes), numbers), Argmax()
+        structures, decision = name_structures(list(classes), numbers), card.Argmax()
         outputs = len(foreground) + 1
     return Dataset(
         channels=_channel_names(content.channel_names or content.modality),
@@ -908,48 +860,45 @@ def modality_of(name: str) -> str | None:
 def _channel_names(names: dict[str, str]) -> tuple[str, ...]:
     """Return the names of the channels in the order of their indices."""
     if sorted(names) != sorted(str(n) for n in range(len(names))) or not names:
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: channel_names skip numbers")
+        raise damaged("dataset.json: channel_names skip numbers")
     return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
 
 
 def _foreground(content: DatasetFile, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the numbers of all labels but the background; refuse an invalid set of labels."""
     if labels.get("background") != (0,):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: label 0 is not the background")
+        raise damaged("dataset.json: label 0 is not the background")
     empty = [name for name, values in labels.items() if not values]
     if empty:
-        detail = f"dataset.json: the region {truncate(empty[0])!r} is empty"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"dataset.json: the region {truncate(empty[0])!r} is empty")
     numbers = sorted({number for values in labels.values() for number in values})
     if numbers != list(range(len(numbers))):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: labels skip numbers")
+        raise damaged("dataset.json: labels skip numbers")
     if len(numbers) < 2:
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: there is no label but the background")
+        raise damaged("dataset.json: there is no label but the background")
     ignored = content.labels.get("ignore")
     if ignored is not None and ignored != len(numbers):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: `ignore` is not the last label")
+        raise damaged("dataset.json: `ignore` is not the last label")
     return tuple(numbers[1:])
 
 
 def _regions(
     classes: dict[str, tuple[int, ...]], order: tuple[int, ...] | None
-) -> tuple[tuple[Structure, ...], Decision]:
+) -> tuple[tuple[Structure, ...], card.Decision]:
     """Return structures of regions: one number each, painted over those of regions before it.
 
     A structure of which later regions cover a part is named as the remainder.
     """
     if order is None or len(order) != len(classes):
-        detail = "dataset.json: regions_class_order does not have a number for each region"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("dataset.json: regions_class_order does not have a number for each region")
     if len(set(order)) != len(order) or not all(order):
-        detail = "dataset.json: regions_class_order has a number twice, or the background"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("dataset.json: regions_class_order has a number twice, or the background")
     names, values = list(classes), list(classes.values())
     covered = [any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)]
     shown = [
         f"{name} (remainder)" if under else name for name, under in zip(names, covered, strict=True)
     ]
-    paint = Paint(tuple(enumerate(order)), SIGMOID_ABOVE_HALF, inclusive=False)
+    paint = card.Paint(tuple(enumerate(order)), card.SIGMOID_ABOVE_HALF, inclusive=False)
     return name_structures(shown, list(order)), paint
 
 
@@ -962,28 +911,20 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
         MODEL_DAMAGED if two have the same number.
     """
     if len(set(numbers)) != len(numbers):
-        raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: two labels have the same number")
+        raise damaged("dataset.json: two labels have the same number")
     labels = [slug(name) or f"label_{n}" for name, n in zip(names, numbers, strict=True)]
     if len(set(labels)) != len(labels):
+        # a label has 64 characters, of which the number takes up to 6
         labels = [f"{label[:58]}_{n}" for label, n in zip(labels, numbers, strict=True)]
     structures = []
     for name, label, number in zip(names, labels, numbers, strict=True):
-        codes, text = coding(name), truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
-        structures.append(
-            Structure(
-                label=label,
-                number=number,
-                name=text[:1].upper() + text[1:] or label,
-                category=codes.category,
-                type=codes.type,
-                color=color(number),
-                laterality=codes.laterality,
-            )
-        )
+        text = truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
+        shown = text[:1].upper() + text[1:] or label
+        structures.append(coded_structure(label, number, shown, coded_as=name))
     return tuple(sorted(structures, key=lambda structure: structure.number))
 
 
-def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
+def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:
     """Return the cleaning that nnU-Net determined for a model's folds.
 
     nnU-Net itself applies it only by a separate command. Of components of equal size, nnU-Net keeps
@@ -995,25 +936,20 @@ def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
         MODEL_DAMAGED if the file is missing or invalid; MODEL_UNSAFE if it names anything but that
         one function of nnU-Net and numbers.
     """
+    # the longest name is that of most folds; next to the plans it is nnU-Net's choice of them
     results = sorted((e.name for e in folder.glob("crossval_results*")), key=len, reverse=True)
     files = [find_file(folder, name) for name in (*(f"{each}/{FILE}" for each in results), FILE)]
     file = next((file for file in files if file is not None), None)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} can't be read") from exc
-    if len(data) > _MAX_BYTES:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is larger than {format_bytes(_MAX_BYTES)}")
+        raise damaged(f"the model has no {FILE}")
+    data = read_bytes(file, FILE)
     try:
         functions, arguments = _Functions(io.BytesIO(data)).load()
         return tuple(_rule(*pair) for pair in zip(functions, arguments, strict=True))
     except ScanError:
         raise
     except Exception as exc:  # a damaged pickle raises errors of many types
-        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is not a list of functions") from exc
+        raise damaged(f"{FILE} is not a list of functions") from exc
 
 
 class _Functions(pickle.Unpickler):
@@ -1033,22 +969,21 @@ class _Functions(pickle.Unpickler):
             case _ as full if full == _LARGEST:
                 return _refuse
             case full:
-                detail = f"{FILE} would run code: it names {truncate(full)!r}"
-                raise ScanError(Reason.MODEL_UNSAFE, detail)
+                raise unsafe(f"{FILE} would run code: it names {truncate(full)!r}")
 
 
 def _refuse(*_: Any) -> Any:
-    raise ScanError(Reason.MODEL_UNSAFE, f"{FILE} would run code")
+    raise unsafe(f"{FILE} would run code")
 
 
-def _rule(function: Any, arguments: Any) -> KeepLargest:
+def _rule(function: Any, arguments: Any) -> card.KeepLargest:
     """Return a call of nnU-Net's function as a rule."""
     if function is not _refuse:
         raise TypeError("not the function")
     if not {"background_label", "labels_or_regions"}.issuperset(arguments):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: an unknown argument")
+        raise unsupported(f"{FILE}: an unknown argument")
     if arguments.get("background_label", 0) != 0:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: another background than 0")
+        raise unsupported(f"{FILE}: another background than 0")
     chosen = arguments.get("labels_or_regions", ())
     regions = chosen if isinstance(chosen, list) else [chosen]
     numbers = [
@@ -1058,10 +993,4 @@ def _rule(function: Any, arguments: Any) -> KeepLargest:
     ]
     if not numbers or not all(0 < n <= 65535 for n in numbers):
         raise ValueError("not labels")
-    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")
-
-
-def check_trainer(name: str) -> None:
-    """Refuse a trainer that may change the network or its processing: MODEL_UNSUPPORTED."""
-    if len(name) > 128 or not _TRAINER.fullmatch(name):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the trainer {truncate(name)!r}")
+    return card.KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")

@@ -27,7 +27,6 @@ _SHOWN_FILES: Final = 3
 
 Algorithm = Literal["md5", "sha1", "sha256", "git"]
 _HEX_DIGITS: Final = {"md5": 32, "sha1": 40, "sha256": 64, "git": 40}
-_CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -116,13 +115,7 @@ def _parse(document: Any) -> Provenance:
 
 
 def hash_files(folder: Path) -> dict[str, FileRecord]:
-    """Return size and hash of all files of a model.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED if a file can't be read.
-    """
+    """Return size and hash of all files of a model; MODEL_DAMAGED if a file can't be read."""
     return {name: FileRecord(size, _hash(folder / name)) for name, size in _sizes(folder).items()}
 
 
@@ -131,10 +124,6 @@ def check_files(folder: Path, provenance: Provenance, *, large: bool) -> None:
 
     Parameters
     ----------
-    folder : Path
-        Folder of the model.
-    provenance : Provenance
-        Its record.
     large : bool
         Whether files beyond `SMALL_BYTES` are hashed too; otherwise only their sizes count.
 
@@ -168,6 +157,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     sizes = {}
     for root, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        # a link to a folder counts as a file: what it leads to is not the model's
         links = [name for name in folders if Path(root, name).is_symlink()]
         for name in [name for name in names if not name.startswith(".")] + links:
             file = Path(root, name)
@@ -213,11 +203,8 @@ class Digest:
 
 def file_digest(file: Path, algorithm: Algorithm = "sha256") -> str:
     """Return a checksum of a file as hexadecimal digits."""
-    name = "sha1" if algorithm == "git" else algorithm
-    digest = hashlib.new(name, usedforsecurity=False)
+    digest = hashlib.new("sha1" if algorithm == "git" else algorithm, usedforsecurity=False)
+    if algorithm == "git":  # a blob is hashed with its kind and size
+        digest.update(b"blob %d\0" % file.stat().st_size)
     with file.open("rb") as stream:
-        if algorithm == "git":
-            digest.update(b"blob %d\0" % file.stat().st_size)
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, lambda: digest).hexdigest()

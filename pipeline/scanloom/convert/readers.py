@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,14 +75,23 @@ def source_folders(folder: Path) -> tuple[Path, ...]:
     A stage of nnU-Net's cascade lies next to the other one, and the dataset of TotalSegmentator
     that crops the scan next to the one that segments it. `WEIGHTS/TASK` is no folder of its own.
     """
+    from scanloom.convert.totalsegmentator import is_totalsegmentator
+
     if not folder.is_dir():
         return (folder.parent,)
     own = folder.resolve()
-    start = own.name.rpartition("__")[0].lower() or "dataset"
-    if not own.name.lower().startswith(start):
+    start = own.name.rpartition("__")[0].lower()
+    # other datasets of nnU-Net are of no use to a model, and may be trained meanwhile
+    if not start and own.name.lower().startswith("dataset") and is_totalsegmentator(own):
+        start = "dataset"
+    if not start:
         return (folder,)
-    siblings = (each for each in own.parent.iterdir() if each.name.lower().startswith(start))
-    return (folder, *sorted(each for each in siblings if each != own and each.is_dir()))
+    try:
+        siblings = sorted(each for each in own.parent.iterdir() if each != own and each.is_dir())
+    except OSError:  # what can't be listed can't be found by a reader either
+        return (folder,)
+    names = {each: (each.name, each.resolve().name) for each in siblings}  # it may be a link
+    return (folder, *(e for e in siblings if any(n.lower().startswith(start) for n in names[e])))
 
 
 def split_options(name: str) -> tuple[str, Mapping[str, str]]:
@@ -93,7 +103,8 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
         MODEL_UNKNOWN if an option has no value, or is given twice.
     """
     plain, _, text = name.rpartition(":")
-    if not plain or "=" not in text or "/" in text.partition("=")[0]:
+    is_folder = os.path.isdir(name)  # noqa: PTH112 - False where Path.is_dir() raises
+    if not plain or "=" not in text or "/" in text.partition("=")[0] or is_folder:
         return name, {}
     pairs = [option.partition("=") for option in text.split(",")]
     options = {key.strip(): value.strip() for key, _, value in pairs}
@@ -114,8 +125,6 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
 
     Parameters
     ----------
-    folder : Path
-        The model.
     options : mapping
         Options of the model, which become a part of its name.
 

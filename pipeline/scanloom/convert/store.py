@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import is_card
-from scanloom.cards.requested import networks
+from scanloom.cards.graph import networks
 from scanloom.convert.conversion import load_card
 from scanloom.convert.download import addresses
 from scanloom.convert.provenance import Provenance, check_files, file_digest, read_provenance

@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from scanloom.cards.card import (
     Argmax,
@@ -62,35 +62,22 @@ _DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
 _CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
 
 
-@dataclass(frozen=True)
-class TaskDataset:
-    """Weights of one network.
-
-    Parameters
-    ----------
-    number : int
-        nnU-Net's number of the dataset.
-    folder : str
-        Name of its folder.
-    release : str
-        Release of the weights; empty if they are not published.
-    """
+class TaskDataset(NamedTuple):
+    """Weights of one network: nnU-Net's number, folder, and release; "" if not published."""
 
     number: int
     folder: str
     release: str
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A network of a task, and the names of its classes by number."""
 
     dataset: TaskDataset
     classes: Mapping[int, str]
 
 
-@dataclass(frozen=True)
-class TaskCrop:
+class TaskCrop(NamedTuple):
     """A task whose structures crop the scan for another one; the margin is in mm."""
 
     mode: str
@@ -104,10 +91,8 @@ class Mode:
 
     Parameters
     ----------
-    name : str
-        Task and resolution: "total", "total_fast".
-    task : str
-        Name of the task in TotalSegmentator.
+    name, task : str
+        Task and resolution ("total_fast"), and TotalSegmentator's name of the task ("total").
     modality : str
         "CT" or "MR".
     licensed : bool
@@ -148,53 +133,37 @@ class Mode:
 @cache
 def modes() -> Mapping[str, Mode]:
     """Return all tasks at all resolutions, by name."""
-    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    known = datasets()
+    table = _table()
     classes = {task: _classes(names) for task, names in table["classes"].items()}
-    return MappingProxyType(
-        {
-            name: _mode(name, entry, classes[entry["task"]], known)
-            for name, entry in table["modes"].items()
+    tasks = {}
+    for name, entry in table["modes"].items():
+        own = classes[entry["task"]]
+        parts = tuple(
+            Part(datasets()[int(number)], own if names == "all" else _classes(names))
+            for number, names in entry["parts"].items()
+        )
+        spacing, crop, folds = entry["spacing"], entry["crop"], entry["folds"]
+        changed = {
+            "parts": parts,
+            "folds": None if folds is None else tuple(folds),
+            "spacing": spacing and tuple(spacing),
+            "crop": crop and TaskCrop(crop["mode"], tuple(crop["labels"]), crop["margin_mm"]),
         }
-    )
+        tasks[name] = Mode(name=name, classes=own, **{**entry, **changed})
+    return MappingProxyType(tasks)
 
 
 @cache
 def datasets() -> Mapping[int, TaskDataset]:
     """Return the weights of all networks, by number."""
-    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return MappingProxyType(
-        {
-            int(number): TaskDataset(int(number), *values)
-            for number, values in table["datasets"].items()
-        }
-    )
+    table = _table()["datasets"]
+    known = {int(number): TaskDataset(int(number), *values) for number, values in table.items()}
+    return MappingProxyType(known)
 
 
-def _mode(
-    name: str,
-    entry: Mapping[str, Any],
-    classes: Mapping[int, str],
-    known: Mapping[int, TaskDataset],
-) -> Mode:
-    parts = tuple(
-        Part(known[int(number)], classes if names == "all" else _classes(names))
-        for number, names in entry["parts"].items()
-    )
-    spacing, crop, folds = entry["spacing"], entry["crop"], entry["folds"]
-    return Mode(
-        name=name,
-        parts=parts,
-        classes=classes,
-        folds=None if folds is None else tuple(folds),
-        spacing=spacing and (spacing[0], spacing[1], spacing[2]),
-        crop=crop and TaskCrop(crop["mode"], tuple(crop["labels"]), crop["margin_mm"]),
-        **{
-            key: entry[key]
-            for key in ("task", "modality", "licensed", "trainer", "configuration", "step")
-        },
-        remove_outside=entry["remove_outside"],
-    )
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return table
 
 
 def _classes(names: Mapping[str, str]) -> Mapping[int, str]:
@@ -284,7 +253,7 @@ def _stated(folder: Path) -> Mode | None:
 
 def _only_mode(numbers: set[int]) -> Mode:
     """Return the only task of some datasets; tasks that crop for it do not count."""
-    complete = [m for m in modes().values() if {part.dataset.number for part in m.parts} <= numbers]
+    complete = [mode for mode in modes().values() if _is_complete(mode, numbers)]
     crops = {mode.crop.mode for mode in complete if mode.crop}
     complete = [mode for mode in complete if mode.name not in crops] or complete
     if len(complete) == 1:
@@ -315,40 +284,12 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
         detail = f"{mode.name}: cleaning of vertebrae by their shape"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     parts = tuple(_read_part(part, mode, present) for part in mode.parts)
-    stage = None
+    first, stage, subset = parts[0], None, None
     if mode.crop is not None:
-        labels = tuple(slug(label) for label in mode.crop.labels)
-        rough = replace(_read(modes()[mode.crop.mode], present), subset=None)
-        stage = Stage(rough, "crop", labels, mode.crop.margin)
-    card = replace(_make_card(mode, parts, stage), fast=_coarser(mode, present))
-    rough_mode = modes().get(_CROPS_SUBSETS.get(mode.task, ""))
-    if rough_mode is None or any(p.dataset.number not in present for p in rough_mode.parts):
-        return card
-    rough = card if rough_mode is mode else _read(rough_mode, present)
-    cropped = Stage(replace(rough, subset=None), "crop", margin=_SUBSET_MARGIN_MM)
-    return replace(card, subset=replace(card, stage=cropped, before=(Truncate(),)))
-
-
-def _coarser(mode: Mode, present: Mapping[int, Path]) -> FastPreset | None:
-    """Return the preset that runs the task's model of 3 mm, as TotalSegmentator's own `--fast`.
-
-    None if the task has none, or its weights are not there.
-    """
-    coarser = modes().get(f"{mode.task}_fast")
-    if coarser is None or coarser is mode or mode.name != mode.task or coarser.crop:
-        return None
-    if coarser.classes != mode.classes:
-        return None
-    if any(part.dataset.number not in present for part in coarser.parts):
-        return None
-    return FastPreset(card=replace(_read(coarser, present), subset=None))
-
-
-def _make_card(mode: Mode, parts: tuple[ModelCard, ...], stage: Stage | None) -> ModelCard:
-    """Return the card of a task with its networks and the model that crops the scan for it."""
-    first = parts[0]
+        rough = _read(modes()[mode.crop.mode], present)
+        stage = _crop_by(rough, mode.crop.margin, map(slug, mode.crop.labels))
     resolution = "" if mode.spacing is None else f", {mode.spacing[0]:.3g} mm"
-    return ModelCard(
+    card = ModelCard(
         name=f"{_PREFIX}{mode.name}",
         version=mode.parts[0].dataset.release or first.weights.sha256[:12],
         title=f"TotalSegmentator {mode.task}{resolution}",
@@ -362,13 +303,40 @@ def _make_card(mode: Mode, parts: tuple[ModelCard, ...], stage: Stage | None) ->
         grid=NetworkGrid("RAS", mode.spacing, alignment="ends" if mode.spacing else "first"),
         window=first.window,
         structures=name_structures(list(mode.classes.values()), list(mode.classes)),
-        before=(Truncate(),) if stage else (),
         after=(Truncate(),) if mode.spacing else (),
         restore="labels",
         cleaning=_CLEANING.get(mode.task, ()),
         stage=stage,
         parts=parts,
+        fast=_coarser(mode, present),
     )
+    rough_mode = modes().get(_CROPS_SUBSETS.get(mode.task, ""))
+    if rough_mode is not None and _is_complete(rough_mode, present):
+        rough = card if rough_mode is mode else _read(rough_mode, present)
+        subset = _crop_by(rough, _SUBSET_MARGIN_MM)
+    return replace(card, subset=subset)
+
+
+def _is_complete(mode: Mode, present: Mapping[int, Path] | set[int]) -> bool:
+    return all(part.dataset.number in present for part in mode.parts)
+
+
+def _crop_by(rough: ModelCard, margin: float, labels: Iterable[str] = ()) -> Stage:
+    """Return the stage that crops a scan; TotalSegmentator stores the crop as whole numbers."""
+    return Stage(replace(rough, subset=None), "crop", tuple(labels), margin, steps=(Truncate(),))
+
+
+def _coarser(mode: Mode, present: Mapping[int, Path]) -> FastPreset | None:
+    """Return the preset that runs the task's model of 3 mm, as TotalSegmentator's own `--fast`.
+
+    None if the task has none, or its weights are not there.
+    """
+    coarser = modes().get(f"{mode.task}_fast")
+    if coarser is None or coarser is mode or mode.name != mode.task or coarser.crop:
+        return None
+    if coarser.classes != mode.classes or not _is_complete(coarser, present):
+        return None
+    return FastPreset(card=replace(_read(coarser, present), subset=None))
 
 
 def _read_part(part: Part, mode: Mode, present: Mapping[int, Path]) -> ModelCard:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import pickle
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 
 from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
-from scanloom.convert.files import check_archive, check_growth, is_safetensors
+from scanloom.convert.files import check_archive, check_growth, damaged, is_safetensors, unsafe
 from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable
 from scanloom.io.system.sandbox import report_progress
 
@@ -30,8 +32,9 @@ MAX_WEIGHTS: Final = 4 << 30
 """Largest file of weights. The largest in MONAI's model zoo has about 900 MB, and those of nnU-Net
 about 1.5 GB with their optimiser."""
 FLOAT32_KEY: Final = "float32"
-"""`ForeignWeights.key` of a file of float32 numbers without names, in the order of the network's
-weights, kernels with channels last."""
+"""`ForeignWeights.key` of a file of float32 numbers without names, in the order of
+`ForeignWeights.arrays`, kernels with channels last."""
+_KERNEL_DIMS: Final = 5
 _NUMBERS: Final = "?bBhHiIlLqQefd"
 """Type codes of NumPy's numbers."""
 _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
@@ -49,9 +52,13 @@ class ForeignWeights(Weights):
     key : str or None
         Entry of the file that holds the state dict; None if the file is the state dict. A file
         without that entry is taken as the state dict, as in ignite's CheckpointLoader.
+    arrays : tuple of (name, shape)
+        Weights of a MeshNet in the order of its layers, where the file has other names or none; the
+        classifier comes last, and a bias of it that is not listed is dropped.
     """
 
     key: str | None = None
+    arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIGHTS) -> Weights:
@@ -59,12 +66,8 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
 
     Parameters
     ----------
-    file : Path
-        The file.
     key : str or None
         As in `ForeignWeights`.
-    name : str
-        Name of the weights, for messages.
     largest : int
         Most bytes of the file.
 
@@ -77,14 +80,14 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
     try:
         with file.open("rb") as stream:
             if file.stat().st_size > largest:
-                detail = f"{name} is larger than {format_bytes(largest)}"
-                raise ScanError(Reason.MODEL_DAMAGED, detail)
+                raise damaged(f"{name} is larger than {format_bytes(largest)}")
+            # both are decided by the first and last bytes; the hash reads gigabytes
             check_archive(stream)
             safetensors = is_safetensors(stream)
             stream.seek(0)
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
+        raise damaged(f"{name} can't be read") from exc
     return Weights(file, sha256) if safetensors else ForeignWeights(file, sha256, key=key)
 
 
@@ -111,68 +114,112 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
     try:
         content = weights.file.read_bytes()
     except OSError as exc:
-        detail = f"the model's weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+        raise damaged(f"the model's weights can't be read ({type(exc).__name__})") from exc
+    # the bytes that are hashed are those that are read below: the file may be replaced meanwhile
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")
-    converted = (
-        _float32_numbers(content)
-        if weights.key == FLOAT32_KEY
-        else _state_dict(content, weights.key)
-    )
+    if weights.key == FLOAT32_KEY:
+        converted = _float32_numbers(content, weights.arrays)
+    else:
+        converted = _state_dict(content, weights.key, dict(weights.arrays))
     sha256 = hashlib.sha256(converted).hexdigest()
     target = weights_file(folder, sha256)
+    target.unlink(missing_ok=True)  # a link there is not followed
     target.write_bytes(converted)  # not by safetensors: its files are for this user only
     return Weights(target, sha256, weights.sha256)
 
 
 def _link(file: Path, target: Path, *, inside: bool) -> None:
-    """Link or copy a file to another path, unless it is there."""
-    with suppress(FileExistsError):
-        if not inside:
-            target.symlink_to(file.absolute())
+    """Link or copy a file to another path, in the place of what is there."""
+    with suppress(OSError):
+        if target.samefile(file):
             return
-        try:
-            os.link(file.resolve(), target)  # not the link that the file may be
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, target)
+    target.unlink(missing_ok=True)
+    if not inside:
+        target.symlink_to(file.absolute())
+        return
+    try:
+        os.link(file.resolve(), target)  # not the link that the file may be
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, target)
 
 
-def _float32_numbers(content: bytes) -> bytes:
-    """Return the numbers of a file of float32, little-endian, as one array in safetensors."""
+def _float32_numbers(content: bytes, arrays: Sequence[tuple[str, tuple[int, ...]]]) -> bytes:
+    """Return the numbers of a file of float32, little-endian, as the listed arrays."""
     from safetensors.numpy import save
 
-    from scanloom.inference.nets.meshnet import ONE_ARRAY
-
     if not content or len(content) % 4:
-        detail = "the model's weights are not a file of float32 numbers"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged("the model's weights are not a file of float32 numbers")
     numbers = np.frombuffer(content, np.dtype("<f4")).astype(np.float32)
-    converted: bytes = save({ONE_ARRAY: numbers})
+    sizes = [math.prod(shape) for _, shape in arrays]
+    last, shape = arrays[-1]
+    rest = len(numbers) - sum(sizes)
+    if rest not in (0, 0 if last.endswith(".bias") else shape[0]):
+        detail = f"the file of weights has {len(numbers)} numbers, the network {sum(sizes)}"
+        raise ScanError(Reason.MODEL_WEIGHTS, detail)
+    state = {}
+    for (name, shape), values in zip(arrays, np.split(numbers, np.cumsum(sizes))[:-1], strict=True):
+        if len(shape) == _KERNEL_DIMS:
+            kernel = values.reshape(*shape[2:], shape[1], shape[0])
+            state[name] = np.ascontiguousarray(kernel.transpose(4, 3, 0, 1, 2))
+        else:
+            state[name] = values
+    converted: bytes = save(state)
     return converted
 
 
-def _state_dict(content: bytes, key: str | None) -> bytes:
-    """Return the state dict of a file of PyTorch: the entry `key`, or the file without it."""
-    from safetensors.torch import save
+def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int, ...]]) -> bytes:
+    """Return a state dict as safetensors: the entry `key` of a file, or the file without it."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
 
-    data = load_torch(io.BytesIO(content), "the model's weights")
+    if is_safetensors(io.BytesIO(content)):
+        try:
+            data: Any = load(content)
+        except SafetensorError as exc:
+            raise damaged("the model's weights are a damaged safetensors file") from exc
+    else:
+        data = load_torch(io.BytesIO(content), "the model's weights")
     if key is not None and isinstance(data, Mapping) and key in data:
         data = data[key]
     if not isinstance(data, Mapping) or not data:
         raise ScanError(Reason.MODEL_WEIGHTS, "the weights file contains no state dict")
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
-        raise ScanError(
-            Reason.MODEL_WEIGHTS,
-            "the weights file's state dict contains values that are not plain tensors",
-        )
+        detail = "the weights file's state dict contains values that are not plain tensors"
+        raise ScanError(Reason.MODEL_WEIGHTS, detail)
     # before a view of few numbers is written out as many
     check_growth(sum(v.numel() * v.element_size() for v in data.values()), len(content))
     # clones: safetensors refuse tensors that share their numbers
-    converted: bytes = save({k: _as_tensor(v).contiguous().clone() for k, v in data.items()})
+    plain = {k: v.detach().as_subclass(torch.Tensor) for k, v in data.items()}  # parameters too
+    state = {k: v.contiguous().clone() for k, v in plain.items()}
+    converted: bytes = save(_renamed(state, arrays) if arrays else state)
     return converted
+
+
+def _renamed(state: Mapping[str, Any], arrays: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return a chain of convolutions under the names of `MeshNet`, by the numbers in their own.
+
+    Weights that are none of its layers keep their names, and are refused when they are loaded.
+    """
+    prefixes = sorted({name.rpartition(".")[0] for name in state}, key=_layer_order)
+    kernels = [p for p in prefixes if getattr(state.get(f"{p}.weight"), "ndim", 0) == _KERNEL_DIMS]
+    layers = {kernel: f"layers.{n}" for n, kernel in enumerate(kernels)}
+    layers.update(dict.fromkeys(kernels[-1:], "classifier"))
+    renamed = {}
+    for name, values in state.items():
+        prefix, _, leaf = name.rpartition(".")
+        renamed[f"{layers.get(prefix, prefix)}.{leaf}"] = values
+    if "classifier.bias" not in arrays:
+        renamed.pop("classifier.bias", None)
+    return renamed
+
+
+def _layer_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a key that sorts names by the numbers in them; the classifier comes last."""
+    pieces = re.split(r"(\d+)", name)
+    numbers = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
+    return name == "classifier", numbers
 
 
 def _is_plain(value: Any) -> bool:
@@ -187,13 +234,6 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _as_tensor(value: Any) -> Any:
-    """Return a tensor of a subclass, such as a parameter, as a plain one."""
-    import torch
-
-    return value.detach().as_subclass(torch.Tensor)
-
-
 def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
     """Return the content of a file of PyTorch: tensors, NumPy's arrays and numbers, containers.
 
@@ -201,8 +241,6 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
     ----------
     file : Path or binary stream
         Checked with `check_archive`.
-    name : str
-        Name of the file, for messages.
     device : "cpu" or "meta"
         Where tensors are. On "meta" they have no numbers, and only the description is read.
 
@@ -230,12 +268,12 @@ def load_torch(file: Path | IO[bytes], name: str, device: str = "cpu") -> Any:
             unknown = _unknown_names(file)
             if attempt == 2 or not unknown or not all(n.startswith("monai.") for n in unknown):
                 raise _refusal(file, name, unknown) from exc
+            # only for a file that names it: the import takes seconds
             import monai.data.meta_tensor  # noqa: F401 - registers MONAI's class of tensors
         except Exception as exc:  # damaged files raise errors of many types
             if lacks_memory(exc):
                 raise MemoryError from exc
-            detail = f"{name} can't be read ({type(exc).__name__})"
-            raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+            raise damaged(f"{name} can't be read ({type(exc).__name__})") from exc
     raise AssertionError("the second attempt returns or raises")
 
 
@@ -266,9 +304,9 @@ def _refusal(file: IO[bytes], name: str, unknown: set[str]) -> ScanError:
     """Return the error for a file that torch's reader for plain data refused."""
     if unknown:
         detail = f"{name} would run code: it names {printable(min(unknown)[:100])!r}"
-        return ScanError(Reason.MODEL_UNSAFE, detail)
+        return unsafe(detail)
     file.seek(0)
     if file.read(2) in _CONTAINERS:
-        return ScanError(Reason.MODEL_UNSAFE, f"{name} contains more than plain data")
+        return unsafe(f"{name} contains more than plain data")
     detail = f"{name} is neither a PyTorch nor a safetensors file"
-    return ScanError(Reason.MODEL_DAMAGED, detail)
+    return damaged(detail)

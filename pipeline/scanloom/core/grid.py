@@ -6,7 +6,6 @@ Patient space is RAS mm in scanloom and NIfTI, LPS mm in DICOM and ITK.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,12 +39,6 @@ class Box(NamedTuple):
 
     first: Index
     last: Index
-
-    @classmethod
-    def of_slices(cls, slices: Sequence[slice]) -> Box:
-        """Return the box that three slices without a step select from an array."""
-        i, j, k = ((int(s.start), int(s.stop) - 1) for s in slices)
-        return cls((i[0], j[0], k[0]), (i[1], j[1], k[1]))
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:
@@ -126,6 +119,7 @@ class Grid:
     def axes(self) -> tuple[int, int, int]:
         """The patient axis (0 = R, 1 = A, 2 = S) that each voxel axis follows most closely."""
         weight = np.abs(self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0))
+        # Of all permutations: two axes of an oblique grid may follow the same patient axis most
         best = max(
             itertools.permutations(range(3)), key=lambda p: sum(weight[p[n], n] for n in range(3))
         )

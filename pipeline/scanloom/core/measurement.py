@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scanloom.core.grid import Box as Box
+from scanloom.core.grid import Box
 from scanloom.core.reasons import Flag
 from scanloom.core.volume import Unit
 

@@ -101,13 +101,6 @@ def _has_user_name() -> bool:
 def shipped(kind: Literal["models", "data", "workflows"], package: Path | None = None) -> Path:
     """Return a shipped folder, from the installed package or else from the checkout.
 
-    Parameters
-    ----------
-    kind : str
-        Name of the folder.
-    package : Path or None
-        Folder of the package `scanloom`; None for the running one.
-
     Raises
     ------
     ScanError

@@ -30,7 +30,13 @@ class Reason(Enum):
     advice: str
     subject: Subject
 
-    def __new__(cls, outcome: Outcome, retry: bool, advice: str, subject: Subject = "case") -> Self:
+    def __new__(
+        cls,
+        advice: str,
+        outcome: Outcome = "failed",
+        retry: bool = False,
+        subject: Subject = "case",
+    ) -> Self:
         """Give each member a number, since their fields may be equal."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
@@ -49,309 +55,199 @@ class Reason(Enum):
         return self.outcome != "skipped"
 
     # --- finding and reading -------------------------------------------------------------------
-    NO_IMAGES = ("skipped", False, "Give a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
-    NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
-    NO_RESULTS = ("failed", False, "Give the output folder of `scanloom segment` or `scanloom run`")
-    ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they come from")
-    COLUMN_UNKNOWN = ("failed", False, "Select the column of the ids with --column")
-    ID_TAKEN = ("failed", False, "Use a separate output folder for each of them")
-    UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
+    NO_IMAGES = ("Give a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file", "skipped")
+    NOT_FOUND = "Check the spelling and that the disk is mounted"
+    NO_RESULTS = "Give the output folder of `scanloom segment` or `scanloom run`"
+    ID_UNKNOWN = "Check the ids, and that --out is the folder they come from"
+    COLUMN_UNKNOWN = "Select the column of the ids with --column"
+    ID_TAKEN = "Use a separate output folder for each of them"
+    UNREADABLE = ("Check the permissions and the disk, then run it again", "failed", True)
     SLICES_UNREADABLE = (
+        (
+            "Copy these files again or make them readable, or accept their loss with "
+            "`segment --gaps interpolate` or a workflow's `gaps`"
+        ),
         "failed",
         True,
-        "Copy these files again or make them readable, or accept their loss with `segment --gaps "
-        "interpolate` or a workflow's `gaps`",
     )
-    SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
+    SOURCE_CHANGED = ("Wait until its files are complete, then run it again", "failed", True)
     SERIES_AMBIGUOUS = (
-        "ambiguous",
-        False,
         "Choose with --series: a # or name of the list, a UID, best or all",
-    )
-    SERIES_UNKNOWN = ("failed", False, "Choose with --series: a # or name of the list, or a UID")
-    NOT_AN_IMAGE = ("skipped", False, "Give an image series: nothing else can be segmented")
-    DUPLICATE_LINK = ("skipped", False, "A link to a file that has already been counted")
-    LEFT_OUT = ("skipped", False, "Not a scan of the BIDS dataset: give its folder to use it")
-    NESTED_ARCHIVE = (
-        "skipped",
-        False,
-        "An archive in a folder or another archive: use --archives or its path",
-    )
-    LOCALIZER = (
-        "skipped",
-        False,
-        "Choose the scan that was planned on it: a localiser is not a volume",
-    )
-    SECONDARY_CAPTURE = (
-        "skipped",
-        False,
-        "Use the original images: a secondary capture has no geometry",
-    )
-    PROJECTION = (
-        "skipped",
-        False,
-        "Use a series of slices, such as CT or MR: a projection is not a volume",
-    )
-    COLOR = ("skipped", False, "Use the grey original: colour images can't be segmented")
-    DERIVED = (
-        "skipped",
-        False,
-        "Use the slices that it was computed from, or select it with `segment --series`",
-    )
-    MOSAIC = (
-        "failed",
-        False,
-        "Export it again with private data, which hold the positions of its tiles",
-    )
-    FOUR_D = (
         "ambiguous",
-        False,
+    )
+    SERIES_UNKNOWN = "Choose with --series: a # or name of the list, or a UID"
+    NOT_AN_IMAGE = ("Give an image series: nothing else can be segmented", "skipped")
+    DUPLICATE_LINK = ("A link to a file that has already been counted", "skipped")
+    LEFT_OUT = ("Not a scan of the BIDS dataset: give its folder to use it", "skipped")
+    NESTED_ARCHIVE = (
+        "An archive in a folder or another archive: use --archives or its path",
+        "skipped",
+    )
+    LOCALIZER = ("Choose the scan that was planned on it: a localiser is not a volume", "skipped")
+    SECONDARY_CAPTURE = ("Use the original images: a secondary capture has no geometry", "skipped")
+    PROJECTION = (
+        "Use a series of slices, such as CT or MR: a projection is not a volume",
+        "skipped",
+    )
+    COLOR = ("Use the grey original: colour images can't be segmented", "skipped")
+    DERIVED = (
+        "Use the slices that it was computed from, or select it with `segment --series`",
+        "skipped",
+    )
+    MOSAIC = "Export it again with private data, which hold the positions of its tiles"
+    FOUR_D = (
         "Choose one volume with `segment --phase`, or all with a workflow's `phases`",
+        "ambiguous",
     )
     PHASES = (
-        "ambiguous",
-        False,
         "Choose one of the volumes with `segment --phase`, or all with a workflow's `phases`",
+        "ambiguous",
     )
-    TOO_FEW_SLICES = ("failed", False, "Give the whole series: a volume has at least 3 slices")
+    TOO_FEW_SLICES = "Give the whole series: a volume has at least 3 slices"
     SLICE_GAP = (
-        "failed",
-        False,
         "Export the series again, or fill missing slices in with `segment --gaps interpolate` or a "
-        "workflow's `gaps`",
+        "workflow's `gaps`"
     )
-    SPACING_CHANGES = (
-        "failed",
-        False,
-        "Export each part with equal spacing as a series of its own",
-    )
-    DUPLICATE_SLICES = (
-        "failed",
-        False,
-        "Export the series again, with a single slice at each position",
-    )
-    SEVERAL_PATIENTS = (
-        "failed",
-        False,
-        "Export the images of each patient again, with a series UID of their own",
-    )
-    MIXED_SLICES = (
-        "failed",
-        False,
-        "Export each acquisition or contrast as a series of its own",
-    )
+    SPACING_CHANGES = "Export each part with equal spacing as a series of its own"
+    DUPLICATE_SLICES = "Export the series again, with a single slice at each position"
+    SEVERAL_PATIENTS = "Export the images of each patient again, with a series UID of their own"
+    MIXED_SLICES = "Export each acquisition or contrast as a series of its own"
     REVERSED_ROWS = (
-        "failed",
-        False,
-        "Use the other polarity: GE's epi_pepolar reverses these rows under an unchanged header",
+        "Use the other polarity: GE's epi_pepolar reverses these rows under an unchanged header"
     )
-    SLICE_SIZE = (
-        "failed",
-        False,
-        "Export slices of equal rows and columns as a series of their own",
-    )
-    SLICE_SPACING = (
-        "failed",
-        False,
-        "Export slices of equal pixel spacing as a series of their own",
-    )
-    SLICE_ORIENTATION = (
-        "failed",
-        False,
-        "Export slices of equal orientation as a series of their own",
-    )
-    FRAME_OF_REFERENCE = ("failed", False, "Export each frame of reference as a series of its own")
-    NO_POSITION = (
-        "failed",
-        False,
-        "Export the series again with the positions of its slices",
-    )
-    BAD_GEOMETRY = ("failed", False, "Export it again with the geometry of the scanner")
+    SLICE_SIZE = "Export slices of equal rows and columns as a series of their own"
+    SLICE_SPACING = "Export slices of equal pixel spacing as a series of their own"
+    SLICE_ORIENTATION = "Export slices of equal orientation as a series of their own"
+    FRAME_OF_REFERENCE = "Export each frame of reference as a series of its own"
+    NO_POSITION = "Export the series again with the positions of its slices"
+    BAD_GEOMETRY = "Export it again with the geometry of the scanner"
     SHEAR_NOT_SUPPORTED = (
-        "failed",
-        False,
-        "Use `to_nibabel` or `to_metatensor`, or segment it: a rectangular copy is written",
+        "Use `to_nibabel` or `to_metatensor`, or segment it: a rectangular copy is written"
     )
-    HEADER_CONTRADICTS = (
-        "failed",
-        False,
-        "Export the series again, with a single value for each attribute",
-    )
-    RESCALE = ("failed", False, "Export the series again with plausible rescale values")
-    TRUNCATED = ("failed", False, "Copy or export it again")
-    DAMAGED = ("failed", False, "Copy or export the file again")
-    ENCRYPTED = ("failed", False, "Unpack the archive with its password, and give the folder")
+    HEADER_CONTRADICTS = "Export the series again, with a single value for each attribute"
+    RESCALE = "Export the series again with plausible rescale values"
+    TRUNCATED = "Copy or export it again"
+    DAMAGED = "Copy or export the file again"
+    ENCRYPTED = "Unpack the archive with its password, and give the folder"
     DECODE_TIMEOUT = (
+        "Run it again when the machine is less busy, or copy the file again",
         "failed",
         True,
-        "Run it again when the machine is less busy, or copy the file again",
     )
-    DECODER = ("failed", False, "See `scanloom doctor` for the decoders that can be installed")
-    PIXEL_TYPE = ("failed", False, "Convert it to a grey image of plain, finite numbers")
+    DECODER = "See `scanloom doctor` for the decoders that can be installed"
+    PIXEL_TYPE = "Convert it to a grey image of plain, finite numbers"
     ORIENTATION_UNKNOWN = (
-        "failed",
-        False,
-        "Specify it with `segment --orientation RAS`, or a workflow's `orientation`",
+        "Specify it with `segment --orientation RAS`, or a workflow's `orientation`"
     )
-    TOO_LARGE = ("failed", False, "Crop it, or raise the limit")
+    TOO_LARGE = "Crop it, or raise the limit"
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = (
-        "failed",
-        False,
-        "See `scanloom models list`, get it by `scanloom models add`, or give its folder",
+        "See `scanloom models list`, get it by `scanloom models add`, or give its folder"
     )
-    MODEL_DAMAGED = ("failed", False, "Copy the bundle again, or add the model again")
-    MODEL_UNSUPPORTED = (
-        "failed",
-        False,
-        "Use another model: a model card can't express this feature",
-    )
-    MODEL_UNSAFE = (
-        "failed",
-        False,
-        "A model may hold only data: no code, and no links or paths out of its folder",
-    )
-    MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
-    MODEL_HASH = ("failed", False, "A file differs from its checksum: get the model again")
-    MODEL_WEIGHTS = ("failed", False, "The weights do not fit the card's network")
+    MODEL_DAMAGED = "Copy the bundle again, or add the model again"
+    MODEL_UNSUPPORTED = "Use another model: a model card can't express this feature"
+    MODEL_UNSAFE = "A model may hold only data: no code, and no links or paths out of its folder"
+    MODEL_NETWORK = "Use a bundle with one of the networks that the docs list"
+    MODEL_HASH = "A file differs from its checksum: get the model again"
+    MODEL_WEIGHTS = "The weights do not fit the card's network"
     MODEL_CHANGED = (
+        "Do not change the model's files during a run; run it again",
         "failed",
         True,
-        "Do not change the model's files during a run; run it again",
         "run",
     )
-    MODEL_EXISTS = ("failed", False, "Choose another name with --name, or remove the model first")
-    LICENCE = ("failed", False, "Read the licence; to accept it in a script, add --accept-licence")
+    MODEL_EXISTS = "Choose another name with --name, or remove the model first"
+    LICENCE = "Read the licence; to accept it in a script, add --accept-licence"
     DOWNLOAD = (
+        "Check the address, network, proxy and certificates; the next attempt continues",
         "failed",
         True,
-        "Check the address, network, proxy and certificates; the next attempt continues",
     )
-    OFFLINE = ("failed", False, "Add the model from a folder or zip file, or allow the network")
+    OFFLINE = "Add the model from a folder or zip file, or allow the network"
     # --- a scan and a model --------------------------------------------------------------------
-    MODALITY = ("skipped", False, "Choose a model for this modality: see `scanloom models list`")
-    CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
-    CHANNEL_MISSING = ("skipped", False, "Complete the study, or correct the workflow's `channels`")
-    IMPLAUSIBLE = (
-        "failed",
-        False,
-        "Check the scan; `scanloom models show` lists what the model accepts",
-    )
-    NOT_FINITE = (
-        "failed",
-        False,
-        "Check the model's weights and the scan's intensities",
-    )
-    STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
+    MODALITY = ("Choose a model for this modality: see `scanloom models list`", "skipped")
+    CHANNELS = "A model of several inputs needs a workflow with `channels`"
+    CHANNEL_MISSING = ("Complete the study, or correct the workflow's `channels`", "skipped")
+    IMPLAUSIBLE = "Check the scan; `scanloom models show` lists what the model accepts"
+    NOT_FINITE = "Check the model's weights and the scan's intensities"
+    STRUCTURE_UNKNOWN = "See `scanloom models show` for the model's structures"
     # --- a run ---------------------------------------------------------------------------------
-    WORKFLOW = ("failed", False, "Correct the workflow at the given lines")
+    WORKFLOW = "Correct the workflow at the given lines"
     WORKFLOW_UNKNOWN = (
-        "failed",
-        False,
-        "Give a YAML or JSON file, or the name of a shipped workflow, before the paths",
+        "Give a YAML or JSON file, or the name of a shipped workflow, before the paths"
     )
     NOT_SELECTED = (
-        "skipped",
-        False,
         "To include it, change `select`, or set `policy.modality` if its files state none",
+        "skipped",
     )
-    LOCKED = ("failed", True, "Wait for the other run in this output folder to end")
-    CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
-    WORKER_LOST = (
-        "failed",
-        True,
-        "See the cluster's own log",
-    )
+    LOCKED = ("Wait for the other run in this output folder to end", "failed", True)
+    CLUSTER = ("See `--cluster` in the docs, and the cluster's own log", "failed", True)
+    WORKER_LOST = ("See the cluster's own log", "failed", True)
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
+        "Raise the limit, use a machine with more memory, or crop the scan",
         "failed",
         True,
-        "Raise the limit, use a machine with more memory, or crop the scan",
     )
     DEVICE_UNAVAILABLE = (
+        "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
         "failed",
         True,
-        "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
     )
     ENVIRONMENT = (
-        "failed",
-        True,
         "A fault of the machine or its settings, not of a scan: see `scanloom doctor`",
-    )
-    CASE_TIMEOUT = ("failed", False, "Raise the time limit, or exclude this scan")
-    CRASHED = (
-        "failed",
-        False,
-        "The case crashed its worker process even when run alone: please report it",
-    )
-    WRITE_MISMATCH = ("failed", True, "The written files differ from the result: please report it")
-    SCRATCH_FULL = (
         "failed",
         True,
-        "Free space in the folder for temporary files, or set TMPDIR to another one",
     )
-    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again", "run")
-    OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder exists and is writable")
+    CASE_TIMEOUT = "Raise the time limit, or exclude this scan"
+    CRASHED = "The case crashed its worker process even when run alone: please report it"
+    WRITE_MISMATCH = ("The written files differ from the result: please report it", "failed", True)
+    SCRATCH_FULL = (
+        "Free space in the folder for temporary files, or set TMPDIR to another one",
+        "failed",
+        True,
+    )
+    DISK_FULL = ("Free space on the output disk, then run it again", "failed", True, "run")
+    OUTPUT_UNWRITABLE = ("Check that the folder exists and is writable", "failed", True)
     KEY_MISMATCH = (
+        "Use the key of this output folder with --key, or another --out",
         "failed",
         False,
-        "Use the key of this output folder with --key, or another --out",
         "run",
     )
     KEY_DAMAGED = (
-        "failed",
-        False,
-        "Restore the key from a copy: with another key, the same scans have other case ids",
+        "Restore the key from a copy: with another key, the same scans have other case ids"
     )
     RESULT_DAMAGED = (
+        "See `scanloom verify`; remove its folder, or use --replace",
         "failed",
         False,
-        "See `scanloom verify`; remove its folder, or use --replace",
         "result",
     )
     OLDER_VERSION = (
+        "Written by an older scanloom: use another --out, and segment the scans again",
         "failed",
         False,
-        "Written by an older scanloom: use another --out, and segment the scans again",
         "result",
     )
     NEWER_VERSION = (
-        "failed",
-        False,
         "Written by a newer scanloom: use that version, or another --out",
+        "failed",
+        False,
         "result",
     )
-    STALE = (
-        "failed",
-        False,
-        "Use --replace, or another --out to keep both",
-        "result",
-    )
-    GRID_DIFFERS = ("failed", False, "Save the labels on the grid of the scan, without resampling")
-    LABELS_UNKNOWN = (
-        "failed",
-        False,
-        "Use the structures of the case: `segments.json` lists them",
-    )
-    SERIES_DIFFERS = (
-        "failed",
-        False,
-        "Put the scan that was segmented back in its place, or segment this one",
-    )
-    CORRECTED = ("failed", False, "Look at the latest correction, and correct that")
-    NOT_REVIEWED = ("failed", False, "Accept or correct cases first: `scanloom review OUT`")
-    REVIEW_OPEN = ("failed", False, "Use the links that it printed, or stop it with Ctrl-C first")
+    STALE = ("Use --replace, or another --out to keep both", "failed", False, "result")
+    GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"
+    LABELS_UNKNOWN = "Use the structures of the case: `segments.json` lists them"
+    SERIES_DIFFERS = "Put the scan that was segmented back in its place, or segment this one"
+    CORRECTED = "Look at the latest correction, and correct that"
+    NOT_REVIEWED = "Accept or correct cases first: `scanloom review OUT`"
+    REVIEW_OPEN = "Use the links that it printed, or stop it with Ctrl-C first"
     READERS = (
-        "failed",
-        False,
-        "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew",
+        "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew"
     )
-    REVIEW_DAMAGED = (
-        "failed",
-        False,
-        "Restore the file from a copy; or move it away to begin anew",
-    )
-    INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
+    REVIEW_DAMAGED = "Restore the file from a copy; or move it away to begin anew"
+    INTERNAL = ("A bug in scanloom: run with --debug and report it", "failed", True)
 
 
 @unique

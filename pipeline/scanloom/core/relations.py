@@ -1,117 +1,99 @@
 """`Relations` between the models of a workflow, and between their structures, as data.
 
-Names of models are those of their cards. An ensemble has a name too: other relations refer to the
-ensemble, not to its models.
+The classes are those of a workflow's file: pydantic reads them with the descriptions and limits in
+the metadata of their fields. Names of models are those of their cards. An ensemble has a name too:
+other relations refer to the ensemble, not to its models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
 class StructuresOf:
-    """Structures of a model or ensemble; all of them if `structures` is empty."""
+    """Structures of another model."""
 
-    model: str
-    structures: tuple[str, ...] = ()
+    model: str = field(metadata={"description": "Name of the other model, or of an ensemble"})
+    structures: tuple[str, ...] = field(
+        default=(), metadata={"description": "Labels of that model; by default, all"}
+    )
 
-
-@dataclass(frozen=True)
-class CropBy:
-    """Crop of the scan that the model `name` sees.
-
-    Parameters
-    ----------
-    name : str
-        The model or ensemble that sees the crop.
-    around : StructuresOf
-        Structures whose box it sees.
-    margin_mm : float
-        Distance around the box.
-    """
-
-    name: str
-    around: StructuresOf
-    margin_mm: float = 0.0
+    def includes(self, label: str) -> bool:
+        """Return whether a structure is one of them."""
+        return not self.structures or label in self.structures
 
 
 @dataclass(frozen=True)
-class RestrictTo:
-    """Restriction of the model or ensemble `name`: its labels outside `inside` are background."""
+class CropBy(StructuresOf):
+    """Structures of another model, around which the scan is cropped."""
 
-    name: str
-    inside: StructuresOf
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """Models whose scores are averaged: one result, `name`, instead of those of the models."""
-
-    name: str
-    models: tuple[str, ...]
+    margin_mm: float = field(
+        default=0.0, metadata={"ge": 0, "description": "Distance around them, mm"}
+    )
 
 
 @dataclass(frozen=True)
 class Unite:
-    """One label map, `name`, of structures of several models, instead of those of the models.
+    """One label map of structures of several models, instead of those of the models."""
 
-    A voxel has the structure of the first entry of `priority` that labels it.
-    """
-
-    name: str
-    priority: tuple[StructuresOf, ...]
+    priority: tuple[StructuresOf, ...] = field(
+        metadata={
+            "min_length": 1,
+            "description": "Models with their structures: where several label a voxel, the first "
+            "has it",
+        }
+    )
 
 
 @dataclass(frozen=True)
 class Share:
-    """Volumes to be measured as shares of the volume of other structures.
+    """Volumes measured as shares of a whole; structures by LABEL, or MODEL/LABEL if ambiguous."""
 
-    Parameters
-    ----------
-    of : tuple of str
-        Structures whose volumes are added: the whole.
-    structures : tuple of str
-        Structures whose shares are measured; empty for all others.
-
-    Notes
-    -----
-    A structure is named by its label, or as MODEL/LABEL if several results have the label.
-    """
-
-    of: tuple[str, ...]
-    structures: tuple[str, ...] = ()
+    of: tuple[str, ...] = field(
+        metadata={
+            "min_length": 1,
+            "description": "The whole: a structure, or several whose volumes are added",
+        }
+    )
+    structures: tuple[str, ...] = field(
+        default=(),
+        metadata={"description": "Structures whose share is measured; by default, all others"},
+    )
 
 
 @dataclass(frozen=True)
 class Relations:
-    """All relations of a workflow; by default none: every model sees the scan and has a result."""
+    """All relations of a workflow; by default none: every model sees the scan and has a result.
 
-    crop_by: tuple[CropBy, ...] = ()
-    restrict_to: tuple[RestrictTo, ...] = ()
-    ensembles: tuple[Ensemble, ...] = ()
-    unite: tuple[Unite, ...] = ()
+    Parameters
+    ----------
+    crop_by : mapping of str to CropBy
+        Crop of the scan that a model or ensemble sees, by its name.
+    restrict_to : mapping of str to StructuresOf
+        Structures outside of which the labels of a model or ensemble become background.
+    ensembles : mapping of str to tuple of str
+        Models whose scores are averaged, by the name of the result, which replaces theirs.
+    unite : mapping of str to Unite
+        Label maps of structures of several models, by name.
+    shares : tuple of Share
+        Volumes to be measured as shares of others.
+    """
+
+    crop_by: Mapping[str, CropBy] = field(default_factory=dict)
+    restrict_to: Mapping[str, StructuresOf] = field(default_factory=dict)
+    ensembles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unite: Mapping[str, Unite] = field(default_factory=dict)
     shares: tuple[Share, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
-
-    def crop_of(self, name: str) -> CropBy | None:
-        """Return the crop that a model or ensemble sees; None for the whole scan."""
-        return next((crop for crop in self.crop_by if crop.name == name), None)
-
-    def restriction_of(self, name: str) -> RestrictTo | None:
-        """Return the restriction of a model or ensemble; None for no restriction."""
-        return next((rule for rule in self.restrict_to if rule.name == name), None)
+        return any(getattr(self, relation.name) for relation in fields(self))
 
     @property
     def references(self) -> tuple[tuple[str, StructuresOf], ...]:
         """Each model or ensemble that needs structures of another one, with these structures."""
-        return (
-            *((crop.name, crop.around) for crop in self.crop_by),
-            *((rule.name, rule.inside) for rule in self.restrict_to),
-        )
+        return (*self.crop_by.items(), *self.restrict_to.items())
 
     def labels_to_compute(self, requested: Sequence[str]) -> tuple[str, ...]:
         """Return the labels that models must find for requested ones; empty for all.
@@ -124,7 +106,7 @@ class Relations:
     @property
     def united(self) -> frozenset[str]:
         """Models and ensembles whose structures are united with those of others."""
-        return frozenset(source.model for unite in self.unite for source in unite.priority)
+        return frozenset(source.model for union in self.unite.values() for source in union.priority)
 
 
 NO_RELATIONS = Relations()

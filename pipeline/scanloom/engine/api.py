@@ -34,7 +34,7 @@ from scanloom.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scanloom.engine.case.types import Predictor
+    from scanloom.inference.graph import Predictor
 
 Progress = Callable[[str, int, int], None]
 """Is called with a stage, and the number of its parts that are done and of all."""
@@ -48,7 +48,7 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
     name : str
         A name that `scanloom models list` shows, or the folder of a bundle.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     precision : str
         "auto", "float32" or "half".
 
@@ -144,7 +144,7 @@ def segment(
     structures : str, or sequence of str
         Labels to keep; by default, all.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     precision : "auto", "float32" or "half"
         Numeric precision of the networks.
     skip_air : bool
@@ -201,8 +201,8 @@ def segment(
         "structures": _labels(structures),
         "key": None if key is None else Path(_not_empty(key, "key")),
         "orientation": orientation and orientation.strip().upper(),
-        "memory_limit": _size(memory_limit),
-        "max_size": _size(max_size),
+        "memory_limit": None if memory_limit is None else parse_bytes(memory_limit),
+        "max_size": None if max_size is None else parse_bytes(max_size),
     }
     options = segment_options(**options_by_name)
     check_values(options)
@@ -292,12 +292,8 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
-    """Return labels as `_words` does; an empty text would mean all, and is refused."""
+    """Return labels as `_names` does; an empty text would mean all, and is refused."""
     labels = _names(structures)
     if not labels and structures != ():
         raise ValueError("structures must name at least one structure; leave it out for all")
     return labels
-
-
-def _size(size: int | str | None) -> int | None:
-    return None if size is None else parse_bytes(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanloom.cards.card import ANY_MODALITY, ModelCard
+from scanloom.cards.card import ANY_MODALITY
 from scanloom.convert.store import list_models
 from scanloom.core import Reason, ScanError
 from scanloom.io.index.series import find_series
@@ -19,16 +19,8 @@ def default_model(
 ) -> str:
     """Return the name of the only model that fits the scans at some paths.
 
-    Headers are read only if the store has several models.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        The scans.
-    modality : str or None
-        Modality of scans that do not state theirs.
-    archives : bool
-        Whether archives in a folder are looked into.
+    Headers are read only if the store has several models. `modality` is that of scans that do not
+    state theirs; with `archives`, archives in a folder are looked into.
 
     Raises
     ------
@@ -49,7 +41,9 @@ def default_model(
     if len(single) == 1:
         return single[0].name
     modalities = _modalities(paths, modality, archives=archives)
-    possible = [card for card in single if _fits(card, modalities)]
+    known = {ANY_MODALITY, *modalities}
+    possible = [c for c in single if None in modalities or c.channels[0].modality in known]
+    # A model for this modality goes before a model for any
     stated = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
     fitting = [card.name for card in stated or possible]
     if len(fitting) == 1:
@@ -58,11 +52,6 @@ def default_model(
     problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
     names = ": " + ", ".join(fitting) if fitting else ""
     raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {scans}{names}; {HINT}")
-
-
-def _fits(card: ModelCard, modalities: set[str | None]) -> bool:
-    """Return whether a model is for a scan of one of some modalities; None may be any."""
-    return None in modalities or card.channels[0].modality in {ANY_MODALITY, *modalities}
 
 
 def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) -> set[str | None]:

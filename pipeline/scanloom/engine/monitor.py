@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -118,59 +118,44 @@ class Status:
         return replace(self, state=DIED, left_s=None, per_hour=None, devices=[])
 
 
-Sample = tuple[str, str, str, Iterable[tuple[str, float | None]]]
-"""Name, type, help text and (labels, value) pairs; values of None are left out."""
-
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 """The characters that the text format escapes in label values."""
 
 
 def format_metrics(status: Status) -> str:
     """Return the metrics of a run, without case ids, so that their number is small."""
-    lines = []
-    for name, kind, text, values in _samples(status):
-        known = [(labels, value) for labels, value in values if value is not None]
-        if known:
-            lines += [f"# HELP scanloom_{name} {text}", f"# TYPE scanloom_{name} {kind}"]
-            lines += [f"scanloom_{name}{labels} {value!r}" for labels, value in known]
-    return "\n".join(lines) + "\n"
+    ends = {_labels(outcome=name): getattr(status, name) for name in ("done", *OUTCOMES)}
+    reasons = {_labels(reason=code): count for code, count in status.reasons.items()}
 
+    def of_devices(key: str, scale: float = 1.0) -> dict[str, float]:
+        known = [d for d in status.devices if d.get(key) is not None]
+        return {_labels(device=str(d["device"])): d[key] * scale for d in known}
 
-def _samples(status: Status) -> list[Sample]:
-    counts = {name: getattr(status, name) for name in ("done", *OUTCOMES)}
-    devices = [(_labels(device=str(d["device"])), d) for d in status.devices]
-
-    def of_devices(key: str, scale: float = 1.0) -> list[tuple[str, float | None]]:
-        values = [(labels, d.get(key)) for labels, d in devices]
-        return [(labels, None if v is None else v * scale) for labels, v in values]
-
-    return [
-        ("run_info", "gauge", "The run.", [(_labels(run=status.run, state=status.state), 1)]),
-        ("cases_planned", "gauge", "Cases of the run.", [("", status.cases)]),
-        ("cases_before", "gauge", "Cases done by earlier runs.", [("", status.before)]),
-        (
-            "cases_finished_total",
-            "counter",
-            "Cases that this run finished.",
-            [(_labels(outcome=name), count) for name, count in counts.items()],
-        ),
-        (
-            "cases_without_result_total",
-            "counter",
-            "Cases that gave no result, by reason.",
-            [(_labels(reason=code), count) for code, count in status.reasons.items()],
-        ),
-        ("cases_in_flight", "gauge", "Cases that are worked on.", [("", len(status.in_flight))]),
-        ("cases_per_hour", "gauge", "Rate of the last minutes.", [("", status.per_hour)]),
-        ("left_seconds", "gauge", "Time left by that rate.", [("", status.left_s)]),
-        ("elapsed_seconds", "gauge", "Time since the start.", [("", status.elapsed_s)]),
-        ("gpu_busy_ratio", "gauge", "Busy share.", of_devices("busy_percent", 0.01)),
-        ("gpu_memory_used_bytes", "gauge", "Memory in use.", of_devices("memory_used")),
-        ("gpu_memory_bytes", "gauge", "Memory there is.", of_devices("memory_total")),
-        ("gpu_temperature_celsius", "gauge", "Temperature.", of_devices("celsius")),
-        ("gpu_power_watts", "gauge", "Power.", of_devices("watts")),
-        ("written_timestamp_seconds", "gauge", "When this was written.", [("", status.moment)]),
+    samples: list[tuple[str, str, Mapping[str, float | None]]] = [  # value by labels, if known
+        ("run_info", "The run.", {_labels(run=status.run, state=status.state): 1}),
+        ("cases_planned", "Cases of the run.", {"": status.cases}),
+        ("cases_before", "Cases done by earlier runs.", {"": status.before}),
+        ("cases_finished_total", "Cases that this run finished.", ends),
+        ("cases_without_result_total", "Cases that gave no result, by reason.", reasons),
+        ("cases_in_flight", "Cases that are worked on.", {"": len(status.in_flight)}),
+        ("cases_per_hour", "Rate of the last minutes.", {"": status.per_hour}),
+        ("left_seconds", "Time left by that rate.", {"": status.left_s}),
+        ("elapsed_seconds", "Time since the start.", {"": status.elapsed_s}),
+        ("gpu_busy_ratio", "Busy share.", of_devices("busy_percent", 0.01)),
+        ("gpu_memory_used_bytes", "Memory in use.", of_devices("memory_used")),
+        ("gpu_memory_bytes", "Memory there is.", of_devices("memory_total")),
+        ("gpu_temperature_celsius", "Temperature.", of_devices("celsius")),
+        ("gpu_power_watts", "Power.", of_devices("watts")),
+        ("written_timestamp_seconds", "When this was written.", {"": status.moment}),
     ]
+    lines = []
+    for name, text, values in samples:
+        known = {labels: value for labels, value in values.items() if value is not None}
+        if known:
+            kind = "counter" if name.endswith("_total") else "gauge"  # as Prometheus names them
+            lines += [f"# HELP scanloom_{name} {text}", f"# TYPE scanloom_{name} {kind}"]
+            lines += [f"scanloom_{name}{labels} {value!r}" for labels, value in known.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _labels(**labels: str) -> str:
@@ -201,17 +186,13 @@ class StatusWriter:
     def __init__(
         self, run: str, folder: Path, period: float = 1.0, metrics: Path | None = None
     ) -> None:
-        self._run, self._folder, self._period = run, folder, period
-        self._metrics = metrics
+        self._folder, self._period, self._metrics = folder, period, metrics
         self.metrics_error: ScanError | None = None
         """Why the metrics could not be written the last time; None if they were."""
-        self._process = os.getpid()
-        self._start = process_start_ticks(self._process)
+        process = os.getpid()
+        start = process_start_ticks(process)
+        self._status = Status(run, "indexing", host=host_id(), process=process, start=start)
         self._began = time.monotonic()
-        self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
-        self._ends: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._sent_away: Counter[str] = Counter()
         self._submitted: dict[str, float] = {}
         self._moments: deque[float] = deque()
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -221,12 +202,12 @@ class StatusWriter:
     def plan(self, cases: int, before: int) -> None:
         """Set the number of planned cases, and of those done by earlier runs."""
         with self._lock:
-            self._state, self._cases, self._before = "running", cases, before
+            self._status = replace(self._status, state="running", cases=cases, before=before)
 
     def state(self, state: str) -> None:
         """Set the state of the run."""
         with self._lock:
-            self._state = state
+            self._status = replace(self._status, state=state)
 
     def start(self, case_id: str) -> None:
         """Record that a case was submitted."""
@@ -238,17 +219,21 @@ class StatusWriter:
         with self._lock:
             if self._submitted.pop(record.id, None) is not None:
                 self._moments.append(time.monotonic())
-            if record.reason is None:
-                self._ends["done"] += 1
-                self._ends["remade"] += record.updated
-            else:
-                self._ends[record.reason.outcome] += 1
-                self._reasons[record.reason.code] += 1
+            status, reason = self._status, record.reason
+            outcome = "done" if reason is None else reason.outcome
+            reasons = Counter(status.reasons) + Counter([reason.code] if reason else ())
+            self._status = replace(
+                status,
+                **{outcome: getattr(status, outcome) + 1},
+                remade=status.remade + (reason is None and record.updated),
+                reasons=dict(sorted(reasons.items())),
+            )
 
     def send_away(self, why: str) -> None:
         """Record that a worker was dismissed."""
         with self._lock:
-            self._sent_away[why] += 1
+            sent_away = dict(Counter(self._status.sent_away) + Counter([why]))
+            self._status = replace(self._status, sent_away=sent_away)
 
     def now(self) -> Status:
         """Return the current status."""
@@ -256,46 +241,28 @@ class StatusWriter:
         with self._lock:
             while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
                 self._moments.popleft()
-            finished = sum(self._ends[end] for end in ("done", *OUTCOMES))
-            rate = self._rate(now)
-            remaining = self._cases - self._before - finished
-            return Status(
-                run=self._run,
-                state=self._state,
-                cases=self._cases,
-                before=self._before,
-                done=self._ends["done"],
-                skipped=self._ends["skipped"],
-                ambiguous=self._ends["ambiguous"],
-                failed=self._ends["failed"],
-                remade=self._ends["remade"],
-                reasons=dict(sorted(self._reasons.items())),
+            status, rate = self._status, self._rate(now)
+            remaining = status.cases - status.ended
+            return replace(
+                status,
                 in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
                 elapsed_s=round(now - self._began, 1),
                 left_s=round(remaining / rate, 1) if rate else None,
                 per_hour=round(3600 * rate, 1) if rate else None,
                 devices=_gpu_state(),
                 moment=round(time.time(), 1),
-                sent_away=dict(self._sent_away),
-                reason=self._reason,
-                host=host_id(),
-                process=self._process,
-                start=self._start,
             )
 
     def close(self, state: str | None = None, reason: str = "") -> None:
-        """Write the final status.
+        """Write the final status: how the run ended, and the code of the reason if it failed.
 
-        Parameters
-        ----------
-        state : str or None
-            How the run ended; None for the current state.
-        reason : str
-            Code of the reason if it failed.
+        A state of None is the current one.
         """
         with self._lock:
-            self._state, self._reason = state or self._state, reason
+            final = state or self._status.state
+            self._status = replace(self._status, state=final, reason=reason)
         self._closed.set()
+        # Joined first: the last periodic write must not come after the final one
         self._writer.join()
         self._write(_replace_or_fill)
 
@@ -303,6 +270,7 @@ class StatusWriter:
         """Return cases per second over the last minutes; None before two have ended."""
         if len(self._moments) < 2:
             return None
+        # A run that began within the window has not had all of it
         span = now - max(self._began, now - _RATE_WINDOW_S)
         return len(self._moments) / span if span > 0 else None
 
@@ -319,10 +287,9 @@ class StatusWriter:
         if self._metrics is not None:
             try:
                 _replace(self._metrics, format_metrics(now))
+                self.metrics_error = None
             except OSError as exc:  # a run does not fail for lack of metrics: its end reports it
                 self.metrics_error = output_error(exc, "the file of --metrics")
-            else:
-                self.metrics_error = None
 
 
 @contextmanager

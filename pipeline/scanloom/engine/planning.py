@@ -9,13 +9,11 @@ archive, a few of its cases are segmented for a plan, in a folder that is then r
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -31,12 +29,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.requested import describe_changes, networks
+from scanloom.cards.graph import networks
+from scanloom.cards.requested import describe_changes
 from scanloom.core import (
     DICOM,
     Case,
     Grid,
-    Reason,
     ScanError,
     counted,
     format_bytes,
@@ -45,13 +43,7 @@ from scanloom.core import (
 )
 from scanloom.engine.case.models import check_networks, load_models
 from scanloom.engine.machine.devices import local_devices
-from scanloom.engine.prepare import (
-    Outline,
-    OutputTarget,
-    Prepared,
-    Request,
-    prepare,
-)
+from scanloom.engine.prepare import Outline, OutputTarget, Prepared, Request, prepare
 from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.worker.messages import WorkerSetup
@@ -69,6 +61,7 @@ from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
 from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
@@ -88,6 +81,7 @@ _MAX_CASES = 2000
 """Measured cases that are kept, and published cases of a run that are read: the newest, and evenly
 spaced ones. A mean over more would not follow a changed machine."""
 _MAX_STARTS = 10
+"""Starts that are kept: an older one tells of other caches and another load of the machine."""
 _FEW = 3
 """Below this many measurements, quantiles say nothing."""
 _SPREAD_OF_FEW, _LEAST_SPREAD = 1.5, 1.25
@@ -155,14 +149,13 @@ class Costs:
     cases: list[MeasuredCase] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
 
-    def learn(self, cases: Iterable[MeasuredCase], start: float) -> None:
+    def learn(self, cases: Sequence[MeasuredCase], start: float) -> None:
         """Add measured cases; those of a run take the place of cases that were tried alone."""
-        new = list(cases)
-        if new and not new[0].alone:
+        if cases and not cases[0].alone:
             if self.alone:
                 self.starts.clear()
             self.cases = [case for case in self.cases if not case.alone]
-        self.cases = [*self.cases, *new][-_MAX_CASES:]
+        self.cases = [*self.cases, *cases][-_MAX_CASES:]
         self.starts = [*self.starts, start][-_MAX_STARTS:]
 
     @property
@@ -170,83 +163,72 @@ class Costs:
         """Whether any case was measured without others beside it, as a run has them."""
         return any(case.alone for case in self.cases)
 
-    def network(self, values: Sequence[float]) -> Ranges:
-        """Return the seconds of the networks of scans, by the voxels of their windows.
+    def network(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the seconds of the networks of cases, by the voxels of their windows.
 
         Windows of a model cost the same, so that beyond the largest scan that was measured the
         lower end grows too. It is half of the proportion: a scan of one window has costs that more
         windows do not repeat.
         """
         measured = [(case.values, case.network) for case in self.cases]
-        largest = max(_bands(measured), key=lambda band: band.size)
-        ranges, sizes = _between(measured, values), np.asarray(values)
-        grown = np.maximum(ranges[:, 0], 0.5 * largest.low * sizes / largest.size)
-        ranges[:, 0] = np.where(sizes > _GROWTH * largest.largest, grown, ranges[:, 0])
+        size, largest, low, _ = _bands(measured)[-1]
+        sizes = np.array([case.values for case in cases])
+        ranges = _between(measured, sizes)
+        grown = np.maximum(ranges[:, 0], 0.5 * low * sizes / size)
+        ranges[:, 0] = np.where(sizes > _GROWTH * largest, grown, ranges[:, 0])
         return ranges
 
-    def rest(self, voxels: Sequence[float]) -> Ranges:
-        """Return the seconds of all other steps of scans, by their voxels."""
-        return _between([(case.voxels, case.rest) for case in self.cases], voxels)
+    def rest(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the seconds of all other steps of cases, by their voxels."""
+        sizes = np.array([case.voxels for case in cases])
+        return _between([(case.voxels, case.rest) for case in self.cases], sizes)
 
-    def written(self, voxels: Sequence[float]) -> Ranges:
-        """Return the bytes of the results of scans, by their voxels."""
-        return _between([(case.voxels, case.written) for case in self.cases], voxels)
+    def written(self, cases: Sequence[PlannedCase]) -> Ranges:
+        """Return the bytes of the results of cases, by their voxels."""
+        sizes = np.array([case.voxels for case in cases])
+        return _between([(case.voxels, case.written) for case in self.cases], sizes)
 
-    def share_of_known_sizes(self, voxels: Sequence[float]) -> float:
-        """Return the share of some scans' voxels in scans of no more than known size."""
+    def share_of_known_sizes(self, cases: Sequence[PlannedCase]) -> float:
+        """Return the share of some cases' voxels in scans of no more than known size."""
         largest = _GROWTH * max((case.voxels for case in self.cases), default=0.0)
-        total = sum(voxels)
-        return sum(size for size in voxels if size <= largest) / total if total else 0.0
+        total = sum(case.voxels for case in cases)
+        return sum(c.voxels for c in cases if c.voxels <= largest) / total if total else 0.0
 
     def run_time(
-        self,
-        values: Sequence[float],
-        voxels: Sequence[float],
-        workers: int,
-        in_flight: int,
-        times: float = 1.0,
+        self, cases: Sequence[PlannedCase], site: ExecutionSite, times: float = 1.0
     ) -> Range:
         """Return the seconds of a run from the request for workers to the end of its last case.
 
-        Parameters
-        ----------
-        values, voxels : sequence of float
-            Window voxels and voxels of each case.
-        workers, in_flight : int
-            Workers that speed the run up, and cases that each of them holds at once.
-        times : float
-            By how much the cases are multiplied: for an archive of which they are a part.
+        The cases are multiplied by `times`, for an archive of which they are a part.
         """
-        if not values:
+        if not cases:
             return 0.0, 0.0
-        network, rest = self.network(values), self.rest(voxels)
+        network, rest = self.network(cases), self.rest(cases)
         total = network.sum(axis=0) + rest.sum(axis=0)
-        if self.alone and in_flight > 1:  # reading and writing may hide behind the network, or not
-            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / in_flight)
+        if self.alone and site.in_flight > 1:  # other steps may hide behind the network, or not
+            total[0] = max(network[:, 0].sum(), rest[:, 0].sum() / site.in_flight)
+        # No start was measured yet: the workers may also be there at once
         start = np.array((0.0, _CLUSTER_START_S))
         if self.starts:
             spread = _LEAST_SPREAD if len(self.starts) >= _FEW else _SPREAD_OF_FEW
             late = _CLUSTER_START_S if self.alone else 0.0
             start = np.array((min(self.starts) / spread, max(self.starts) * spread + late))
+        # However many workers there are, a run takes as long as its longest case
         longest = (network + rest).max(axis=0)
-        low, high = np.maximum(total * times / workers, longest) + start
+        low, high = np.maximum(total * times / site.concurrent_workers, longest) + start
         return float(low), float(high)
 
     @classmethod
     def load(cls, name: str) -> Self:
         """Return the costs that are cached under a key; none if they are missing or damaged."""
-        try:
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             document = json.loads(costs_file(name).read_text(encoding="utf-8"))
-            if document["schema"] != _SCHEMA:
-                return cls()
             cases = [MeasuredCase(**case) for case in document["cases"]]
-            numbers = [n for case in cases for n in asdict(case).values()]
             starts = [float(start) for start in document["starts"]]
-            if not all(math.isfinite(n) and n >= 0 for n in [*numbers, *starts]):
-                return cls()
-            return cls(cases, starts)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return cls()
+            numbers = [*starts, *(n for case in cases for n in asdict(case).values())]
+            if document["schema"] == _SCHEMA and all(math.isfinite(n) and n >= 0 for n in numbers):
+                return cls(cases, starts)
+        return cls()
 
     def save(self, name: str) -> None:
         """Cache the costs under a key; without a writable cache folder nothing is saved."""
@@ -264,50 +246,39 @@ def states_something(expected: Sequence[float]) -> bool:
     return expected[1] <= _WIDEST_RANGE * expected[0]
 
 
-@dataclass(frozen=True)
-class _Band:
-    """Mean and largest size of measurements within one power of two, and range of the amount."""
+def _bands(measured: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+    """Return bands of measured (size, amount), one a power of two, by size.
 
-    size: float
-    largest: float
-    low: float
-    high: float
-
-
-def _bands(measured: Sequence[tuple[float, float]]) -> list[_Band]:
-    """Return the bands of measured (size, amount), by size."""
-    by_octave: dict[int, list[tuple[float, float]]] = {}
-    for size, amount in measured:
-        by_octave.setdefault(math.floor(math.log2(max(size, 1.0))), []).append((size, amount))
+    (N, 4): mean size, largest size, lowest and highest amount.
+    """
+    sizes, amounts = np.array(measured).T
+    octaves = np.floor(np.log2(np.maximum(sizes, 1.0)))
     bands = []
-    for _, pairs in sorted(by_octave.items()):
-        sizes, amounts = np.array(pairs).T
-        low, high = amounts.min() / _SPREAD_OF_FEW, amounts.max() * _SPREAD_OF_FEW
-        if len(pairs) >= _FEW:  # without outliers: a machine that was busy for one case
-            low, high = np.quantile(amounts, (0.1, 0.9))
-            low = min(low, amounts.mean() / _LEAST_SPREAD)
-            high = max(high, amounts.mean() * _LEAST_SPREAD)
-        bands.append(_Band(float(sizes.mean()), float(sizes.max()), float(low), float(high)))
-    return bands
+    for octave in np.unique(octaves):
+        size, amount = sizes[octaves == octave], amounts[octaves == octave]
+        low, high = amount.min() / _SPREAD_OF_FEW, amount.max() * _SPREAD_OF_FEW
+        if len(amount) >= _FEW:  # without outliers: a machine that was busy for one case
+            low, high = np.quantile(amount, (0.1, 0.9))
+            low = min(low, amount.mean() / _LEAST_SPREAD)
+            high = max(high, amount.mean() * _LEAST_SPREAD)
+        bands.append((size.mean(), size.max(), low, high))
+    return np.array(bands, np.float64)
 
 
-def _between(measured: Sequence[tuple[float, float]], sizes: Sequence[float]) -> Ranges:
+def _between(measured: Sequence[tuple[float, float]], sizes: NDArray[Any]) -> Ranges:
     """Return the range of an amount for each size, between and beyond measured (size, amount).
 
     A larger scan costs no less than a smaller one, and at most as much more as it is larger. So
     each measurement bounds all other sizes, the nearest ones most.
     """
-    bands, ranges = _bands(measured), []
-    for size in sizes:
-        smaller = [band for band in bands if band.size <= size][-1:]
-        larger = [band for band in bands if band.size > size][:1]
-        bounds = [
-            (band.low * min(1.0, size / band.size), band.high * max(1.0, size / band.size))
-            for band in smaller + larger
-        ]
-        low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
-        ranges.append((min(low, high), max(low, high)))  # crossed where measurements scatter
-    return np.array(ranges, np.float64).reshape(-1, 2)
+    size, _, low, high = _bands(measured).T
+    larger = np.searchsorted(size, sizes, side="right")
+    nearest = np.clip((larger - 1, larger), 0, len(size) - 1)  # one band twice beyond all
+    ratio = sizes / size[nearest]
+    lows = (low[nearest] * np.minimum(1.0, ratio)).max(axis=0)
+    highs = (high[nearest] * np.maximum(1.0, ratio)).min(axis=0)
+    # crossed where measurements scatter
+    return np.stack([np.minimum(lows, highs), np.maximum(lows, highs)], axis=1)
 
 
 def costs_key(request: Request, device: str, precision: str) -> str:
@@ -362,13 +333,12 @@ class _PublishedCase:
             shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
             seconds = {step: float(times["wall_s"]) for step, times in timing["steps"].items()}
             network, engine = seconds.pop("network", 0.0), seconds.pop("engine", 0.0)
-            files = (Path(base) / name for base, _, names in os.walk(folder) for name in names)
             cost = MeasuredCase(
                 values=float(timing["window_values"]),
                 voxels=float(math.prod(shape)),
                 network=network,
                 rest=sum(seconds.values()),
-                written=float(sum(file.stat().st_size for file in files)),
+                written=float(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())),
             )
             places = timing.get("device"), timing.get("precision")
             site = (str(places[0][0]), str(places[1][0])) if all(places) else None
@@ -410,16 +380,7 @@ class RunTimeline:
 
 
 def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dict[str, Any] | None:
-    """Add a run to the costs of this machine, and compare the run with its plan.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    timeline : RunTimeline
-        The timeline of the run.
-    request : Request
-        The workflow of the run with its models.
+    """Add a run to the costs of this machine, and compare the run with its plan in `out`.
 
     Returns
     -------
@@ -436,6 +397,7 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     if timeline.first_on_device is not None and measured[0].site is not None:
         device, precision = measured[0].site
         execution = request.workflow.execution
+        # As many as speed a run up: see `ExecutionSite.concurrent_workers`
         workers = 1 if device == "cpu" else max(1, len(local_devices(execution)))
         name = costs_key(request, device, precision)
         costs, start = Costs.load(name), max(0.0, timeline.first_on_device - timeline.began)
@@ -462,32 +424,26 @@ def compare_with_plan(out: Path, timeline: RunTimeline, request: Request) -> dic
     return {"cases": count, "planned": planned, "happened": happened, "ratio": ratio}
 
 
-def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> Iterator[MeasuredCase]:
-    """Yield the costs of cases that took some seconds in all, so that concurrent work counts once.
+def _shared_out(measured: Sequence[_PublishedCase], seconds: float) -> list[MeasuredCase]:
+    """Return the costs of cases that took some seconds in all, so that concurrent work counts once.
 
     The time of preparing an engine is not that of any case.
     """
     spent = sum(case.cost.network + case.cost.rest for case in measured)
     share = max(0.0, seconds - sum(case.engine for case in measured)) / spent if spent else 0.0
-    for case in measured:
-        cost = case.cost
-        yield replace(cost, network=share * cost.network, rest=share * cost.rest)
+    costs = (case.cost for case in measured)
+    return [replace(c, network=share * c.network, rest=share * c.rest) for c in costs]
 
 
 def _planned_ranges(plan: Mapping[str, Any], published: Iterable[str]) -> dict[str, Range | None]:
-    """Return the planned ranges of the cases that a run published.
-
-    Raises
-    ------
-    LookupError
-        If the plan lacks a case.
-    """
+    """Return the planned ranges of the cases that a run published; LookupError if one lacks."""
     by_case = {case["case"]: case for case in plan["cases"]}
     matched, totals = [by_case[case] for case in published], plan["totals"]
     planned: dict[str, Range | None] = {"host": (0.0, totals["host"])}
     for name in ("seconds", "written"):
         planned[name] = None
         if totals[name] is not None:
+            # A run may publish a part of the planned cases: their share of the planned sum counts
             published_sum, planned_sum = (
                 np.sum([case[name] for case in cases if case[name]] or [[0.0, 0.0]], axis=0)
                 for cases in (matched, plan["cases"])
@@ -609,7 +565,7 @@ class RunPlan:
     left: tuple[tuple[str, str, str], ...]
     cases: tuple[PlannedCase, ...]
     totals: Totals
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def todo(self) -> list[PlannedCase]:
@@ -655,20 +611,7 @@ def make_plan(
 ) -> RunPlan:
     """Plan a run over an archive; only the index and the measured costs are written to disk.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        The workflow to plan.
-    paths : sequence of Path
-        Folders and files with the scans.
-    out : Path
-        The output folder, which may already hold results.
-    key_file : Path or None
-        The file with the key of the ids.
-    scope : Scope, optional
-        The cases that the run would take.
-    archives : bool
-        Whether archives inside folders are opened too.
+    Parameters are those of a run; `out` may already hold results.
 
     Raises
     ------
@@ -747,19 +690,13 @@ def save_plan(plan: RunPlan, out: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / PLAN_FILE, lambda draft: write_document(draft, asdict(plan)))
     except OSError as exc:
-        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
-        raise ScanError(reason, f"the plan can't be saved ({type(exc).__name__})") from exc
+        raise output_error(exc, "the plan") from exc
 
 
 def find_site(request: Request, device: str | None = None) -> ExecutionSite:
     """Return the device, workers and memory that the networks of a request have on this machine.
 
-    Parameters
-    ----------
-    request : Request
-        The workflow with its models.
-    device : str or None
-        Another device than the workflow's.
+    With `device`, on another device than the workflow's.
 
     Raises
     ------
@@ -792,6 +729,7 @@ def _planned_case(prepared: Prepared) -> PlannedCase:
         return PlannedCase(case, reason=prepared.refusal.code, detail=prepared.refusal.detail)
     if outline is None or estimate is None:
         raise ValueError("a prepared case has an outline and an estimate")
+    # Other steps run while another case has the device: their memory adds to that of its peak
     on_device = ("resample", "network", "restore", "clean")
     return PlannedCase(
         case,
@@ -825,9 +763,8 @@ def _with_costs(planned: Sequence[PlannedCase], costs: Costs) -> list[PlannedCas
     runnable = [case for case in planned if not case.reason]
     if not costs.cases or not runnable:
         return list(planned)
-    voxels = [case.voxels for case in runnable]
-    seconds = costs.network([case.values for case in runnable]) + costs.rest(voxels)
-    ranges = zip(seconds.tolist(), costs.written(voxels).tolist(), strict=True)
+    seconds = costs.network(runnable) + costs.rest(runnable)
+    ranges = zip(seconds.tolist(), costs.written(runnable).tolist(), strict=True)
     with_costs = {
         case.case: replace(case, seconds=tuple(seconds), written=tuple(written))
         for case, (seconds, written) in zip(runnable, ranges, strict=True)
@@ -844,6 +781,8 @@ def summarize(
     that the run leaves out are taken to be like the others. `why` nothing could be tried is stated
     if the time is unknown.
     """
+    # The largest case counts with its peak on the device; the next ones, as many as are in flight
+    # beside it, with that of reading and writing
     largest = max((case.host for case in cases), default=0)
     concurrent = sorted((case.most for case in cases), reverse=True)[1 : site.in_flight]
     host = largest + sum(concurrent)
@@ -857,23 +796,22 @@ def summarize(
         return totals
     if not costs.cases:
         return replace(totals, unknown=why or "this machine has not processed such cases yet")
-    voxels, values = [case.voxels for case in cases], [case.values for case in cases]
-    workers = site.concurrent_workers
-    seconds = costs.run_time(values, voxels, workers, site.in_flight)
-    low, high = costs.written(voxels).sum(axis=0).tolist()
-    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(voxels))
+    seconds = costs.run_time(cases, site)
+    low, high = costs.written(cases).sum(axis=0).tolist()
+    totals = replace(totals, tried=len(costs.cases), known_share=costs.share_of_known_sizes(cases))
     if states_something((low, high)):
         totals = replace(totals, written=(low, high))
     if not states_something(seconds):
         tried = f"the {counted(len(costs.cases), 'case')} that were tried"
         known = max(case.voxels for case in costs.cases)
+        largest_scan = max(case.voxels for case in cases)
         detail = (
-            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {max(voxels):,}"
+            f"{tried} have up to {known:,.0f} voxels, the scans of this run up to {largest_scan:,}"
             if totals.known_share < _LEAST_KNOWN_SHARE
             else f"{tried} took too different times: {format_range(seconds)} in all"
         )
         return replace(totals, unknown=f"{detail}; {why}" if why else detail)
-    archive = costs.run_time(values, voxels, workers, site.in_flight, total / len(cases))
+    archive = costs.run_time(cases, site, total / len(cases))
     return replace(totals, seconds=seconds, archive_seconds=archive)
 
 
@@ -890,6 +828,7 @@ def _notes(
     if site.device and (large := sum(case.device > site.device for case in cases)):
         slow = "too large for the device: fewer windows, scores on the host"
         yield f"{counted(large, 'case')} {slow}"
+    # The output folder need not exist: then its disk is that of the nearest folder above it
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
     free, written = shutil.disk_usage(folder).free, totals.written or (0.0, 0.0)
     if written[1] > free:
@@ -936,11 +875,8 @@ def gpu_advice(
     placement = other_site.placement
     here = costs, site
     elsewhere = Costs.load(costs_key(request, placement.device, placement.precision)), other_site
-    return (
-        compare_devices(cases, elsewhere, here)
-        if is_cpu
-        else compare_devices(cases, here, elsewhere)
-    )
+    gpu, cpu = (elsewhere, here) if is_cpu else (here, elsewhere)
+    return compare_devices(cases, gpu, cpu)
 
 
 def compare_devices(
@@ -948,26 +884,14 @@ def compare_devices(
     gpu: tuple[Costs, ExecutionSite],
     cpu: tuple[Costs, ExecutionSite],
 ) -> str:
-    """Return a sentence on how much a GPU gains, in all and for single cases.
-
-    Parameters
-    ----------
-    cases : sequence of PlannedCase
-        The cases that would run.
-    gpu, cpu : (Costs, ExecutionSite)
-        Measurements of both devices.
-    """
+    """Return a sentence on how much a GPU gains, in all and for single cases."""
     unknown = "whether a GPU pays is not known"
     if not cases:
         return unknown
     for name, (costs, _) in (("GPU", gpu), ("CPU", cpu)):
         if not costs.cases:
             return f"{unknown}: such cases have not run on the {name}"
-    values, voxels = [case.values for case in cases], [case.voxels for case in cases]
-    on_gpu, on_cpu = (
-        costs.run_time(values, voxels, site.concurrent_workers, site.in_flight)
-        for costs, site in (gpu, cpu)
-    )
+    on_gpu, on_cpu = (costs.run_time(cases, site) for costs, site in (gpu, cpu))
     if not (states_something(on_gpu) and states_something(on_cpu)):
         return f"{unknown}: such cases have not run on both devices"
     both = f"{format_range(on_gpu)} on it, {format_range(on_cpu)} on the CPU"
@@ -977,7 +901,7 @@ def compare_devices(
     elif on_cpu[1] < on_gpu[0]:
         verb = "does not pay"
     gpu_s, cpu_s = (
-        (costs.network(values) + costs.rest(voxels)).sum(axis=1) for costs, _ in (gpu, cpu)
+        (costs.network(cases) + costs.rest(cases)).sum(axis=1) for costs, _ in (gpu, cpu)
     )
     small = int((cpu_s <= gpu_s).sum())
     less = f"; {counted(small, 'small case')} sooner on the CPU" if 0 < small < len(cases) else ""
@@ -994,6 +918,7 @@ def choose_cases(runnable: Sequence[PlannedCase]) -> list[PlannedCase]:
     """Return cases of an archive to be tried, in their order: see `_SHARES`."""
     by_size = sorted(runnable, key=lambda each: (each.values + each.voxels, each.case))
     reached = list(itertools.accumulate(each.voxels for each in by_size))
+    # The smallest first: its cost tells whether there is time for the others
     chosen = by_size[:1]
     for share in _SHARES if reached else ():
         limit = share * reached[-1]
@@ -1011,12 +936,8 @@ def _try_cases(
 ) -> str:
     """Segment a few cases alone, and add them to the costs; return why there are none, or "".
 
-    Results go to a folder in the output folder's `private/`, which is removed.
-
-    Raises
-    ------
-    ScanError
-        If no case can be processed, because of the models or the machine.
+    Results go to a folder in the output folder's `private/`, which is removed. Models or a machine
+    that can process no case raise ScanError.
     """
     fingerprint, workflow = key_fingerprint(key), request.workflow
     execution = workflow.execution
@@ -1044,6 +965,7 @@ def _try_cases(
             memory_limit=execution.memory_limit,
         )
         worker = WorkerSupervisor(setup, execution.time_limit)
+        # The limit of a case in a run is an hour: nobody waits so long for a plan
         limit = Timer(_LONGEST_TRIAL_S, worker.stop)
         limit.daemon = True
         limit.start()
@@ -1075,10 +997,7 @@ def _try_cases(
 
 def _segmented(worker: WorkerSupervisor, case: Case) -> tuple[MeasuredCase | None, str]:
     """Segment a case and remove its result; return its cost, or the reason why it has none."""
-    outcome = worker.run(case)
-    if outcome.fault is not None:
-        raise outcome.fault
-    record = outcome.record
+    record = worker.run(case).record
     if record is None:
         return None, f"not done after {format_duration(_LONGEST_TRIAL_S)}"
     if record.reason is not None or record.folder is None:

@@ -22,7 +22,8 @@ from numpy.typing import DTypeLike
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.check import check_assumed_modality, check_modalities
-from scanloom.cards.requested import needed_parts, requested_card
+from scanloom.cards.graph import graph_of, needed_parts, running_order
+from scanloom.cards.requested import requested_card
 from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
@@ -39,10 +40,10 @@ from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
-from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
 from scanloom.engine.case.writers import estimate_writers
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Inputs, LeftOut
+from scanloom.inference.graph import Predictor, sharing_groups
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
@@ -52,7 +53,6 @@ from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from scanloom.engine.case.types import Predictor
     from scanloom.inference.memory import CaseEstimate, Placement
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,7 @@ FileStates = list[tuple[int, int, int] | None]
 class Request:
     """A workflow with its models: everything that the cases of a command share.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        Options, outputs and relations of the models.
-    cards : tuple of ModelCard
-        The models, in the order of the workflow.
+    The cards are in the order of the workflow.
     """
 
     workflow: Workflow
@@ -419,17 +414,17 @@ def estimate_case(
     labels = relations.labels_to_compute(outputs.structures)
     reduced = [needed_parts(card, labels) for card in cards]
     uncertainty = "uncertainty" in outputs.also
-    predictions = predictions_of([card.name for card in reduced], relations)
-    groups = sharing_groups(predictions, reduced)
-    ordered = running_order(predictions, relations, groups)
-    first_of = {groups[p.name]: reduced[p.members[0]] for p in reversed(ordered)}
+    nodes = graph_of([card.name for card in reduced], relations)
+    groups = sharing_groups(nodes, reduced)
+    ordered = running_order(nodes, groups)
+    first_of = {groups[node.name]: reduced[node.members[0]] for node in reversed(ordered)}
     held = 0  # label maps of the previous models
-    for n, prediction in enumerate(ordered):
+    for n, node in enumerate(ordered):
         before, after = (
-            {groups[p.name] for p in each} for each in (ordered[: n + 1], ordered[n + 1 :])
+            {groups[other.name] for other in each} for each in (ordered[: n + 1], ordered[n + 1 :])
         )
         need = memory.estimate_prediction(
-            [reduced[member] for member in prediction.members],
+            [reduced[member] for member in node.members],
             grid,
             stored,
             placement,
@@ -440,7 +435,7 @@ def estimate_case(
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
-        first = reduced[prediction.members[0]]
+        first = reduced[node.members[0]]
         held += first.n_maps * voxels * first.label_bytes + 2 * voxels * uncertainty
     if relations:  # a restricted copy of a model's label maps, and united ones
         held += 2 * voxels * len(relations.unite)
@@ -461,20 +456,7 @@ def placement_of(predictors: Sequence[Predictor]) -> Placement:
 
 
 def check_memory(estimate: CaseEstimate, limit: int) -> None:
-    """Refuse a case whose smallest plan does not fit, before any allocation.
-
-    Parameters
-    ----------
-    estimate : CaseEstimate
-        Estimate of the smallest plan.
-    limit : int
-        Bytes for the whole process.
-
-    Raises
-    ------
-    ScanError
-        OUT_OF_MEMORY with both figures.
-    """
+    """Refuse a case whose smallest plan exceeds `limit`, in bytes: OUT_OF_MEMORY, with both."""
     if estimate.peak > limit:
         step = max(estimate.host, key=lambda name: estimate.host[name])
         limited = f"limit {format_bytes(limit)} by `segment --memory-limit`"

@@ -4,14 +4,14 @@ A case can be retried in four layers; docs/retries.md describes them.
 
 1. In its worker process, by the supervisor of the engine child (`engine.worker.supervisor`).
 2. On another worker, by the pool of a cluster (`engine.clusters.dask_pool`).
-3. After the loss of its worker, by the dispatcher (`engine.worker.dispatch`). Lost workers are
-   replaced by the module that started them, within its own limits (`engine.clusters.kinds`).
-4. In a later run (`engine.workflow.scope`).
+3. After the loss of its worker, by the dispatcher (`engine.worker.pool`). Lost workers are
+   replaced by the module that started them, within its own limits (`engine.clusters.launchers`).
+4. In a later run (`engine.results.run_cases`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scanloom.core import Reason
@@ -46,13 +46,7 @@ class RetryPolicy:
     in_later_run: bool = False
 
     def on_other_worker(self, *, same_machine: bool) -> bool:
-        """Return whether the case is retried on another worker.
-
-        Parameters
-        ----------
-        same_machine : bool
-            Whether all workers run on one machine.
-        """
+        """Return whether the case is retried on another worker, all on one machine or not."""
         return self.other_worker == "any" or (
             self.other_worker == "other machine" and not same_machine
         )
@@ -83,20 +77,13 @@ _IN_THIS_RUN = {
 }
 
 
-def _policy(reason: Reason) -> RetryPolicy:
-    known = _IN_THIS_RUN.get(reason, RetryPolicy())
-    return RetryPolicy(
-        known.pauses_s,
-        known.alone_in_new_process,
-        known.other_worker,
+def policy_of(reason: Reason | None) -> RetryPolicy:
+    """Return the policy of a reason; no retries for None, the reason of a success."""
+    if reason is None:
+        return RetryPolicy()
+    # A changed model is as changed for the next child; a later run takes the new one
+    return replace(
+        _IN_THIS_RUN.get(reason, RetryPolicy()),
         new_child=reason.retry and reason is not Reason.MODEL_CHANGED,
         in_later_run=reason.retry,
     )
-
-
-_POLICIES = {reason: _policy(reason) for reason in Reason}
-
-
-def policy_of(reason: Reason | None) -> RetryPolicy:
-    """Return the policy of a reason; no retries for None, the reason of a success."""
-    return RetryPolicy() if reason is None else _POLICIES[reason]

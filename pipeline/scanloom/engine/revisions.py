@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_descriptor, open_regular_file
-from scanloom.io.write.nifti import write_image
+from scanloom.io.write.nifti import write_nifti
 from scanloom.ops.measure import measure
 from scanloom.review.label_files import LabelFile, read_label_file
 from scanloom.review.revisions import (
@@ -96,10 +97,8 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    name : str
-        Name of the case folder.
+    out, name
+        The output folder, and the name of the case folder.
     correction : Correction
     key : Path or None
         File with the key of the case ids: the scan is read for measurements and DICOM SEG.
@@ -139,26 +138,25 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
     before = latest_result(out, name)
+    # Within the lock: of two corrections of one result, the second would undo the first
     if revision_number(before) != correction.corrected:
         raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
     labels = read_label_maps(before)
     document = read_json(out / "cases" / name / CASE)
     scan = read_source(out, name, key)
-    changed = {
-        file: int(np.count_nonzero(array != labels[file]))
-        for file, array in correction.labels.items()
-    }
-    labels |= correction.labels
-    segmentations = _segmentations(before, document, labels, scan)
-    numbers = [int(folder.name) for folder in revision_folders(out, name)]
-    number = max(numbers, default=0) + 1
+    number = 1 + max((int(folder.name) for folder in revision_folders(out, name)), default=0)
     revision = {
         "number": number,
         "of_recipe": document["recipe"],
         "reviewer": correction.reviewer,
         "origin": correction.origin,
-        "changed_voxels": changed,
+        "changed_voxels": {
+            file: int(np.count_nonzero(array != labels[file]))
+            for file, array in correction.labels.items()
+        },
     }
+    labels |= correction.labels
+    segmentations = _segmentations(before, document, labels, scan)
     recipe = _recipe(document["recipe"], labels)
     case = Case(
         id=document["case"],
@@ -171,17 +169,13 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     measurements = [m for s in segmentations for m in measure(s, scan.volume, flags)]
     content = CaseContent(case, scan, segmentations, measurements, flags)
     target = Path(out, *REVISIONS, name, str(number))
+    writers = writers_of(case.outputs)
     with CaseFolder(out, f"{name}-revision", target=target) as draft:
-        _write(draft.path, content, {**document, "recipe": recipe, "revision": revision})
+        write_files(draft.path, content, writers)
+        write_document(draft.path / CASE, {**document, "recipe": recipe, "revision": revision})
+        read_back(draft.path, content, writers)  # before `timing.json`, which has no checksum
+        write_document(draft.path / TIMING, {"steps": {}})
         return draft.publish()
-
-
-def _write(folder: Path, content: CaseContent, document: dict[str, Any]) -> None:
-    writers = writers_of(content.case.outputs)
-    write_files(folder, content, writers)
-    write_document(folder / CASE, document)
-    read_back(folder, content, writers)
-    write_document(folder / TIMING, {"steps": {}})
 
 
 def _segmentations(
@@ -224,6 +218,7 @@ def structure_from_plain(plain: Mapping[str, Any]) -> Structure:
 def _recipe(recipe: str, labels: Mapping[str, NDArray[Any]]) -> str:
     """Return the hash from which the DICOM UIDs of a revision follow: of recipe and labels."""
     digest = hashlib.sha256(recipe.encode())
+    # In an order of its own: the same labels have the same UIDs
     for name in sorted(labels):
         digest.update(name.encode())
         digest.update(np.asfortranarray(labels[name]).tobytes(order="F"))
@@ -247,12 +242,10 @@ def take_file(
 
     Parameters
     ----------
-    out : Path
-        The output folder.
+    out, name
+        The output folder, and the name of the case folder.
     file : Path
         NIfTI, NRRD, MetaImage, `.seg.nrrd` or DICOM SEG.
-    name : str
-        Name of the case folder.
     reviewer : str
         Code of the reviewer.
     model : str or None
@@ -273,10 +266,16 @@ def take_file(
     document = read_json(folder / CASE)
     grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
-    entries = _entries(read_json(latest / SEGMENTS)["files"], model)
+    entries = read_json(latest / SEGMENTS)["files"]
+    model = _one_model(entries, model, "the case has", "`review --model`")
+    entries = [entry for entry in entries if entry["model"] == model]
     before = read_label_maps(latest)
     label_file = read_label_file(file, grid)
-    _check_series(label_file, out, document["case"])
+    source = latest_by_id(find_sources(out, [document["case"]])).get(document["case"])
+    uid = source.series_uid if source else ""
+    # A DICOM SEG names its series, since the grid of another may be the same
+    if uid and label_file.series and uid not in label_file.series:
+        raise ScanError(Reason.GRID_DIFFERS, "the file refers to another series than the case's")
     after = (
         _by_number(label_file, entries)
         if label_file.names is None
@@ -289,30 +288,17 @@ def take_file(
     return publish_revision(out, name, correction, key)
 
 
-def _check_series(label_file: LabelFile, out: Path, number: str) -> None:
-    """Refuse a DICOM SEG of another series, whose grid may be the same.
-
-    Raises
-    ------
-    ScanError
-        GRID_DIFFERS.
-    """
-    source = latest_by_id(find_sources(out, [number])).get(number)
-    if source is None or not source.series_uid or not label_file.series:
-        return
-    if source.series_uid not in label_file.series:
-        raise ScanError(Reason.GRID_DIFFERS, "the file refers to another series than the case's")
-
-
-def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapping[str, Any]]:
-    """Return the label maps of the model that is meant."""
+def _one_model(
+    files: Iterable[Mapping[str, Any]], model: str | None, subject: str, option: str
+) -> str | None:
+    """Return the model of some label maps: numbers of two models mean different things."""
     models = sorted({entry["model"] for entry in files})
+    results = f"{subject} results of {', '.join(models)}"
     if model is None and len(models) > 1:
-        detail = f"the case has results of {', '.join(models)}: name one with `review --model`"
-        raise ScanError(Reason.LABELS_UNKNOWN, detail)
-    if model is not None and model not in models:
-        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has results of {', '.join(models)} only")
-    return [entry for entry in files if model in (None, entry["model"])]
+        raise ScanError(Reason.LABELS_UNKNOWN, f"{results}: name one with {option}")
+    if model is not None and models and model not in models:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"{results} only")
+    return model if model is not None else next(iter(models), None)
 
 
 def _by_number(
@@ -347,6 +333,7 @@ def _by_name(
     targets = {name: places[_plain(name)] for name in names}
     if len(set(targets.values())) < len(targets):
         raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
+    # All named structures are erased first: one may move to where another was
     for file, number in targets.values():
         after[file][after[file] == number] = 0
     painted = {entry["file"]: np.zeros(before[entry["file"]].shape, bool) for entry in entries}
@@ -366,13 +353,7 @@ def _plain(text: str) -> str:
 
 
 def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:
-    """Return the voxels of each structure before and after a correction, if they differ.
-
-    Parameters
-    ----------
-    before, after : Path
-        Folders of the result that was corrected, and of the revision.
-    """
+    """Return the voxels of each structure in two results, by folder, if they differ."""
     was, now = (
         {(m.model, m.label): m.voxels for m in read_measurements(folder)}
         for folder in (before, after)
@@ -395,10 +376,8 @@ def export(
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    folder : Path
-        Folder to be made; it must not exist.
+    out, folder
+        The output folder, and the folder to be made, which must not exist.
     key : Path or None
         File with the key of the case ids.
     model : str or None
@@ -420,12 +399,12 @@ def export(
     if folder.exists():
         raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
     left_out = dict[str, str]()
-    chosen = {r: _files_of(r) for r in _results(out, left_out)}
-    model = _one_model(chosen.values(), model)
+    chosen = {r: read_json(r / SEGMENTS)["files"] for r in _results(out, left_out)}
+    model = _one_model(chain.from_iterable(chosen.values()), model, "there are", "--model")
     chosen = {r: own for r, f in chosen.items() if (own := [e for e in f if e["model"] == model])}
     if not chosen and not left_out:
         raise ScanError(Reason.NOT_REVIEWED, "no case is accepted or corrected")
-    structures = _structures(chosen.values())
+    structures = _structures(chain.from_iterable(chosen.values()))
     entries = list[dict[str, Any]]()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -437,7 +416,17 @@ def export(
                     entries.append(_export(out, result, files, draft, key))
                 except ScanError as error:
                     left_out[case_name(result)] = error.code
-            write_json(draft / DATASET, _dataset(out, chosen, structures, entries))
+            documents = [read_json(out / "cases" / case_name(r) / CASE) for r in chosen]
+            modalities = {str(document["source"]["modality"]) for document in documents}
+            dataset = {  # as of the Medical Segmentation Decathlon and nnU-Net
+                "name": "scanloom review",
+                "channel_names": {"0": " ".join(sorted(modalities))},
+                "labels": {"background": 0, **structures},
+                "numTraining": len(entries),
+                "file_ending": ".nii.gz",
+                "training": entries,
+            }
+            write_json(draft / DATASET, dataset)
             draft.rename(folder)
     except OSError as exc:
         raise output_error(exc, "the export") from exc
@@ -459,31 +448,9 @@ def _results(out: Path, left_out: dict[str, str]) -> Iterator[Path]:
             yield result
 
 
-def _files_of(result: Path) -> list[dict[str, Any]]:
-    """Return the entries of the label maps of a result."""
-    files: list[dict[str, Any]] = read_json(result / SEGMENTS)["files"]
-    return files
-
-
-def _one_model(results: Iterable[list[dict[str, Any]]], model: str | None) -> str | None:
-    """Return the model whose labels are exported: numbers of two models mean different things."""
-    models = sorted({entry["model"] for files in results for entry in files})
-    if model is None and len(models) > 1:
-        detail = f"there are results of {', '.join(models)}: name one with --model"
-        raise ScanError(Reason.LABELS_UNKNOWN, detail)
-    if model is not None and models and model not in models:
-        raise ScanError(Reason.LABELS_UNKNOWN, f"there are results of {', '.join(models)} only")
-    return model if model is not None else next(iter(models), None)
-
-
-def _structures(results: Iterable[list[dict[str, Any]]]) -> dict[str, int]:
+def _structures(files: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the number of each structure, which must be the same in all results."""
-    pairs = {
-        (structure["number"], structure["label"])
-        for files in results
-        for entry in files
-        for structure in entry["structures"]
-    }
+    pairs = {(s["number"], s["label"]) for entry in files for s in entry["structures"]}
     for each in zip(*pairs, strict=True):
         if len(set(each)) < len(pairs):
             detail = "cases have different numbers for one structure: compute them by one model"
@@ -495,9 +462,8 @@ def counts(result: Path, verdicts: Mapping[str, Verdict]) -> bool:
     """Return whether a result is exported, by the verdicts about it that count."""
     seen = seen_of(result)
     decisions = {each.decision for each in verdicts.values() if each.seen == seen}
-    if revision_number(result):
-        return decisions <= {"accept"}
-    return decisions == {"accept"}
+    # Whoever corrected a result has looked at it: a revision needs no verdict
+    return decisions == {"accept"} or (not decisions and bool(revision_number(result)))
 
 
 def case_name(result: Path) -> str:
@@ -511,10 +477,12 @@ def _export(
     """Write the image and the label maps of a case; return its entry."""
     name = case_name(result)
     scan = read_source(out, name, key)
-    write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
+    image = draft / "images" / f"{name}.nii.gz"
+    write_nifti(scan.volume.array, scan.volume.grid, scan.source, image)
     files = [entry["file"] for entry in entries]
     labels = {}
     for file in files:
+        # `segments.json` may have been changed: no other file of the output folder may leave it
         if identity_of((result / file).relative_to(out)) != "shapes":
             raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
@@ -524,24 +492,3 @@ def _export(
     description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
     number = revision_number(result)
     return {"image": f"./images/{name}.nii.gz", **description, "case": name, "revision": number}
-
-
-def _dataset(
-    out: Path,
-    results: Iterable[Path],
-    structures: Mapping[str, int],
-    entries: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """Return `dataset.json` as of the Medical Segmentation Decathlon and nnU-Net."""
-    modalities = {
-        str(read_json(out / "cases" / case_name(result) / CASE)["source"]["modality"])
-        for result in results
-    }
-    return {
-        "name": "scanloom review",
-        "channel_names": {"0": " ".join(sorted(modalities))},
-        "labels": {"background": 0, **structures},
-        "numTraining": len(entries),
-        "file_ending": ".nii.gz",
-        "training": entries,
-    }

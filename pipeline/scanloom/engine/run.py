@@ -16,26 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.engine import run_files
 from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
-from scanloom.engine.results.run_cases import (
-    OutdatedMarker,
-    RunCases,
-    record_sources,
-)
+from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_files import (
-    RUNS,
-    RunLog,
-    create_run_folder,
-    hold_run_lock,
-    private_run_folder,
-    save_workflow,
-)
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
@@ -45,8 +34,8 @@ from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
-from scanloom.io.output.json_file import write_document
-from scanloom.io.output.private import load_key_of
+from scanloom.io.output.json_file import write_document, write_json
+from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -115,8 +104,7 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns
-        it.
+        Comparison with the plan, as `scanloom.engine.planning.compare_with_plan` returns it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
     selected : int
@@ -159,12 +147,8 @@ def run(
 
     Parameters
     ----------
-    workflow : Workflow
-        The workflow to run.
-    paths : sequence of Path
-        Folders and files with the scans.
-    options : RunOptions
-        All other options.
+    workflow, paths, options
+        The workflow, folders and files with the scans, and all other options.
     stop : threading.Event or None
         Set it to stop the run after the current writes.
     display : callable or None
@@ -181,10 +165,12 @@ def run(
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
-    with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
+    with run_files.hold_run_lock(options.out, shard=shard, take_over=options.take_over):
         with disk_errors_as_scan_errors():
-            name = create_run_folder(options.out, workflow, request.cards)
-        status_writer = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+            name = run_files.create_run_folder(options.out, workflow, request.cards)
+        status_writer = StatusWriter(
+            name, options.out / run_files.RUNS / name, metrics=options.metrics
+        )
         meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
         shown = display(status_writer) if display else nullcontext()
         with final_status(status_writer), shown, disk_errors_as_scan_errors():
@@ -230,18 +216,9 @@ def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOpti
 
 
 class _Run:
-    """One run over an archive, from the index to the tables.
+    """The run with the id `name` over an archive, from the index to the tables.
 
-    Parameters
-    ----------
-    request : Request
-        The workflow with its models.
-    options, key
-        As for `run`.
-    name : str
-        The run's id.
-    status_writer : StatusWriter
-        Receives the progress of the run.
+    `status_writer` receives its progress.
     """
 
     def __init__(
@@ -255,8 +232,8 @@ class _Run:
         self.request, self.options, self.key = request, options, key
         self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
-        self.name, self.folder = name, self.out / RUNS / name
-        self.log, self.timeline = RunLog(self.folder), RunTimeline(time.monotonic())
+        self.name, self.folder = name, self.out / run_files.RUNS / name
+        self.timeline = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
 
@@ -270,7 +247,17 @@ class _Run:
         case_file = self._save_inputs(cases)
         self._announce(cases)
         if cases.pending and not stop.is_set():
-            complete = self._process(cases.pending, case_file, stop)
+            self.timeline.began = time.monotonic()
+            with self._pool(case_file) as pool:
+                complete = dispatch_cases(
+                    cases.pending,
+                    pool,
+                    self._on_outcome,
+                    on_start=lambda case: self.status_writer.start(case.id),
+                    stop=stop,
+                )
+        # From here on the order decides: a mark needs the records of failed cases, and tables
+        # need the marks
         self.status_writer.state("collecting")
         if self.options.cluster in _THIS_MACHINE and cases.pending:
             self.compared = compare_with_plan(self.out, self.timeline, self.request)
@@ -278,9 +265,9 @@ class _Run:
                 write_document(self.folder / PLAN_FILE, self.compared)
         held = [series for series in index.series if scope.holds(series.id)]
         record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.request.recipe)
+        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
         ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
-        marker.mark(index, held, cases.left_out, ids)
+        marker.mark(held, cases.left_out, ids)
         cases.note_other_shards()
         shard = self.folder if scope.shard else None
         files = write_tables(
@@ -294,8 +281,13 @@ class _Run:
             if record.reason is None:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases.own, cases.pending)
-        save_workflow(self._private(), self.request.workflow)
-        return CaseFile.write(self._private() / "cases.jsonl", cases.pending)
+        with private_folder(self.out, self.fingerprint) as private:
+            self.private = private / run_files.RUNS / self.name
+            for folder in (self.private.parent, self.private):
+                folder.mkdir(exist_ok=True, mode=0o700)
+        document = self.request.workflow.model_dump(mode="json")  # unchanged, with its paths
+        write_private(self.private / run_files.WORKFLOW, lambda draft: write_json(draft, document))
+        return CaseFile.write(self.private / "cases.jsonl", cases.pending)
 
     def _announce(self, cases: RunCases) -> None:
         """Report the number of cases; record series that failed by their headers."""
@@ -311,18 +303,6 @@ class _Run:
         for record in failed:
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
-
-    def _process(self, cases: Sequence[Case], case_file: CaseFile, stop: threading.Event) -> bool:
-        """Hand the cases to a pool; return whether all of them were worked on."""
-        self.timeline.began = time.monotonic()
-        with self._pool(case_file) as pool:
-            return dispatch_cases(
-                cases,
-                pool,
-                self._on_outcome,
-                on_start=lambda case: self.status_writer.start(case.id),
-                stop=stop,
-            )
 
     @contextmanager
     def _pool(self, case_file: CaseFile) -> Iterator[Pool]:
@@ -344,21 +324,18 @@ class _Run:
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
         )
-        logs = self._private()
         if cluster == NO_CLUSTER:
-            engine = WorkerSupervisor(setup, execution.time_limit, log=logs / "engine.log")
+            engine = WorkerSupervisor(setup, execution.time_limit, log=self.private / "engine.log")
             local_pool = LocalPool(engine, execution.in_flight)
             try:
                 yield local_pool
             finally:
                 local_pool.stop(5.0)
             return
-        from scanloom.engine.clusters.connect import RunWork, open_pool
+        from scanloom.engine.clusters.connect import open_pool
 
-        work = RunWork(
-            self.out, logs, case_file, setup, self.request.digests, self.status_writer.send_away
-        )
-        with open_pool(cluster, workflow, work) as cluster_pool:
+        digests, on_unfit = self.request.digests, self.status_writer.send_away
+        with open_pool(cluster, workflow, digests, case_file, setup, on_unfit) as cluster_pool:
             yield cluster_pool
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
@@ -367,7 +344,8 @@ class _Run:
         if record is None:
             return
         self.timeline.note(outcome)
-        self.log.write(case, outcome)
+        run_files.append_to_log(self.folder, case, outcome)
+        # Such as a full disk: every further case would end so
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
@@ -376,6 +354,3 @@ class _Run:
             write_failure(self.out, record, case.recipe, case.stamp)
         self.cases.note(record)
         self.status_writer.finish(record)
-
-    def _private(self) -> Path:
-        return private_run_folder(self.out, self.fingerprint, self.name)

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,23 +28,16 @@ from scanloom.core.packages import package_versions
 from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output import work_folder
 from scanloom.io.output.json_file import write_json
-from scanloom.io.output.private import check_links, private_folder, write_private
-from scanloom.io.output.work_folder import (
-    HOLDER,
-    LOCK_PREFIX,
-    clean_up,
-    make_work_folder,
-    process_file_name,
-    remove_lock,
-)
+from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 if TYPE_CHECKING:
     from scanloom.engine.worker.supervisor import CaseOutcome
-from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"
@@ -64,76 +58,34 @@ def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard])
     return name
 
 
-def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
-    """Return the folder of a run in `OUT/private/`, created if it is missing."""
-    with private_folder(out, fingerprint) as private:
-        for folder in (private / RUNS, private / RUNS / name):
-            folder.mkdir(exist_ok=True, mode=0o700)
-    return folder
-
-
-def save_workflow(private: Path, workflow: Workflow) -> None:
-    """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
-    document = workflow.model_dump(mode="json")
-    write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
-
-
 def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
     """Return a workflow as results may publish it: without paths and the site's cluster.
 
-    Parameters
-    ----------
-    workflow : Workflow
-        The requested workflow, which may name bundles by their folders.
-    models : sequence of str
-        The names of its models.
-
-    Returns
-    -------
-    dict
-        Plain data, again a valid workflow.
+    It is plain data, again a valid workflow. It names bundles by `models` instead of their folders.
     """
     document = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
     return {**document, "models": list(models)}
 
 
 LOG = "log.jsonl"
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 
 
-class RunLog:
-    """Append the ends of cases to the log of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        `OUT/runs/<run id>`, which exists.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOG
-
-    def write(self, case: Case, outcome: CaseOutcome) -> None:
-        """Append a line with the outcome of a case, its attempts, and its time on the device."""
-        record = outcome.record
-        entry = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "case": case.id,
-            "reason": record.reason.code if record and record.reason else None,
-            "recalled": bool(record and record.reused),
-            "remade": bool(record and record.updated),
-            "tries": [
-                {
-                    "end": attempt.end,
-                    "alone": attempt.alone,
-                    "seconds": round(attempt.seconds, 3),
-                }
-                for attempt in outcome.tries
-            ],
-            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
-            "engine": outcome.engine,
-        }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
+    """Append a line to a run's log: the outcome of a case, its attempts, its time on the device."""
+    record = outcome.record
+    entry = {
+        "at": time.strftime(_TIME),
+        "case": case.id,
+        "reason": record.reason.code if record and record.reason else None,
+        "recalled": bool(record and record.reused),
+        "remade": bool(record and record.updated),
+        "tries": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in outcome.tries],
+        "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+        "engine": outcome.engine,
+    }
+    with (folder / LOG).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 _WORK = ".work"
@@ -151,7 +103,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     Parameters
     ----------
     out : Path
-        The output folder; created if it is missing.
+        Created if it is missing.
     shard : str
         The shard that the run works on, which then has a lock of its own.
     take_over : bool
@@ -173,11 +125,11 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
             "space": pid_namespace(),
             "process": os.getpid(),
             "start": process_start_ticks(os.getpid()),
-            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "since": time.strftime(_TIME),
         }
     )
     try:
-        make_work_folder(out)
+        work_folder.make_work_folder(out)
         with _exclusively(out):
             _acquire(path, content, take_over=take_over)
     except OSError as exc:
@@ -187,7 +139,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     finally:
         if _read(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
-                clean_up(out, began)
+                work_folder.clean_up(out, began)
             with suppress(OSError):  # as well as the lock of a process that is gone
                 _remove_stale(path, content)
 
@@ -206,10 +158,11 @@ def _exclusively(out: Path) -> Iterator[None]:
 
 def _acquire(path: Path, content: str, *, take_over: bool) -> None:
     """Rename a complete lock to its name: of several processes, exactly one succeeds."""
-    draft = path.with_name(process_file_name(LOCK_PREFIX))
+    draft = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
     draft.mkdir()
     try:
-        atomic_write(draft / HOLDER, lambda file: file.write_text(content))
+        atomic_write(draft / work_folder.HOLDER, lambda file: file.write_text(content))
+        # Each removal of a stale lock may be followed by the lock of another run
         for _ in range(_MAX_ATTEMPTS):
             if not os.path.lexists(path):  # no empty folder of somebody else is replaced
                 try:
@@ -222,7 +175,7 @@ def _acquire(path: Path, content: str, *, take_over: bool) -> None:
             _refuse_or_remove(path, take_over=take_over)
         raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
     finally:
-        remove_lock(draft)
+        work_folder.remove_lock(draft)
 
 
 def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
@@ -254,7 +207,7 @@ def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
 def _remove_stale(path: Path, text: str) -> None:
     """Remove a lock whose holder is described by this text."""
     # Renamed before it is deleted: another process may have replaced the lock since it was read
-    stale = path.with_name(process_file_name(LOCK_PREFIX))
+    stale = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
     try:
         path.rename(stale)
     except FileNotFoundError:
@@ -262,12 +215,14 @@ def _remove_stale(path: Path, text: str) -> None:
     if _read(stale) != text:
         stale.rename(path)  # it is the lock of a live run: restore it
         return
-    remove_lock(stale)
+    work_folder.remove_lock(stale)
 
 
 def _read(path: Path) -> str | None:
     """Return the holder that a lock names; None if there is none, empty if it says nothing."""
     try:
-        return read_regular_file(path / HOLDER, _MAX_LOCK_BYTES).decode("utf-8", "replace")
+        return read_regular_file(path / work_folder.HOLDER, _MAX_LOCK_BYTES).decode(
+            "utf-8", "replace"
+        )
     except OSError:
         return "" if os.path.lexists(path) else None  # a dangling link blocks the name too

@@ -25,29 +25,18 @@ from scanloom.core import (
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.models import import_heavy, load_models
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
+from scanloom.inference.graph import Predictor
 from scanloom.io.identity import case_id, key_fingerprint, read_key, source_stamp
+from scanloom.io.index import ranking
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import TERMINAL_COLUMNS, describe_series
-from scanloom.io.index.ranking import (
-    RankingOptions,
-    describe_selection,
-    preference_of,
-    select_series,
-)
 from scanloom.io.index.series import find_series
+from scanloom.io.output import crosswalk
 from scanloom.io.output.case_folder import check_writable
-from scanloom.io.output.crosswalk import (
-    add_sources,
-    case_folders,
-    common_parent,
-    folder_name,
-    source_from_series,
-)
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
@@ -88,14 +77,18 @@ def segment_workflow(options: SegmentOptions) -> Workflow:
     )
 
 
-def segment_paths(
-    paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
-) -> tuple[CaseRecord, ...]:
+def iter_segment(
+    paths: Sequence[Path],
+    options: SegmentOptions,
+    on_step: OnStep | None = None,
+    on_windows: OnWindows | None = None,
+    mark: MarkStep = nullcontext,
+) -> Iterator[tuple[Path, CaseRecord]]:
     """Segment the scan at each path; one that can't be used does not stop the others.
 
-    Returns
-    -------
-    tuple of CaseRecord
+    Yields
+    ------
+    (Path, CaseRecord)
         In order, one a path, or one a series with `series="all"`; its `reason` says why there is
         no result.
 
@@ -104,23 +97,12 @@ def segment_paths(
     ScanError
         If the models, the key or the output folder cannot be used.
     """
-    return tuple(record for _, record in iter_segment(paths, options, on_step))
-
-
-def iter_segment(
-    paths: Sequence[Path],
-    options: SegmentOptions,
-    on_step: OnStep | None = None,
-    on_windows: OnWindows | None = None,
-    mark: MarkStep = nullcontext,
-) -> Iterator[tuple[Path, CaseRecord]]:
-    """Yield each path with the record of its scan: see `segment_paths`."""
     request = Request.of(segment_workflow(options))
     check_device(options.device)
     key = load_key_of(options.out, options.key)
     open_output(options.out, key_fingerprint(key))
     scans = _Scans(options, request, key)
-    segmenter = _Segmenter(scans, request, len(paths) if isinstance(paths, Sequence) else 1)
+    segmenter = _Segmenter(scans, request, len(paths))
     with closing(scans.session):
         for path in paths:
             clock = StepTimer(
@@ -129,12 +111,9 @@ def iter_segment(
                 mark,
             )
             for record in segmenter.segment(path, clock):
-                if record.reason is not None:
-                    logger.info("case %s: %s", record.id or "unknown", record.reason.code)
-                elif record.reused:
-                    logger.info("case %s: from before", record.id)
-                else:
-                    logger.info("case %s: done in %.1f s", record.id, record.seconds)
+                done = "from before" if record.reused else f"done in {record.seconds:.1f} s"
+                ending = record.reason.code if record.reason else done
+                logger.info("case %s: %s", record.id or "unknown", ending)
                 yield path, record
 
 
@@ -208,16 +187,9 @@ class _SelectedSeries:
 
 
 class _Scans:
-    """The scans at paths, selected and prepared one after another.
+    """The scans at paths, selected and prepared one after another; without a key, they have no id.
 
-    Parameters
-    ----------
-    options : SegmentOptions
-        Which scans to take, and the output folder.
-    request : Request
-        The models and their options.
-    key : bytes or None
-        The key of the ids; None if there is none yet.
+    `target` and `cases` stand for the output folder and its cases.
     """
 
     def __init__(self, options: SegmentOptions, request: Request, key: bytes | None) -> None:
@@ -228,22 +200,17 @@ class _Scans:
         self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:
-        """Return the series at a path that are taken.
-
-        Raises
-        ------
-        ScanError
-            As `find_series` and `select_series` do.
-        """
+        """Return the series at a path that are taken; errors as of `find_series`."""
         options, read = self._options, self._options.read
-        ranking = RankingOptions(options.phase, read.gaps, read.orientation)
         with self.session.active():
             candidates = find_series(path, options.out, archives=options.archives)
-            preference = preference_of(self._request.cards)
+            preference = ranking.preference_of(self._request.cards)
             selected = []
-            for series in select_series(candidates, options.series, preference, ranking):
+            for series in ranking.select_series(
+                candidates, options.series, preference, read, options.phase
+            ):
                 number = next(n for n, each in enumerate(candidates, 1) if each is series)
-                notes = describe_selection(candidates, options.series, series)
+                notes = ranking.describe_selection(candidates, options.series, series)
                 phase = options.phase
                 if phase == 0 and is_single_volume(series, read):
                     phase = None  # volume 0 of a single one has the case id of the scan
@@ -280,43 +247,32 @@ class _Scans:
         If there is no result for a reason, the headers are not read again, to refuse a scan soon:
         then the slices are left out.
         """
-        series, choice, read = selected.series, selected.choice, self._options.read
+        series, choice = selected.series, selected.choice
         info = SeriesInfo(modality=series.modality or "")
         with self.session.active():
             if reason is None:
-                phase = self._options.phase
-                info = describe_as_read(series, phase, read.gaps, read.orientation)
+                info = describe_as_read(series, self._options.phase, self._options.read)
         text = describe_series(series, info, TERMINAL_COLUMNS - len(str(choice)))
         return replace(choice, text=text)
 
 
 class _CaseRegistry:
-    """Folder names of the cases in an output folder, and records of those that failed.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist.
-    fingerprint : str
-        Fingerprint of the key of the ids.
-    names : "id" or "source"
-        Whether folders of new cases are named by case id or by source.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if the crosswalk can't be read.
-    """
+    """Folder names of the cases in an output folder, which need not exist, and failed cases."""
 
     def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
         self.out, self.fingerprint, self.names = out, fingerprint, names
-        self._folders = case_folders(out)
+        self._folders = crosswalk.case_folders(out)
         self._unwritten: list[tuple[Case, CaseRecord]] = []
 
     def folder_name(self, case: Case) -> str:
         """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
         if case.id not in self._folders:
-            self._folders[case.id] = self._new_name(case)
+            name, cases = case.id, self.out / "cases"
+            if self.names == "source" and not (cases / case.id).is_dir():
+                existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+                source = crosswalk.source_from_series(case.series, case.id)
+                name = crosswalk.folder_name(source, [*existing, *self._folders.values()])
+            self._folders[case.id] = name
         return self._folders[case.id]
 
     def note(self, case: Case, record: CaseRecord) -> None:
@@ -331,40 +287,24 @@ class _CaseRegistry:
             if record.reason is None:
                 remove_failure(self.out, case.id)
             if self._unwritten and read_fingerprint(self.out) == self.fingerprint:
-                self._write()
+                sources = [
+                    crosswalk.source_from_series(case.series, case.id)
+                    for case, _ in self._unwritten
+                ]
+                with private_folder(self.out, self.fingerprint) as private:
+                    crosswalk.add_sources(private, sources)
+                for case, failed in self._unwritten:
+                    if is_failure(failed):
+                        write_failure(self.out, failed, case.recipe, case.stamp)
+                self._unwritten.clear()
         except (OSError, ScanError):
             logger.debug("a failure can't be written", exc_info=True)
-
-    def _new_name(self, case: Case) -> str:
-        cases = self.out / "cases"
-        if self.names == "id" or (cases / case.id).is_dir():
-            return case.id
-        existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
-        return folder_name(
-            source_from_series(case.series, case.id), [*existing, *self._folders.values()]
-        )
-
-    def _write(self) -> None:
-        sources = [source_from_series(case.series, case.id) for case, _ in self._unwritten]
-        with private_folder(self.out, self.fingerprint) as private:
-            add_sources(private, sources)
-        for case, record in self._unwritten:
-            if is_failure(record):
-                write_failure(self.out, record, case.recipe, case.stamp)
-        self._unwritten.clear()
 
 
 class _Segmenter:
     """Segments prepared scans with networks that are loaded once.
 
-    Parameters
-    ----------
-    scans : _Scans
-        The scans of the command.
-    request : Request
-        The models and their options, as of the moment when the command began.
-    planned_cases : int
-        Number of scans that will be segmented.
+    The models are those of `request`, as of the moment when the command began.
     """
 
     def __init__(self, scans: _Scans, request: Request, planned_cases: int) -> None:
@@ -404,28 +344,19 @@ class _Segmenter:
             record = prepared.ended()
             if record is not None and record.reason is None:
                 return _with_content(record)
+            if record is None and self._hashes.get(case.id, case.source_hash) != case.source_hash:
+                detail = "another path of this command has the same UIDs, but other content"
+                error = ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
+                record = failed_record(case.id, error)
             if record is None:
-                self._check_unique(case)
                 self._check_writable()
-                source = source_from_series(case.series, case.id)
+                source = crosswalk.source_from_series(case.series, case.id)
                 with self._networks() as predictors:
                     return run_case(prepared, predictors, target, clock, source=source)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)
-        return replace(record, private=record.private or common_parent(case.series.files))
-
-    def _check_unique(self, case: Case) -> None:
-        """Refuse a case that would replace another result of this command.
-
-        Raises
-        ------
-        ScanError
-            ID_TAKEN if another path has the same UIDs but other content.
-        """
-        if self._hashes.get(case.id, case.source_hash) != case.source_hash:
-            detail = "another path of this command has the same UIDs, but other content"
-            raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
+        return replace(record, private=record.private or crosswalk.common_parent(case.series.files))
 
     def _check_writable(self) -> None:
         """Refuse an output folder that can't be written: no scan is to blame."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.check import check_scan
+from scanloom.cards.graph import graph_of
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -26,10 +27,9 @@ from scanloom.core import (
     StepTimer,
 )
 from scanloom.engine.case.documents import case_json, timing_json
-from scanloom.engine.case.together import JointPrediction
-from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
+from scanloom.engine.case.types import LoadedCase, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
-from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.engine.machine.devices import CaseEnergyMeter
 from scanloom.engine.prepare import (
     OutputTarget,
     Prepared,
@@ -38,6 +38,7 @@ from scanloom.engine.prepare import (
     file_states,
     placement_of,
 )
+from scanloom.inference.graph import GraphRun, Predictor, unite
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import SourceRecord
@@ -92,8 +93,7 @@ def run_case(
         _check_unchanged(prepared)
         clock.announce("models")
         predictors = make_predictors()
-        with device():
-            segmented = segment(loaded, predictors)
+        segmented = segment(loaded, predictors, device)
         estimate = prepared.estimate
         if estimate is None or estimate.placement is None:
             volume, cards = loaded.scan.volume, [predictor.card for predictor in predictors]
@@ -132,7 +132,7 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     """
     from scanloom.io.read import read_scan
 
-    clock, meter = clock or StepTimer(), EnergyMeter()
+    clock, meter = clock or StepTimer(), CaseEnergyMeter()
     with clock.step("load"):
         scan = read_scan(case.series, case.read, phase=case.phase)
         channel = replace(case.read, gaps="refuse", orientation=None)
@@ -141,8 +141,15 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     return LoadedCase(case, scan, clock, meter, further)
 
 
-def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCase:
+def segment(
+    loaded: LoadedCase,
+    predictors: Sequence[Predictor],
+    device: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> SegmentedCase:
     """Label one case with every model, after the scan was checked against each card.
+
+    `device` returns a context manager that is held while models run: neither while the scan is
+    checked nor while structures are united, which takes processors only.
 
     Raises
     ------
@@ -158,12 +165,33 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.extend(check_scan(volume, predictor.card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    joint = JointPrediction(loaded, predictors)
-    segmentations = tuple(keep_structures(joint.run(), outputs))
-    flags.extend(flag for segmentation in joint.predicted.values() for flag in segmentation.flags)
-    return SegmentedCase(
-        loaded, tuple(predictors), segmentations, tuple(dict.fromkeys(flags)), joint.placements
+    relations, clock = loaded.case.relations, loaded.clock
+    nodes = graph_of([predictor.card.name for predictor in predictors], relations)
+    run = GraphRun(
+        nodes,
+        predictors,
+        (volume, *further),
+        clock,
+        uncertainty="uncertainty" in outputs.also,
     )
+    with device():
+        results = run.run()
+    own = (results[node.name] for node in nodes if node.name not in relations.united)
+    with clock.step("relate"):
+        united = [unite(name, union, results) for name, union in relations.unite.items()]
+    segmentations = tuple(keep_structures((*own, *united), outputs))
+    flags.extend(flag for result in results.values() for flag in result.flags)
+    result_of = {predictors[n]: results[node.name] for node in nodes for n in node.members}
+    placements = tuple(
+        (
+            result_of[predictor].device or predictor.device_name,
+            result_of[predictor].precision or predictor.precision_name,
+            result_of[predictor].engine or predictor.engine,
+        )
+        for predictor in predictors
+    )
+    unique = tuple(dict.fromkeys(flags))
+    return SegmentedCase(loaded, tuple(predictors), segmentations, unique, placements)
 
 
 def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> CaseRecord:

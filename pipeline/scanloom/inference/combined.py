@@ -1,21 +1,23 @@
-"""Models that are combined: parts that are united, a rough one that crops, and means of several.
+"""Combines the results of several networks: parts are painted over each other, scores averaged.
 
-A model of several networks has parts, whose labels are united, and a previous stage, which crops
-the scan. Models of equal structures and network grid are an ensemble: their scores are averaged.
+A model with a previous stage, which crops the scan or adds channels, is run as a graph. Models of
+equal structures and network grid are an ensemble: their scores are averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import SIGMOID_ABOVE_HALF, Argmax, ModelCard, Stage, with_small_removed
-from scanloom.cards.requested import describe_changes, needed_parts, numbers_in, requested_card
+from scanloom.cards.card import SIGMOID_ABOVE_HALF, Argmax, ModelCard, with_small_removed
+from scanloom.cards.graph import Node, needed_parts, numbers_in, stage_graph
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -27,37 +29,23 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
-from scanloom.core.grid import Box
 from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     PlacedModel,
     PrecisionChoice,
-    choose_device,
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.geometry import (
-    NetworkPlan,
-    nifti_spacing,
-    part_grid,
-    plan_grid,
-    steps_after,
-)
+from scanloom.inference.geometry import NetworkPlan, part_grid, plan_grid, steps_after
+from scanloom.inference.graph import GraphRun, made_after
 from scanloom.inference.memory import Budget, MemoryPlan, estimate_network
-from scanloom.inference.predictor import Task, TorchPredictor, made_after
+from scanloom.inference.predictor import Task, TorchPredictor
 from scanloom.inference.resampling.image import ModelInput, SharedScan, network_image
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate, restore_labels
 from scanloom.inference.sliding_window import ScorePlanes
 from scanloom.ops.components import clean
-from scanloom.ops.label_maps import (
-    box_of_labels,
-    crop_volume,
-    enlarge_box,
-    paste_segmentation,
-    union_of_boxes,
-)
 from scanloom.ops.uncertainty import change_maps, largest_uncertainty
 
 
@@ -70,98 +58,66 @@ def make_predictor(
     structures: Collection[str] = (),
     planned_cases: int = 1,
     records: EngineRecords | None = None,
-) -> TorchPredictor | CompositePredictor:
+) -> Model:
     """Return the predictor of a model; arguments and errors as `TorchPredictor`.
 
     `structures` are labels that are requested; by default, all. Other parts are not loaded.
     """
-    requested = requested_card(card, compute)  # which may be another model
-    if requested.parts or (requested.stage is not None and requested.stage.use == "crop"):
-        return CompositePredictor(
-            card,
-            compute,
-            structures,
-            device=device,
-            memory_limit=memory_limit,
-            planned_cases=planned_cases,
-            records=records,
-        )
-    return TorchPredictor(
-        card,
-        compute,
+    load = partial(
+        TorchPredictor,
         device=device,
         memory_limit=memory_limit,
         planned_cases=planned_cases,
         records=records,
     )
+    return _predictor(card, compute, structures, load)
 
 
-class CompositePredictor(PlacedModel):
-    """A model with parts, on one device; all networks are loaded once.
+def _predictor(
+    card: ModelCard,
+    compute: ComputeOptions,
+    structures: Collection[str],
+    load: Callable[[ModelCard, ComputeOptions], TorchPredictor],
+) -> Model:
+    """Return the predictor of a model, whose networks are made by `load`."""
+    requested = requested_card(card, compute)  # which may be another model
+    needed, changes = needed_parts(requested, structures), describe_changes(card, requested)
+    uncleaned = replace(compute, remove_small=0.0)  # what is cleaned is the united label map
+    if needed.stage is not None:
+        nodes, (first, own) = stage_graph(needed)
+        predictors: tuple[Model, Model]
+        if needed.stage.use == "channels":
+            predictors = _predictor(first, compute, (), load), load(own, compute)
+        else:
+            rough = _predictor(first, uncleaned, needed.stage.labels, load)
+            predictors = rough, _predictor(own, compute, (), load)
+        return StagedPredictor(requested, changes, nodes, predictors)
+    if needed.parts:
+        parts = [load(part, uncleaned) for part in needed.parts]
+        return PaintedPredictor(requested, changes, parts, compute.remove_small)
+    return load(card, compute)
 
-    Parameters
-    ----------
-    card : ModelCard
-        The model.
-    compute : ComputeOptions
-        How the networks are run.
-    structures : collection of str
-        Labels that are requested; empty for all. Parts without one are not run.
-    device : str
-        "auto", "cpu", "cuda" or "cuda:N".
-    memory_limit : int, optional
-        Bytes that the whole process may use; None for the machine's memory.
-    planned_cases : int
-        Scans that will be labelled.
-    records : EngineRecords, optional
-        Decisions for the output folder of the results.
 
-    Raises
-    ------
-    ScanError
-        As `TorchPredictor`.
+class StagedPredictor(PlacedModel):
+    """A model with a previous stage: a graph of two nodes.
+
+    The nodes are those of `stage_graph`, the changes by options from `describe_changes`.
     """
 
     def __init__(
         self,
         card: ModelCard,
-        compute: ComputeOptions = ComputeOptions(),
-        structures: Collection[str] = (),
-        *,
-        device: str = "auto",
-        memory_limit: int | None = None,
-        planned_cases: int = 1,
-        records: EngineRecords | None = None,
+        changes: str,
+        nodes: tuple[Node, Node],
+        predictors: tuple[Model, Model],
     ) -> None:
-        requested = requested_card(card, compute)
-        self.changes, card = describe_changes(card, requested), requested
-        self.card, self.compute = card, compute
-        self._needed = needed_parts(card, structures)
-        self.device = choose_device(device)
-        united = replace(compute, remove_small=0.0)  # what is cleaned is the united label map
-        self._rough = None
-        if self._needed.stage is not None:
-            self._rough = make_predictor(
-                self._needed.stage.card,
-                united,
-                device=device,
-                memory_limit=memory_limit,
-                structures=self._needed.stage.labels,
-                planned_cases=planned_cases,
-                records=records,
-            )
-        self.parts = tuple(
-            TorchPredictor(
-                part,
-                united,
-                device=device,
-                memory_limit=memory_limit,
-                planned_cases=planned_cases,
-                records=records,
-            )
-            for part in self._needed.parts
-        )
-        self.precision = self.parts[0].precision
+        self.card, self.changes, self._nodes, self.predictors = card, changes, nodes, predictors
+        self.device, self.precision = predictors[1].device, predictors[1].precision
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The libraries that run its own networks, and the reasons."""
+        return self.predictors[1].engine
 
     def predict(
         self,
@@ -169,39 +125,73 @@ class CompositePredictor(PlacedModel):
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        previous: Segmentation | None = None,
         shared: SharedScan | None = None,
         uncertainty: bool = False,
     ) -> Segmentation:
         """Label a scan; arguments and errors as `TorchPredictor.predict`.
 
-        The uncertainty of a voxel is the largest of all parts that run; 0 outside a crop.
+        Its uncertainty is that of the model itself, 0 outside a crop.
         """
         clock = clock or StepTimer()
-        volumes = (volume, *further_channels)
-        stage = self._needed.stage
-        if stage is None or self._rough is None:
-            return self._unite(volumes, clock, uncertainty=uncertainty)
-        rough = self._rough.predict(volume, clock, further_channels=further_channels)
-        box = box_of_stage(rough, stage)
-        if box is None:
+        results = GraphRun(
+            self._nodes,
+            self.predictors,
+            (volume, *further_channels),
+            clock,
+            uncertainty=uncertainty,
+            shared=shared,
+        ).run()
+        first, result = results.values()
+        if Flag.CROP_EMPTY in result.flags:
             clock.note("crop", "no structure that crops the scan was found")
-            return self._result(self._background(volume), rough, volume)
-        inside = [crop_volume(each, box) for each in volumes]
-        cropped = self._unite(inside, clock, uncertainty=uncertainty)
-        return made_after(rough, paste_segmentation(cropped, box, volume.grid))
+            result = replace(result, flags=self.card.flags)
+        return replace(made_after(first, result), changes=self.changes)
+
+
+class PaintedPredictor(PlacedModel):
+    """A model with parts, on one device; all networks are loaded once.
+
+    Parts see the scan as it is resampled to the card's grid, once for all. Components of the united
+    label map up to `remove_small` mm^3 are removed.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        changes: str,
+        parts: Sequence[TorchPredictor],
+        remove_small: float,
+    ) -> None:
+        self.card, self.changes, self.parts = card, changes, parts
+        self._cleaning = with_small_removed(card.cleaning, remove_small, "before")
+        self.device, self.precision = parts[0].device, parts[0].precision
 
     @property
     def engine(self) -> EngineChoice:
         """The libraries that run its networks, and the reasons."""
         return all_engines([part.engine for part in self.parts])
 
-    def _unite(
-        self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool
+    def predict(
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
+        previous: Segmentation | None = None,
+        shared: SharedScan | None = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
-        """Return the united labels of all parts on the scan's grid."""
-        plan = plan_grid(volumes[0].grid, self.card.grid)
-        resampled, flags = self._resample(volumes, plan, clock), dict[Flag, None]()
-        labels, uncertain = self._background(resampled[0]), list[Uncertainty | None]()
+        """Label a scan; arguments and errors as `TorchPredictor.predict`.
+
+        The uncertainty of a voxel is the largest of all parts that run.
+        """
+        clock, card = clock or StepTimer(), self.card
+        plan = plan_grid(volume.grid, card.grid)
+        resampled = self._resample((volume, *further_channels), plan, clock)
+        grid, dtype = resampled[0].grid, np.uint8 if card.label_bytes == 1 else np.uint16
+        labels, uncertain = np.zeros(grid.shape, dtype, order="F"), list[Uncertainty | None]()
+        flags = dict.fromkeys(card.flags)
         for part in self.parts:
             result = part.predict(
                 resampled[0],
@@ -210,45 +200,35 @@ class CompositePredictor(PlacedModel):
                 uncertainty=uncertainty,
             )
             with clock.step("restore"):
-                paint_over(labels, result, numbers_in(self.card, part.card))
+                paint_over(labels, result, numbers_in(card, part.card))
                 uncertain = [largest_uncertainty([*uncertain, result.uncertainty])]
             flags |= dict.fromkeys(result.flags)
-        rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "before")
         with clock.step("clean"):
-            labels = clean(labels, rules, resampled[0].grid.spacing, "before")
+            labels = clean(labels, self._cleaning, grid.spacing, "before")
         with clock.step("restore"):
             labels = restore_labels(labels, plan, torch.device("cpu"))
             restored = change_maps(
                 uncertain[0], lambda values: restore_labels(values, plan, torch.device("cpu"))
             )
         with clock.step("clean"):
-            labels = clean(labels, self.card.cleaning, volumes[0].grid.spacing, "after")
-        result = replace(result, flags=tuple(flags), uncertainty=None, engine=self.engine)
-        united = self._result(labels, result, volumes[0])
-        return replace(united, uncertainty=restored)
-
-    def _background(self, volume: Volume) -> Labels:
-        """Return an empty label map of a scan."""
-        dtype = np.uint8 if self.card.label_bytes == 1 else np.uint16
-        return np.zeros(volume.grid.shape, dtype, order="F")
-
-    def _result(self, labels: Labels, part: Segmentation, volume: Volume) -> Segmentation:
-        """Return a label map as the model's segmentation, made as that of one of its networks."""
+            labels = clean(labels, card.cleaning, volume.grid.spacing, "after")
         return replace(
-            part,
+            result,
             model=self.name,
             changes=self.changes,
-            layers=(Layer(labels, self.card.structures),),
+            layers=(Layer(labels, card.structures),),
             grid=volume.grid,
-            version=self.card.version,
-            flags=tuple(dict.fromkeys((*self.card.flags, *part.flags))),
+            version=card.version,
+            flags=tuple(flags),
+            uncertainty=restored,
+            engine=self.engine,
         )
 
     def _resample(
         self, volumes: Sequence[Volume], plan: NetworkPlan, clock: StepTimer
     ) -> list[Volume]:
-        """Return the scan as its parts see it, resampled once for all."""
-        card = replace(self._needed, after=steps_after(plan, self._needed))
+        """Return the scan as its parts see it."""
+        card = replace(self.card, after=steps_after(plan, self.card))
         grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
         with clock.step("resample"), deterministic(), torch.inference_mode():
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):
@@ -266,21 +246,8 @@ class CompositePredictor(PlacedModel):
         ]
 
 
-def box_of_stage(rough: Segmentation, stage: Stage) -> Box | None:
-    """Return the box of a rough model's structures with its margin; None if it found none.
-
-    The margin is rounded down, with spacing in the precision of NIfTI's header (TotalSegmentator).
-    """
-    wanted = set(stage.labels) or {s.label for s in rough.structures}
-    boxes = []
-    for layer in rough.layers:
-        numbers = [s.number for s in layer.structures if s.label in wanted]
-        boxes.append(box_of_labels(layer.labels, numbers) if numbers else None)
-    box = union_of_boxes(boxes)
-    if box is None:
-        return None
-    x, y, z = (int(n) for n in stage.margin / nifti_spacing(rough.grid))
-    return enlarge_box(box, (x, y, z), rough.grid.shape)
+Model = TorchPredictor | StagedPredictor | PaintedPredictor
+"""A predictor of one model."""
 
 
 def paint_over(labels: Labels, result: Segmentation, table: NDArray[np.uint16]) -> None:
@@ -303,26 +270,25 @@ class Ensemble(TorchPredictor):
     Networks, windows and intensity steps after resampling may differ. The mean is decided and
     brought back to the scan's grid in the way that the models have in common.
 
-    Parameters
-    ----------
-    name : str
-        Name of the result.
-    members : sequence of TorchPredictor
-        The models; `scanloom.engine.case.relations.check_relations` tells whether they fit.
+    `scanloom.cards.graph.check_relations` tells whether models fit.
     """
 
     def __init__(self, name: str, members: Sequence[TorchPredictor]) -> None:
         first, self.members = members[0], members
-        versions = ", ".join(f"{member.card.name} {member.card.version}" for member in members)
-        flags = dict.fromkeys(flag for member in members for flag in member.card.flags)
-        self._activation = activation_of_logits(first.card)
+        card, self._activation = first.card, activation_of_logits(first.card)
+        if self._activation is not None:  # decided by float32 probabilities, not by logits
+            decision = card.decision
+            if not isinstance(decision, Argmax):
+                decision = replace(decision, value=0.5)
+            window = replace(card.window, sums="float32")
+            card = replace(card, activation=self._activation, decision=decision, window=window)
         self.card = replace(
-            first.card if self._activation is None else with_probabilities(first.card),
+            card,
             name=name,
-            version=versions,
-            flags=tuple(flags),
+            version=", ".join(f"{each.card.name} {each.card.version}" for each in members),
+            flags=tuple(dict.fromkeys(flag for each in members for flag in each.card.flags)),
         )
-        self.compute, self.device, self._stage = first.compute, first.device, None
+        self.compute, self.device = first.compute, first.device
         self.memory_limit, self.skip_air = first.memory_limit, first.skip_air
         self.precision, self.changes = first.precision, first.changes
         if any(member.precision.dtype is not first.precision.dtype for member in members):
@@ -345,28 +311,6 @@ class Ensemble(TorchPredictor):
     def n_members(self) -> int:
         """Number of models, each with the mean of its folds."""
         return len(self.members)
-
-    def predict(
-        self,
-        volume: Volume,
-        clock: StepTimer | None = None,
-        *,
-        further_channels: Sequence[Volume] = (),
-        shared: SharedScan | None = None,
-        uncertainty: bool = False,
-    ) -> Segmentation:
-        """Label a scan, as `TorchPredictor.predict`."""
-        segmentation = super().predict(
-            volume,
-            clock,
-            further_channels=further_channels,
-            shared=shared,
-            uncertainty=uncertainty,
-        )
-        if shared is not None:
-            for member in self.members[1:]:
-                shared.finish(member.card, self.device_name)
-        return replace(segmentation, sources=tuple(member.name for member in self.members))
 
     def memory_plans(
         self,
@@ -413,19 +357,6 @@ def activation_of_logits(card: ModelCard) -> Literal["softmax", "sigmoid"] | Non
     if isinstance(card.decision, Argmax):
         return "softmax"
     return "sigmoid" if card.decision.value in (0.0, SIGMOID_ABOVE_HALF) else None
-
-
-def with_probabilities(card: ModelCard) -> ModelCard:
-    """Return a card that decides by float32 probabilities what it decided by logits."""
-    decision = card.decision
-    if not isinstance(decision, Argmax):
-        decision = replace(decision, value=0.5)
-    return replace(
-        card,
-        activation=activation_of_logits(card),
-        decision=decision,
-        window=replace(card.window, sums="float32"),
-    )
 
 
 def probabilities(

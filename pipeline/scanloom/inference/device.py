@@ -26,6 +26,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
 from scanloom.core.engines import EngineChoice
 from scanloom.core.process import core_count
+from scanloom.options import DEVICES
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
     Parameters
     ----------
     requested : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N". "auto" is the first CUDA device,
+        which may be AMD's (ROCm), or the CPU: no model was run on the other kinds yet.
 
     Raises
     ------
@@ -115,18 +117,39 @@ def choose_device(requested: str = "auto") -> DeviceChoice:
         no_device = "no CUDA device was found"
         why = no_device if torch.version.cuda else "torch was built without CUDA"
         return DeviceChoice(torch.device("cpu"), why)
-    kind, _, number = requested.partition(":")
-    if kind != "cuda" or (number and not number.isdecimal()):
-        raise ScanError(
-            Reason.DEVICE_UNAVAILABLE, 'the device must be "auto", "cpu", "cuda" or "cuda:N"'
-        )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(number or 0) >= count:
-        detail = f"{requested} was requested, but the number of CUDA devices is {count}"
+    if re.fullmatch(DEVICES, requested) is None:
+        detail = 'the device must be "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N"'
         raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
-    if too_old:
+    kind, _, number = requested.partition(":")
+    count = device_count(kind)
+    if int(number or 0) >= count:
+        devices = f"{kind.upper()} devices"
+        detail = f"{requested} was requested, but the number of {devices} is {count}"
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+    if kind == "cuda" and too_old:
         raise ScanError(Reason.DEVICE_UNAVAILABLE, too_old)
-    return DeviceChoice(torch.device("cuda", int(number or 0)), ASKED_FOR)
+    if kind != "cuda":
+        logger.warning("no model was run on %s yet: compare the labels with those of a CPU", kind)
+    return DeviceChoice(torch.device(kind, int(number or 0)), ASKED_FOR)
+
+
+def device_count(kind: str) -> int:
+    """Return the number of devices of a kind, "cuda", "mps" or "xpu", that torch can use."""
+    if kind == "mps":  # a machine of Apple's has one
+        return int(torch.backends.mps.is_available())
+    module = torch.cuda if kind == "cuda" else torch.xpu
+    return int(module.device_count()) if module.is_available() else 0
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return a device, or the CPU in the place of one that has no float64.
+
+    On it scans are resampled, and labels by nearest neighbour: the last bit of float64 decides.
+    """
+    lacks = device.type == "mps" or (
+        device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64
+    )
+    return torch.device("cpu") if lacks else device
 
 
 def old_torch(version: str) -> str:
@@ -175,7 +198,7 @@ def choose_precision(
     requested : "auto", "float32" or "half"
         "auto" is half precision on CUDA; on a CPU, bfloat16 if it is faster there and validated,
         else float32. "half" is float16 on CUDA and bfloat16 on a CPU. Both are float32 with a cuDNN
-        that is known to compute half precision wrong.
+        that is known to compute half precision wrong. Other devices run float32 only.
     validated : collection of str
         Precisions that the card lists, whose labels were compared with those of float32.
 
@@ -195,6 +218,11 @@ def choose_precision(
             return PrecisionChoice(torch.float32, wrong, wrong=True)
         why = ASKED_FOR if requested == "half" else "half the memory and time of float32 on CUDA"
         return PrecisionChoice(torch.float16, why)
+    if device.type != "cpu":
+        if requested == "half":
+            detail = f"half precision was never compared with float32 on {device.type}"
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+        return PrecisionChoice(torch.float32, "half precision was not compared on such a device")
     # Without these units bfloat16 is not faster than float32
     units = bfloat16_units()
     if requested == "half":

@@ -492,8 +492,11 @@ def first_aligned_grid(
     if requested.spacing is None:
         return oriented, np.eye(4)
     directions = _directions(oriented, sheared)
+    own = np.array(oriented.spacing)
+    target = wanted_spacing(requested, own)
+    is_same = (target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE)
     affine = np.eye(4)
-    affine[:3, :3] = directions * _spacing(oriented, requested)
+    affine[:3, :3] = directions * np.where(is_same, own, target)
     ends = ((0.0, n - 1.0) for n in oriented.shape)
     corners = np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
     corners = (np.linalg.solve(affine, oriented.affine) @ corners)[:3]
@@ -522,13 +525,6 @@ def _directions(oriented: Grid, sheared: int | None) -> Affine:
     directions[:, c] -= directions[:, b] * (directions[:, b] @ directions[:, c])
     directions[:, c] /= np.linalg.norm(directions[:, c])
     return np.asarray(directions)
-
-
-def _spacing(oriented: Grid, requested: NetworkGrid) -> NDArray[np.float64]:
-    """Return the network's spacing: the requested one, or the scan's own if it is as good."""
-    own = np.array(oriented.spacing)
-    target = wanted_spacing(requested, own)
-    return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 
 
 def _origin(
@@ -575,5 +571,5 @@ def steps_after(plan: NetworkPlan, card: ModelCard) -> tuple[IntensityStep, ...]
 
 
 def grid_for_parts(grid: Grid, card: ModelCard) -> Grid:
-    """Return the grid on which a card's parts see a scan with a `grid`."""
-    return part_grid(plan_grid(grid, card.grid), card)
+    """Return the grid on which a card's parts see a scan; that of the scan without parts."""
+    return part_grid(plan_grid(grid, card.grid), card) if card.parts else grid

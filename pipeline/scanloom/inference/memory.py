@@ -38,7 +38,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Truncate,
 )
-from scanloom.cards.requested import networks
+from scanloom.cards.graph import networks, stages
 from scanloom.core import Grid, Reason, ScanError, format_bytes
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
@@ -300,12 +300,15 @@ def estimate_prediction(
     images = [*kept, *([first] if further else [])] if placement else []
     held = sum(network_image_bytes(card, plan_grid(grid, card.grid)) for card in images)
     if uncertainty:
-        inner = grid_for_parts(grid, first) if first.parts else grid
-        members = len(cards) if further else 1 + len(first.folds)
+        seen = grid_for_parts(grid, first)
         held += sum(
-            uncertainty_bytes(part, plan_grid(inner, part.grid), 1 + len(part.folds))
-            for part in first.parts
-        ) or uncertainty_bytes(first, plan_grid(grid, first.grid), members)
+            uncertainty_bytes(
+                network,
+                plan_grid(seen, network.grid),
+                len(cards) if further else 1 + len(network.folds),
+            )
+            for network in first.parts or (first,)
+        )
     if device:
         device = {step: count + held for step, count in device.items()}
     else:
@@ -317,21 +320,18 @@ def _estimate_placed(
     card: ModelCard, grid: Grid, stored: int, placement: Placement
 ) -> MemoryEstimate:
     """Estimate the memory of a model with its previous stage, or with its parts."""
-    estimates = []
-    if card.stage is not None:
-        estimates.append(_estimate_placed(card.stage.card, grid, stored, placement))
-    if card.parts:
-        own, held = _resampled_for_parts(card, grid)
-        inner = grid_for_parts(grid, card)
-        parts = [_estimate_placed(part, inner, FLOAT_BYTES, placement) for part in card.parts]
-        estimates += [own]
-        for part in parts:  # the resampled scan stays on the host while parts run
-            host = {step: n + held for step, n in part.host.items()}
-            estimates.append(MemoryEstimate(host, part.device))
-    else:
-        plan, dtype = plan_grid(grid, card.grid), getattr(torch, placement.precision)
-        device, budget = torch.device(placement.device), Budget(placement.windows)
-        estimates.append(estimate_network(card, plan, device, dtype, budget, stored))
+    device, dtype = torch.device(placement.device), getattr(torch, placement.precision)
+    budget, estimates = Budget(placement.windows), []
+    for each in stages(card):
+        held, seen = 0, grid_for_parts(grid, each)
+        if each.parts:  # the resampled scan stays on the host while parts run
+            own, held = _resampled_for_parts(each, grid)
+            estimates.append(own)
+        for network in each.parts or (each,):
+            plan, size = plan_grid(seen, network.grid), FLOAT_BYTES if each.parts else stored
+            need = estimate_network(network, plan, device, dtype, budget, size)
+            host = {step: n + held for step, n in need.host.items()}
+            estimates.append(MemoryEstimate(host, need.device))
     # Networks run one after another: the largest of each step
     return MemoryEstimate(
         _largest(estimate.host for estimate in estimates),
@@ -462,16 +462,16 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     Windows of air are included; a window counts once for each network and each flip. A crop to the
     structures of another model, which is not known beforehand, is not taken into account.
     """
-    if card.stage is not None:
-        return window_values(card.stage.card, grid) + window_values(replace(card, stage=None), grid)
-    if card.parts:
-        inner = grid_for_parts(grid, card)
-        return sum(window_values(part, inner) for part in card.parts)
-    plan = plan_grid(grid, card.grid)
-    shape = largest_box(plan, card.grid.crop)
-    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
-    passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
-    return layout.count * math.prod(layout.size) * passes
+    values = 0
+    for each in stages(card):
+        seen = grid_for_parts(grid, each)
+        for network in each.parts or (each,):
+            plan = plan_grid(seen, network.grid)
+            shape = largest_box(plan, network.grid.crop)
+            layout = window_layout(network.window, shape, plan.network_axis(plan.lead))
+            passes = (1 + len(network.folds)) * (1 << len(network.window.mirror))
+            values += layout.count * math.prod(layout.size) * passes
+    return values
 
 
 @dataclass(frozen=True)
@@ -572,10 +572,7 @@ def first_fitting(
         )
         if limits.holds(need):
             return candidates[n:], changes
-    least = estimate_network(
-        card, plan, candidates[-1].device, candidates[-1].dtype, candidates[-1].budget, stored
-    )
-    detail = f"{card.name} needs {format_bytes(least.host_peak)} more"
+    detail = f"{card.name} needs {format_bytes(need.host_peak)} more"
     raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ from scanloom.core import (
     Volume,
     counted,
 )
-from scanloom.core.engines import EngineChoice, EngineRecords, all_engines
+from scanloom.core.engines import EngineChoice, EngineRecords
 from scanloom.core.segmentation import Uncertainty
 from scanloom.inference.device import (
     ASKED_FOR,
@@ -90,7 +90,7 @@ class TorchPredictor(PlacedModel):
     compute : ComputeOptions
         How the network is run. Windows of air below a card's `air_below` are skipped.
     device : str
-        "auto", "cpu", "cuda" or "cuda:N".
+        "auto", "cpu", "cuda", "cuda:N", "mps", "xpu" or "xpu:N".
     memory_limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
     planned_cases : int
@@ -131,16 +131,6 @@ class TorchPredictor(PlacedModel):
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
-        self._stage = None
-        if card.stage is not None and card.stage.use == "channels":
-            self._stage = TorchPredictor(
-                card.stage.card,
-                compute,
-                device=device,
-                memory_limit=memory_limit,
-                planned_cases=planned_cases,
-                records=records,
-            )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
@@ -176,6 +166,7 @@ class TorchPredictor(PlacedModel):
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        previous: Segmentation | None = None,
         shared: SharedScan | None = None,
         uncertainty: bool = False,
     ) -> Segmentation:
@@ -189,8 +180,10 @@ class TorchPredictor(PlacedModel):
             Times the steps "resample", "network", "restore" and "clean".
         further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
+        previous : Segmentation, optional
+            Result of the card's stage, if its structures are further channels.
         shared : SharedScan, optional
-            Keeps the resampled scan for further models.
+            Keeps the resampled scan for further models; the caller finishes it.
         uncertainty : bool
             Whether maps of the labels' uncertainty are returned too.
 
@@ -210,17 +203,11 @@ class TorchPredictor(PlacedModel):
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
-        scan, first = ModelInput(volumes), None
-        if self._stage is not None:
-            first = self._stage.predict(volume, clock, further_channels=further_channels)
-            scan = replace(scan, stage_labels=first.layers[0].labels)
+        scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(
-                Task(scan.crop(box), clock, shared, uncertainty)
-            )
-            if shared is not None:
-                shared.finish(self.card, self.device_name)
+            task = Task(scan.crop(box), clock, shared, uncertainty)
+            prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
@@ -228,8 +215,7 @@ class TorchPredictor(PlacedModel):
                 prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
             )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            result = replace(prediction.segmentation(self.card, volume), changes=self.changes)
-        return result if first is None else made_after(first, result)
+            return replace(prediction.segmentation(self.card, volume), changes=self.changes)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -304,6 +290,9 @@ class TorchPredictor(PlacedModel):
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
+            if memory_plan.device != self.device.device:
+                # By estimate or by experience: some hundred times slower, which a note does not say
+                logger.warning("%s runs on the CPU: %s is too small", self.name, self.device_name)
             try:
                 return self._label(task, plan, memory_plan)
             except Exception as exc:  # an engine's library has errors of its own
@@ -333,18 +322,24 @@ class TorchPredictor(PlacedModel):
 
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
-        restorer = self.restorer(plan)
-        uncertain = None
+        restorer, uncertain, clock = self.restorer(plan), None, task.clock
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
-
-        def take(block: ScorePlanes) -> None:
-            restorer.add(block)
-            if uncertain is not None:
-                uncertain.add(block)
-
-        self._run(self.scores(task, plan, memory_plan), take, task.clock)
-        with task.clock.step("restore"):
+        planes, expected = self.scores(task, plan, memory_plan), self.card.n_outputs
+        while True:
+            with clock.step("network"):
+                block = next(planes, None)
+            if block is None:
+                break
+            channels = block.scores.shape[1]
+            if channels < expected:
+                detail = f"the network has {channels} output channels, the card {expected}"
+                raise ScanError(Reason.MODEL_NETWORK, detail)
+            with clock.step("restore"):
+                restorer.add(block)
+                if uncertain is not None:
+                    uncertain.add(block)
+        with clock.step("restore"):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
             found = None if uncertain is None else uncertain.finish()
         return Prediction(maps, memory_plan, uncertainty=found)
@@ -358,10 +353,13 @@ class TorchPredictor(PlacedModel):
     ) -> Iterator[ScorePlanes]:
         """Resample the scan, and return an iterator over the network's scores."""
         with task.clock.step("resample"):
-            where, skip_air = (memory_plan.device, memory_plan.budget.slab), self.skip_air
-            shared = task.shared
             image = network_image(
-                task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
+                task.scan,
+                plan,
+                self.card,
+                (memory_plan.device, memory_plan.budget.slab),
+                skip_air=self.skip_air,
+                shared=task.shared,
             )
         folds = self._folds(image, plan, memory_plan, task.clock)
         return_free_memory()  # such as weights of networks that an engine runs
@@ -388,22 +386,6 @@ class TorchPredictor(PlacedModel):
         described = self.networks.describe(dtype)
         heads = [each.head and each.head.to(device) for each in (described, *described.folds)]
         return [Fold(run, head) for run, head in zip(runs, heads, strict=True)]
-
-    def _run(
-        self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
-    ) -> None:
-        """Run the network over its grid and pass the planes of scores to `take`."""
-        while True:
-            with clock.step("network"):
-                block = next(planes, None)
-            if block is None:
-                return
-            channels, expected = block.scores.shape[1], self.card.n_outputs
-            if channels < expected:
-                detail = f"the network has {channels} output channels, the card {expected}"
-                raise ScanError(Reason.MODEL_NETWORK, detail)
-            with clock.step("restore"):
-                take(block)
 
     def _planes(
         self,
@@ -446,16 +428,6 @@ class TorchPredictor(PlacedModel):
 
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
         return clean(labels, rules, grid.spacing, when)
-
-
-def made_after(first: Segmentation, result: Segmentation) -> Segmentation:
-    """Return a result with the flags and the engine of another model whose result it used."""
-    engines = [each.engine for each in (result, first) if each.engine is not None]
-    return replace(
-        result,
-        flags=tuple(dict.fromkeys((*result.flags, *first.flags))),
-        engine=all_engines(engines) if engines else None,
-    )
 
 
 @dataclass(frozen=True, eq=False)

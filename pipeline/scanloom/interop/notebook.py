@@ -13,18 +13,9 @@ from PIL import Image, ImageDraw
 
 from scanloom.core import CaseRecord, Flag, Segmentation, Volume
 from scanloom.io.output.file_names import PREVIEW
+from scanloom.ops.label_maps import box_of_labels, union_of_boxes
+from scanloom.review.preview import slicing
 from scanloom.review.preview.page import draw_text
-from scanloom.review.preview.slicing import (
-    AXIAL,
-    CORONAL,
-    LETTERS,
-    SAGITTAL,
-    Direction,
-    Raster,
-    View,
-    label_pixels,
-    scan_pixels,
-)
 
 PLANE_PIXELS = 280
 """Pixels of the longest side of the scan."""
@@ -35,18 +26,18 @@ SOFT_TISSUE_HU = (-160.0, 240.0)
 GAP_PIXELS = 4
 
 Rgb = NDArray[np.uint8]
-DrawPlane = Callable[[Direction, float, Raster], Rgb]
+DrawPlane = Callable[[slicing.Direction, float, slicing.Raster], Rgb]
 """Returns the picture of a plane at a position in LPI mm."""
 
 
 def draw_volume(volume: Volume) -> bytes:
     """Return a PNG of the middle axial, coronal and sagittal plane of a scan."""
-    view = View(volume.grid)
+    view = slicing.View(volume.grid)
     low, high = _window(volume)
 
-    def plane(direction: Direction, position: float, raster: Raster) -> Rgb:
+    def plane(direction: slicing.Direction, position: float, raster: slicing.Raster) -> Rgb:
         cut = view.cut(volume.array, direction, position, low, raster)
-        values = np.nan_to_num(scan_pixels(cut, raster), nan=low)
+        values = np.nan_to_num(slicing.scan_pixels(cut, raster), nan=low)
         gray = ((values - low) / (high - low)).clip(0, 1) * 255
         return np.repeat(gray.astype(np.uint8)[:, :, None], 3, axis=2)
 
@@ -56,7 +47,7 @@ def draw_volume(volume: Volume) -> bytes:
 
 def draw_labels(segmentation: Segmentation) -> bytes:
     """Return a PNG of three planes through the middle of all structures, in their colours."""
-    view = View(segmentation.grid)
+    view = slicing.View(segmentation.grid)
     tables = []
     for layer in segmentation.layers:
         colors = np.zeros((int(np.iinfo(layer.labels.dtype).max) + 1, 3), np.uint8)
@@ -64,10 +55,12 @@ def draw_labels(segmentation: Segmentation) -> bytes:
             colors[structure.number] = structure.color
         tables.append((layer.labels, colors))
 
-    def plane(direction: Direction, position: float, raster: Raster) -> Rgb:
+    def plane(direction: slicing.Direction, position: float, raster: slicing.Raster) -> Rgb:
         picture = np.zeros((raster.size[1], raster.size[0], 3), np.uint8)
         for array, colors in tables:
-            labels = label_pixels(view.cut(array, direction, position, None, raster), raster)
+            labels = slicing.label_pixels(
+                view.cut(array, direction, position, None, raster), raster
+            )
             np.copyto(picture, colors[labels], where=(labels > 0)[:, :, None])
         return picture
 
@@ -77,23 +70,16 @@ def draw_labels(segmentation: Segmentation) -> bytes:
 
 def _center(segmentation: Segmentation) -> NDArray[np.float64]:
     """Return the voxel (3,) in the middle of the bounding box of all structures, or of the scan."""
-    middles = (np.array(segmentation.grid.shape) - 1) // 2
-    for axis in range(3):
-        in_plane = tuple(n for n in range(3) if n != axis)
-        present = np.logical_or.reduce(
-            [layer.labels.any(axis=in_plane) for layer in segmentation.layers]
-        )
-        if present.any():
-            first, last = np.flatnonzero(present)[[0, -1]]
-            middles[axis] = (first + last) // 2
-    return middles.astype(np.float64)
+    box = union_of_boxes(box_of_labels(layer.labels) for layer in segmentation.layers)
+    first, last = box or ((0, 0, 0), np.array(segmentation.grid.shape) - 1)
+    return ((np.array(first) + last) // 2).astype(np.float64)
 
 
-def _raster(view: View, direction: Direction) -> Raster:
+def _raster(view: slicing.View, direction: slicing.Direction) -> slicing.Raster:
     area = view.field_of_view(direction)
-    scale = PLANE_PIXELS / float((view.high - view.low).max())
+    scale = PLANE_PIXELS / float(np.ptp(view.corners, axis=0).max())
     width, height = (max(1, round(length * scale)) for length in area.size)
-    return Raster(area, (width, height))
+    return slicing.Raster(area, (width, height))
 
 
 def _window(volume: Volume) -> tuple[float, float]:
@@ -107,13 +93,13 @@ def _window(volume: Volume) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def _side_by_side(view: View, center: NDArray[np.float64], draw: DrawPlane) -> bytes:
+def _side_by_side(view: slicing.View, center: NDArray[np.float64], draw: DrawPlane) -> bytes:
     """Return a PNG of the axial, coronal and sagittal plane through a point (3,) in LPI mm."""
     planes = []
-    for direction in (AXIAL, CORONAL, SAGITTAL):
+    for direction in (slicing.AXIAL, slicing.CORONAL, slicing.SAGITTAL):
         position = float(center[direction.normal])
         plane = Image.fromarray(draw(direction, position, _raster(view, direction)))
-        letter = LETTERS[direction.across][0]
+        letter = slicing.LETTERS[direction.across][0]
         draw_text(ImageDraw.Draw(plane), (3, plane.height / 2), letter, LETTER_PIXELS, anchor="lm")
         planes.append(plane)
     width = sum(plane.width for plane in planes) + GAP_PIXELS * (len(planes) - 1)

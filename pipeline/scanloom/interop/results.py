@@ -29,13 +29,12 @@ def _flags(segmentation: Segmentation, volume: Volume) -> tuple[Flag, ...]:
 def save(segmentation: Segmentation, path: Path, label: str | None) -> None:
     """Write a label map, or the mask of a structure, as NIfTI."""
     from scanloom.io.scan import GridOnlySource
-    from scanloom.io.write.nifti import write_label_map, write_mask
+    from scanloom.io.write.nifti import write_nifti
 
     if not path.name.endswith(".nii.gz"):
         raise ValueError(f"the file must end in .nii.gz, got {path.name!r}")
-    grid, source = segmentation.grid, GridOnlySource()
     if label is None:
-        write_label_map(segmentation.single_layer(), grid, source, path)
-        return
-    structure = segmentation.structure(label)
-    write_mask(segmentation.layer_of(label), structure.number, grid, source, path)
+        voxels = segmentation.single_layer().labels
+    else:
+        voxels = segmentation.layer_of(label).labels == segmentation.structure(label).number
+    write_nifti(voxels, segmentation.grid, GridOnlySource(), path)

@@ -97,6 +97,7 @@ def orthogonalize(
     shear = np.abs(directions.T @ directions - np.eye(3)).max()
     if not FLOAT32_COSINE < shear <= ORTHOGONAL:
         return affine, ()
+    # The nearest rotation (polar decomposition) turns all axes a little, and none by all the error
     u, _, vt = np.linalg.svd(directions)
     orthogonal, centre = affine.copy(), (np.array(shape) - 1) / 2
     orthogonal[:3, :3] = u @ vt * lengths

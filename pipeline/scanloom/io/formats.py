@@ -10,68 +10,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from scanloom.core import DICOM, Gaps, Grid, Nan, Reason, ScanError
+from scanloom.core import DICOM, Grid, ReadOptions, Reason, ScanError
 from scanloom.io.scan import Scan
 from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
 from scanloom.io.volumes.mgh import MGH_SUFFIXES, parse_mgh
 from scanloom.io.volumes.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_companions, parse_nifti
 from scanloom.io.volumes.raw_voxels import ParseHeader, read_raw_volume
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
-
-
-class ProbeFunction(Protocol):
-    """Return grid and voxel type of a series from its headers; errors as for `ReadFunction`."""
-
-    def __call__(
-        self,
-        files: Sequence[Path],
-        *,
-        phase: int | None = None,
-        orientation: str | None = None,
-        gaps: Gaps = "refuse",
-        limit: int | None = None,
-    ) -> tuple[Grid, np.dtype[Any]]:
-        """Return grid and voxel type after rescale; parameters are those of `ReadFunction`.
-
-        Without `limit`, the largest size is that of each format's own.
-        """
-
-
-class ReadFunction(Protocol):
-    """Read one volume of a series. A format ignores the options that do not apply to it."""
-
-    def __call__(
-        self,
-        files: Sequence[Path],
-        *,
-        phase: int | None = None,
-        orientation: str | None = None,
-        modality: str | None = None,
-        gaps: Gaps = "refuse",
-        nan: Nan = "refuse",
-        limit: int = VOXEL_LIMIT_BYTES,
-    ) -> Scan:
-        """Return the volume and its source.
-
-        Parameters
-        ----------
-        files : sequence of Path
-            The files of the series; of a volume file, the header first.
-        phase, orientation, modality, gaps, nan
-            As in `scanloom.load_volume`.
-        limit : int
-            Largest size of the decoded voxels in bytes.
-
-        Raises
-        ------
-        ScanError
-            If the scan cannot be read with certainty; its `code` is the reason.
-        """
-
 
 EMPTY_FILE = "the file is empty"
 """Detail of TRUNCATED."""
@@ -83,17 +32,15 @@ def _only_itself(path: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class VolumeFormat:
-    """A format in which scans are stored.
+    """A format of volume files, whose voxels are plain numbers.
 
     Parameters
     ----------
     name : str
         The `kind` of its series, also in the index and the crosswalk.
     suffixes : tuple of str
-        Lower-case suffixes of the files that stand for a volume; empty for DICOM, which is
-        recognised by content.
-    probe : ProbeFunction
-    read : ReadFunction
+        Lower-case suffixes of the files that stand for a volume.
+    parse : ParseHeader
     companions : callable
         Returns all files of a volume, the header first.
     detached_suffixes : tuple of str
@@ -103,102 +50,91 @@ class VolumeFormat:
 
     name: str
     suffixes: tuple[str, ...]
-    probe: ProbeFunction
-    read: ReadFunction
+    parse: ParseHeader
     companions: Callable[[Path], tuple[Path, ...]] = _only_itself
     detached_suffixes: tuple[str, ...] = ()
 
-
-def raw_format(
-    name: str,
-    suffixes: tuple[str, ...],
-    parse: ParseHeader,
-    companions: Callable[[Path], tuple[Path, ...]] = _only_itself,
-    detached_suffixes: tuple[str, ...] = (),
-) -> VolumeFormat:
-    """Return the format of volume files with plain numbers for voxels.
-
-    Parameters are those of `VolumeFormat`; `parse` replaces `probe` and `read`.
-    """
-
     def probe(
+        self,
         files: Sequence[Path],
-        *,
         phase: int | None = None,
-        orientation: str | None = None,
-        gaps: Gaps = "refuse",  # not used
+        options: ReadOptions = ReadOptions(),
         limit: int | None = None,
     ) -> tuple[Grid, np.dtype[Any]]:
-        largest = VOXEL_LIMIT_BYTES if limit is None else limit
+        """Return grid of a volume and type of its voxels after rescale, from the header.
+
+        Parameters and errors are those of `read`; a larger volume than `limit`, in bytes, is
+        TOO_LARGE, by default than `VOXEL_LIMIT_BYTES`.
+        """
         _check_not_empty(files[0])
-        return parse(files, phase, orientation, largest).outline
+        largest = VOXEL_LIMIT_BYTES if limit is None else limit
+        raw = self.parse(files, phase, options.orientation, largest)
+        return raw.grid, raw.layout.value_dtype
 
     def read(
-        files: Sequence[Path],
-        *,
-        phase: int | None = None,
-        orientation: str | None = None,
-        modality: str | None = None,
-        gaps: Gaps = "refuse",  # not used
-        nan: Nan = "refuse",
-        limit: int = VOXEL_LIMIT_BYTES,
+        self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
     ) -> Scan:
-        _check_not_empty(files[0])
-        return read_raw_volume(parse, files, phase, orientation, modality, nan, limit)
+        """Read one volume. Options that do not apply to the format are ignored.
 
-    return VolumeFormat(name, suffixes, probe, read, companions, detached_suffixes)
+        Parameters
+        ----------
+        files : sequence of Path
+            The files of the series; of a volume file, the header first.
+        phase : int or None
+            As in `scanloom.load_volume`.
+        options : ReadOptions
+
+        Raises
+        ------
+        ScanError
+            If the scan cannot be read with certainty; its `code` is the reason.
+        """
+        _check_not_empty(files[0])
+        return read_raw_volume(self.parse, files, phase, options)
 
 
 def _check_not_empty(path: Path) -> None:
-    """Refuse an empty file, such as that of a copy that was cut off; others are left to the parser.
-
-    Raises
-    ------
-    ScanError
-        TRUNCATED.
-    """
+    """Refuse an empty file (TRUNCATED), such as that of a copy that was cut off."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size == 0:
             raise ScanError(Reason.TRUNCATED, EMPTY_FILE)
 
 
-def _probe_dicom(
-    files: Sequence[Path],
-    *,
-    phase: int | None = None,
-    orientation: str | None = None,  # not used
-    gaps: Gaps = "refuse",
-    limit: int | None = None,
-) -> tuple[Grid, np.dtype[Any]]:
-    from scanloom.io.dicom.series import dicom_outline
+class _DicomFormat:
+    """DICOM, recognised by content; as `VolumeFormat`."""
 
-    return dicom_outline(files, phase, gaps, limit)
+    name = DICOM
+    suffixes = detached_suffixes = ()
+    companions = staticmethod(_only_itself)
 
+    def probe(
+        self,
+        files: Sequence[Path],
+        phase: int | None = None,
+        options: ReadOptions = ReadOptions(),
+        limit: int | None = None,
+    ) -> tuple[Grid, np.dtype[Any]]:
+        """Without `limit`, the size is not checked."""
+        from scanloom.io.dicom.series import dicom_outline
 
-def _read_dicom(
-    files: Sequence[Path],
-    *,
-    phase: int | None = None,
-    orientation: str | None = None,  # not used
-    modality: str | None = None,
-    gaps: Gaps = "refuse",
-    nan: Nan = "refuse",  # not used: voxels are integers
-    limit: int = VOXEL_LIMIT_BYTES,
-) -> Scan:
-    from scanloom.io.dicom.series import read_dicom
+        return dicom_outline(files, phase, options.gaps, limit)
 
-    return read_dicom(files, modality=modality, phase=phase, gaps=gaps, limit=limit)
+    def read(
+        self, files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
+    ) -> Scan:
+        from scanloom.io.dicom.series import read_dicom
+
+        return read_dicom(files, phase, options)
 
 
 VOLUME_FORMATS = (
-    raw_format("nifti", NIFTI_SUFFIXES, parse_nifti, nifti_companions, PAIR_SUFFIXES),
-    raw_format("itk", ITK_SUFFIXES, parse_itk, itk_companions, ITK_SUFFIXES),
-    raw_format("mgh", MGH_SUFFIXES, parse_mgh),
+    VolumeFormat("nifti", NIFTI_SUFFIXES, parse_nifti, nifti_companions, PAIR_SUFFIXES),
+    VolumeFormat("itk", ITK_SUFFIXES, parse_itk, itk_companions, ITK_SUFFIXES),
+    VolumeFormat("mgh", MGH_SUFFIXES, parse_mgh),
 )
 """Formats of volume files, recognised by suffix."""
-FORMATS = {
-    entry.name: entry
-    for entry in (VolumeFormat(DICOM, (), _probe_dicom, _read_dicom), *VOLUME_FORMATS)
+FORMATS: dict[str, VolumeFormat | _DicomFormat] = {
+    entry.name: entry for entry in (_DicomFormat(), *VOLUME_FORMATS)
 }
 """All formats by the `kind` of their series."""
 VOLUME_SUFFIXES = tuple(suffix for entry in VOLUME_FORMATS for suffix in entry.suffixes)

@@ -56,8 +56,10 @@ def load_key(file: Path | None = None) -> bytes:
         detail = "the folder of the key file does not exist: create it first if a new key is meant"
         raise ScanError(Reason.NOT_FOUND, detail, str(named))
     try:
-        if not named and not _is_own_key(path):
-            raise ScanError(Reason.UNREADABLE, _NOT_OWNED, str(path))
+        if not named:  # no other user may have written the key, or may write to its folder
+            paths = {owned for each in (path, path.resolve()) for owned in (each, each.parent)}
+            if not all(is_ours(owned) for owned in paths if owned.exists()):
+                raise ScanError(Reason.UNREADABLE, _NOT_OWNED, str(path))
         key = _read_made(path) if path.exists() else _make_key(path)
     except OSError as exc:
         advice = "" if named else ": name another file with --key or SCANLOOM_KEY"
@@ -86,12 +88,6 @@ def read_key(file: Path | None = None) -> bytes:
     return load_key(file)
 
 
-def _is_own_key(path: Path) -> bool:
-    """Return whether no other user can have written the key at the default path."""
-    paths = {owned for file in (path, path.resolve()) for owned in (file, file.parent)}
-    return all(is_ours(owned) for owned in paths if owned.exists())
-
-
 def key_fingerprint(key: bytes) -> str:
     """Return a fingerprint that distinguishes keys and does not reveal them."""
     return _text(_hash(key, b"key fingerprint", [b""]))
@@ -112,6 +108,7 @@ def case_id(series: Series, key: bytes, phase: int | None = None) -> str:
         uids = [series.study_uid.encode(), series.series_uid.encode()]
         digest = _hash(key, b"case by uid", uids)
     else:
+        # A hash of hashes, sorted: neither names nor order of the files belong to a scan
         fingerprints = _hash_files(series.files, key, _fingerprint)
         digest = _hash(key, b"case by files", sorted(fingerprints))
     if phase is None:
@@ -127,12 +124,7 @@ def study_id(study_uid: str, key: bytes) -> str:
 def file_id(path: Path, instance_uid: str, key: bytes) -> str:
     """Return the ID of a file: 26 characters, independent of its path.
 
-    Parameters
-    ----------
-    path : Path
-        Opened only if `instance_uid` is empty.
-    instance_uid : str
-        SOPInstanceUID; empty if the file has none.
+    It is opened only if it has no SOPInstanceUID (`instance_uid`).
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ MAX_VOLUMES = 10_000
 """Volumes of a series or file that are counted; time points are far fewer."""
 
 
-def count_volumes(series: Series, orientation: str | None = None, gaps: Gaps = "refuse") -> int:
+def count_volumes(series: Series) -> int:
     """Return the number of volumes in a series or file, of which `phase` selects one.
 
     Raises
@@ -23,7 +24,7 @@ def count_volumes(series: Series, orientation: str | None = None, gaps: Gaps = "
     """
     for phase in range(MAX_VOLUMES):
         try:
-            probe(series, phase, orientation, gaps)
+            probe(series, phase)
         except ScanError as error:
             if phase and error.reason in (Reason.PHASES, Reason.FOUR_D):
                 return phase
@@ -35,7 +36,7 @@ def count_volumes(series: Series, orientation: str | None = None, gaps: Gaps = "
 def is_single_volume(series: Series, options: ReadOptions) -> bool:
     """Return whether a series gives a volume without the choice of one."""
     try:
-        probe(series, None, options.orientation, options.gaps)
+        probe(series, None, options)
     except ScanError:
         return False
     return True
@@ -45,14 +46,6 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
     """Return which options the headers of a series override, as sentences without a full stop.
 
     An option that agrees with the headers is left out.
-
-    Parameters
-    ----------
-    series : Series
-    phase : int or None
-        The requested volume.
-    options : ReadOptions
-        Modality and orientation for files that do not state theirs.
     """
     sentences = []
     if options.modality and series.modality not in (None, options.modality):
@@ -69,7 +62,7 @@ def unused_options(series: Series, phase: int | None, options: ReadOptions) -> t
 def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str:
     """Return the axis codes of a series by its headers; empty if they do not state them."""
     try:
-        return probe(series, phase, None, options.gaps)[0].axis_codes
+        return probe(series, phase, replace(options, orientation=None))[0].axis_codes
     except ScanError:
         return ""
 
@@ -77,32 +70,18 @@ def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str
 def probe(
     series: Series,
     phase: int | None = None,
-    orientation: str | None = None,
-    gaps: Gaps = "refuse",
+    options: ReadOptions = ReadOptions(),
     limit: int | None = None,
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid of a series and the type of its voxels after rescale.
-
-    Parameters
-    ----------
-    series : Series
-    phase, orientation, gaps
-        As in `scanloom.load_volume`.
-    limit : int or None
-        Largest size of the decoded voxels in bytes.
-
-    Returns
-    -------
-    (Grid, dtype)
+    """Return the grid of a series and its voxel type after rescale; see `VolumeFormat.probe`.
 
     Raises
     ------
     ScanError
         As reading the scan would raise for its headers, and as `check_neighbours`.
     """
-    probe = FORMATS[series.kind].probe
-    outline = probe(series.files, phase=phase, orientation=orientation, gaps=gaps, limit=limit)
-    check_neighbours(series, gaps)
+    outline = FORMATS[series.kind].probe(series.files, phase, options, limit)
+    check_neighbours(series, options.gaps)
     return outline
 
 

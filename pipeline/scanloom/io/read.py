@@ -25,14 +25,14 @@ from scanloom.core import (
 )
 from scanloom.core.errors import in_python
 from scanloom.io.formats import FORMATS
-from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
+from scanloom.io.index.ranking import ALL, Preference, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import common_parent
 from scanloom.io.probe import check_neighbours, probe, unused_options
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
+from scanloom.io.voxel_values import rounding_flags, voxel_limit
 from scanloom.options import check_values
 
 
@@ -96,13 +96,13 @@ def load_volume(
     check_values(options)
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
-    preference = Preference(modality=modality)
     try:
         [chosen] = select_series(
             find_series(Path(path), archives=archives),
             None if series is None else str(series),
-            preference,
-            RankingOptions(phase, gaps, orientation),
+            Preference(modality=modality),
+            options,
+            phase,
         )
         for unused in unused_options(chosen, phase, options):
             warnings.warn(in_python(unused), stacklevel=2)
@@ -136,15 +136,7 @@ def read_scan(
     """
     check_values(options)
     with _unreadable_neighbours(series):
-        scan = FORMATS[series.kind].read(
-            series.files,
-            phase=phase,
-            orientation=options.orientation,
-            modality=options.modality,
-            gaps=options.gaps,
-            nan=options.nan,
-            limit=_limit(options),
-        )
+        scan = FORMATS[series.kind].read(series.files, phase, options)
         check_neighbours(series, options.gaps)  # faults of its own slices come first
     if series.unreadable:
         scan = _with_flags(scan, (Flag.FILES_LOST,))
@@ -160,11 +152,7 @@ def read_outline(
     """
     check_values(options)
     with _unreadable_neighbours(series):
-        return probe(series, phase, options.orientation, options.gaps, _limit(options))
-
-
-def _limit(options: ReadOptions) -> int:
-    return VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size
+        return probe(series, phase, options, voxel_limit(options))
 
 
 @contextmanager

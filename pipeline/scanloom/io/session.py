@@ -58,8 +58,7 @@ class ReadSession:
 
 
 _active: ContextVar[ReadSession | None] = ContextVar("read_session", default=None)
-_default: ReadSession | None = None
-_default_lock = threading.Lock()
+_default = ReadSession()
 
 
 @contextmanager
@@ -75,12 +74,4 @@ def read_session() -> Iterator[ReadSession]:
 
 def current_session() -> ReadSession:
     """Return the session of the current thread, or the default session of the process."""
-    return _active.get() or _default or _make_default()
-
-
-def _make_default() -> ReadSession:
-    global _default
-    with _default_lock:
-        if _default is None:
-            _default = ReadSession()
-        return _default
+    return _active.get() or _default

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Nan, Reason, ScanError, Volume
+from scanloom.core import Flag, Nan, ReadOptions, Reason, ScanError, Volume
 
 AIR_HU = -1024.0
 """HU outside the field of view, as scanners and ITK's filters write it."""
@@ -21,13 +21,8 @@ def replace_nan(volume: Volume, nan: Nan) -> Volume:
     """Return a volume of finite voxels; if `nan` is "padding", replace NaN by a padding value.
 
     The padding value is air for a CT, else the smallest value of the scan: 0 may be bright in a
-    scan with negative values.
-
-    Parameters
-    ----------
-    volume : Volume
-        Fresh from a reader and not shared: its voxels are changed in place.
-    nan : "refuse" or "padding"
+    scan with negative values. The volume is fresh from a reader and not shared: its voxels are
+    changed in place.
 
     Raises
     ------
@@ -84,17 +79,11 @@ def rounding_flags(
 
 
 # --- limits ---------------------------------------------------------------------------------------
-# Limits on the size of a volume and of the files that hold it.
 
 VOXEL_LIMIT_BYTES = 4 << 30
 """Largest size of the decoded voxels of a volume, unless the caller passes another limit."""
 
-FILE_LIMIT_VOLUMES = 8
-"""Largest size of a compressed file of several volumes, in multiples of the limit of one volume:
-to reach the last volume, all before it are inflated."""
 
-SKIP_LIMIT_BYTES = 1 << 30
-"""Largest offset of the first voxel: header extensions are a few kB."""
-
-MAX_DEFLATE_RATIO = 1032
-"""Largest compression ratio of Deflate: a file that would need more is truncated or damaged."""
+def voxel_limit(options: ReadOptions) -> int:
+    """Return the largest size of the decoded voxels, in bytes."""
+    return VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size

@@ -116,16 +116,7 @@ def clean(labels: Labels, rules: Iterable[Cleaning], spacing: Sequence[float], w
 def count_components(
     labels: Labels, numbers: Iterable[int], connectivity: Connectivity = 26
 ) -> dict[int, int]:
-    """Return the number of connected components of each structure.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    numbers : iterable of int
-        Structure numbers.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
+    """Return the number of connected components of each structure of a label map (I, J, K).
 
     Returns
     -------
@@ -157,7 +148,7 @@ def find_components(
     previous: NDArray[Any] | None = None
     for slab in slabs:
         pieces, count = _label_slab(labels, slab, connectivity, table)
-        if previous is not None:
+        if previous is not None:  # the common slice is labelled in both slabs
             links.append(_overlaps(previous, pieces[:, :, 0]) + np.array(offsets[-2:]))
         pieces = pieces[:, :, _lead_in(slab) :]
         runs = find_runs(_mapped(labels[:, :, slab], table))  # each is part of a single piece
@@ -175,10 +166,7 @@ def find_components(
     np.add.at(voxels, component, np.concatenate(piece_voxels))
     bounds = itertools.pairwise(offsets)
     return Components(
-        slabs,
-        tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds),
-        value,
-        voxels,
+        slabs, tuple(np.append(0, component[a + 1 : b + 1]) for a, b in bounds), value, voxels
     )
 
 
@@ -257,6 +245,7 @@ def _components_to_drop(
     if len(candidates) <= rule.parts:
         return candidates[:0]
     size = components.voxels[candidates]
+    # Larger ones are kept and smaller ones are not, whatever the ties
     smallest_kept = np.sort(size)[-rule.parts]
     smaller, equal = candidates[size < smallest_kept], candidates[size == smallest_kept]
     surplus = len(candidates) - len(smaller) - rule.parts

@@ -19,14 +19,7 @@ Triple = tuple[int, int, int]
 
 
 def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
-    """Return the smallest box around structures of a label map.
-
-    Parameters
-    ----------
-    labels : (I, J, K) uint8 or uint16 array
-        A label map.
-    numbers : iterable of int
-        Numbers of the structures; empty for all.
+    """Return the smallest box around structures of a label map (I, J, K), by default around all.
 
     Returns
     -------
@@ -81,16 +74,7 @@ def crop_volume(volume: Volume, box: Box) -> Volume:
 
 
 def paste_labels(labels: Labels, box: Box, shape: Triple) -> Labels:
-    """Return a label map of a whole scan from one of a box: background outside the box.
-
-    Parameters
-    ----------
-    labels : (I', J', K') uint8 or uint16 array
-        Label map of the voxels in the box.
-    box : Box
-    shape : (I, J, K)
-        Shape of the scan.
-    """
+    """Return a label map of a scan of this shape from one (I', J', K') of a box; 0 outside it."""
     whole = np.zeros(shape, labels.dtype, order="F")
     whole[box.slices] = labels
     return whole
@@ -131,14 +115,9 @@ def keep_numbers(labels: Labels, numbers: Iterable[int]) -> Labels:
 def restrict_segmentation(
     segmentation: Segmentation, limits: Segmentation, structures: Iterable[str] = ()
 ) -> Segmentation:
-    """Return a segmentation that is background outside structures of another one.
+    """Return a segmentation that is background outside structures of another one on its grid.
 
-    Parameters
-    ----------
-    segmentation, limits : Segmentation
-        On the same grid.
-    structures : iterable of str
-        Labels of `limits`; empty for all.
+    `structures` are labels of `limits`; empty for all.
     """
     selected = set(structures)
     masks = [

@@ -37,17 +37,7 @@ _IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Bins:
-    """Histogram bins of intensities, in ascending order.
-
-    Parameters
-    ----------
-    low, high : float
-        Smallest and largest intensity.
-    exact : bool
-        Whether each bin holds exactly one integer value.
-    count : int
-        Number of bins.
-    """
+    """Histogram bins of intensities, in ascending order; `exact` if each holds a single integer."""
 
     low: float
     high: float
@@ -64,15 +54,7 @@ class _Bins:
 
 @dataclass(frozen=True, eq=False)
 class _Intensities:
-    """Intensity statistics of S structures; NaN for a structure without valid voxels.
-
-    Parameters
-    ----------
-    mean, sd : (S,) array
-        Mean and population standard deviation, in the volume's unit.
-    quantiles : (S, 5) array
-        Quantiles at `QUANTILES`, in the volume's unit.
-    """
+    """Mean, population sd (S,) and `QUANTILES` (S, 5) of S structures; NaN without valid voxels."""
 
     mean: NDArray[np.float64]
     sd: NDArray[np.float64]
@@ -184,6 +166,7 @@ def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
         filled.reshape(-1)[row * (count + 1) + structure] = True
         in_j |= filled.any(axis=0)
         in_k[slab] = filled.any(axis=1)
+    # Along i a run has a first and a last voxel; a row or slice has voxels or not
     pairs = ((begins, ends), (in_j, in_j), (in_k, in_k))
     first = np.stack([low.argmax(axis=0) for low, _ in pairs], axis=1)
     last = np.stack([len(high) - 1 - high[::-1].argmax(axis=0) for _, high in pairs], axis=1)
@@ -248,6 +231,7 @@ def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
     n = len(layer.structures) + 1  # row 0 is for labels without a structure
     histogram, sums = np.zeros((n, bins.count), np.int64), np.zeros(n)
     row_of = _structure_rows(layer)
+    # A cell for each structure and bin: one count of all slabs instead of one for each structure
     first_cell = row_of * bins.count - (int(bins.low) if bins.exact else 0)
     work = np.empty(0, np.int64)  # for all slabs: memory that is new takes longer than the sums
     for labels, values in _foreground(layer, volume):

@@ -11,16 +11,11 @@ from scanloom.core import Grid
 
 
 def rectangular_grid(grid: Grid) -> Grid:
-    """Return the rectangular grid that encloses a sheared one.
+    """Return the rectangular grid that encloses a sheared one; another grid is returned unchanged.
 
     The two in-plane axes keep their directions and spacing; the sheared axis becomes their
     normal. Slices stay in their planes, so the grids differ only by shifts within each slice. The
     new grid is enlarged along the in-plane axes until every slice fits.
-
-    Parameters
-    ----------
-    grid : Grid
-        Any grid; one without shear is returned unchanged.
 
     Returns
     -------
@@ -40,14 +35,7 @@ def rectangular_grid(grid: Grid) -> Grid:
 
 
 def rectangular_labels(labels: NDArray[Any], grid: Grid) -> NDArray[Any]:
-    """Return the labels of a sheared `grid` on `rectangular(grid)`, by nearest neighbour.
-
-    Parameters
-    ----------
-    labels : (I, J, K) array
-        Labels on `grid`.
-    grid : Grid
-        Grid of the labels.
+    """Return labels (I, J, K) of a sheared grid on `rectangular_grid`, by nearest neighbour.
 
     Returns
     -------

@@ -56,12 +56,7 @@ def iter_slabs(shape: tuple[int, ...], voxels: int = SLAB_VOXELS) -> Iterator[sl
 
 
 def counts_by_slice(labels: Labels) -> NDArray[np.int64]:
-    """Count each value in each slice of the last axis.
-
-    Parameters
-    ----------
-    labels : (I, J, K) array of unsigned integers
-        A label map; Fortran order is fastest.
+    """Count each value in each slice of a label map (I, J, K); Fortran order is fastest.
 
     Returns
     -------

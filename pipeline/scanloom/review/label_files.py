@@ -73,6 +73,7 @@ def _read(path: Path, grid: Grid) -> LabelFile:
         raise ScanError(Reason.NOT_FOUND, detail)
     if path.name.lower().endswith(".seg.nrrd"):
         return _slicer(path, grid)
+    # by content: files of DICOM have any suffix, or none
     with path.open("rb") as file:
         if file.read(132)[128:] == b"DICM":
             return _dicom_seg(path, grid)
@@ -81,13 +82,7 @@ def _read(path: Path, grid: Grid) -> LabelFile:
 
 
 def _volume(path: Path) -> Volume:
-    """Read a volume; errors about images become errors about labels.
-
-    Raises
-    ------
-    ScanError
-        As of `read_label_file`.
-    """
+    """Read a volume; errors about images become errors about labels, as of `read_label_file`."""
     from scanloom.io.read import load_volume
 
     try:
@@ -108,7 +103,6 @@ def on_grid(
     array : (A, B, C) array
     affine : (4, 4) array
         Its voxel index to RAS mm.
-    grid : Grid
     part : bool
         Whether it may cover a part of the grid: the rest is 0.
 
@@ -158,13 +152,7 @@ def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid)
 
 
 def _whole(array: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as whole numbers.
-
-    Raises
-    ------
-    ScanError
-        LABELS_UNKNOWN.
-    """
+    """Return labels as whole numbers; LABELS_UNKNOWN if they are not, or too large."""
     if array.dtype.kind == "f":
         if not np.isfinite(array).all() or (array != np.rint(array)).any():
             raise ScanError(Reason.LABELS_UNKNOWN, "values of the file are not whole numbers")
@@ -222,13 +210,7 @@ def _slicer_segments(image: Any) -> list[tuple[str, tuple[int, int]]]:
 
 
 def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """Return segments by their name.
-
-    Raises
-    ------
-    ScanError
-        LABELS_UNKNOWN.
-    """
+    """Return segments by their name; LABELS_UNKNOWN if two have one."""
     names = dict(segments)
     if len(names) < len(segments):
         raise ScanError(Reason.LABELS_UNKNOWN, "two segments have one name")

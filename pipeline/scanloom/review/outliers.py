@@ -85,8 +85,6 @@ class Cohort:
 
     Parameters
     ----------
-    measurements : iterable of Measurement
-        Measurements of all cases.
     references : mapping, optional
         Reference ranges of each model, for structures with fewer than `MIN_COHORT` values.
     """
@@ -105,8 +103,12 @@ class Cohort:
                 borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for quantity, value in values_of(m).items():
                 values[m.model, m.label, quantity].append(value)
-        self._at_border, self._present = _mostly(borders), _mostly(presence)
-        self._known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
+        self.usual = _mostly(presence)
+        """Model and label of the structures that are present in most cases."""
+        self.usually_cut = _mostly(borders)
+        """Those that reach the border of the scan in most cases that have them."""
+        self.known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
+        """Those of which there are enough cases to know if they are usually present."""
         self._centre: dict[Key, tuple[float, float]] = {}
         self.distributions: dict[Key, Distribution] = _references(references or {})
         for key, cohort in values.items():
@@ -128,18 +130,6 @@ class Cohort:
         if distribution is None or distribution.counts or quantity not in values_of(m):
             return None
         return distribution
-
-    def is_known(self, m: Measurement) -> bool:
-        """Return whether there are enough cases to know if a structure is usually present."""
-        return (m.model, m.label) in self._known
-
-    def is_usual(self, m: Measurement) -> bool:
-        """Return whether a structure is present in most cases."""
-        return (m.model, m.label) in self._present
-
-    def is_usually_cut(self, m: Measurement) -> bool:
-        """Return whether a structure reaches the border of the scan in most cases that have it."""
-        return (m.model, m.label) in self._at_border
 
 
 def values_of(m: Measurement) -> dict[Quantity, float]:
@@ -188,7 +178,9 @@ def _centre(values: Sequence[float], quantity: Quantity) -> tuple[float, float]:
     scaled = [_scaled(value, quantity) for value in values]
     middle = statistics.median(scaled)
     deviations = [abs(v - middle) for v in scaled]
+    # the factors make each that of the standard deviation, if values are distributed normally
     spread = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
+    # equal values in a small cohort must not make outliers of all others
     return middle, max(spread, 0.05 * abs(middle), _MIN_SPREAD[quantity])
 
 
@@ -265,7 +257,6 @@ class Finding:
 
     Parameters
     ----------
-    kind : str
     structure : str
         Display name of the structure, or "scan".
     weight : float
@@ -289,7 +280,7 @@ class Finding:
 def find_outliers(
     cases: Mapping[str, Sequence[Measurement]],
     cohort: Cohort,
-    axes: Mapping[str, str] | None = None,
+    axes: Mapping[str, str],
 ) -> dict[str, list[Finding]]:
     """Find the outliers of every case.
 
@@ -297,9 +288,7 @@ def find_outliers(
     ----------
     cases : mapping
         Measurements of each case, by case id.
-    cohort : Cohort
-        The cases with which they are compared.
-    axes : mapping, optional
+    axes : mapping
         Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 
     Returns
@@ -315,7 +304,7 @@ def find_outliers(
         findings[case] += [
             Finding("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT
         ]
-        findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
+        findings[case] += _of_pairs(measurements, axes.get(case, ""))
         findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
     return findings
 
@@ -332,16 +321,16 @@ def risk_score(findings: Sequence[Finding]) -> float:
 
 def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
     """Return the findings of one structure of a case."""
-    name = _name(m)
+    name, key = _name(m), (m.model, m.label)
     if m.voxels == 0:
-        if cohort.is_usual(m):
+        if key in cohort.usual:
             return [Finding("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
-        if cohort.is_known(m):
+        if key in cohort.known:
             return []
         return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
     outliers = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
     findings = [finding for finding in outliers if finding is not None]
-    if Flag.TOUCHES_BORDER in m.flags and not cohort.is_usually_cut(m):
+    if Flag.TOUCHES_BORDER in m.flags and key not in cohort.usually_cut:
         text = "reaches the border of the scan"
         findings.append(Finding("border", name, _WEIGHT["border"], text, subjects=(m,)))
     return findings
@@ -355,6 +344,7 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
         return None
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
+    # fewer parts than usual are no error
     elif z >= OUTLIER_Z or (z <= -OUTLIER_Z and quantity != "parts"):
         # capped: one absurd value must not push all other cases down
         factor = min(abs(z) / OUTLIER_Z, 3.0)
@@ -377,7 +367,6 @@ def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:
 
 
 def _expected(usual: Distribution) -> str:
-    """Return the range of usual values as text."""
     low, high = (_three_digits(value) for value in usual.usual)
     if usual.quantity == "parts":
         return f"usually up to {math.floor(usual.usual[1])}"

@@ -64,14 +64,7 @@ def latest_result(out: Path, name: str) -> Path:
 
 
 def _made_of(folder: Path, recipe: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return recipe and source that a result belongs to; None if `case.json` is damaged.
-
-    Parameters
-    ----------
-    folder : Path
-    recipe : tuple of str
-        Keys that lead to the recipe.
-    """
+    """Return recipe, by the keys that lead to it, and source of a result; None if it is damaged."""
     try:
         document = read_json(folder / CASE)
         return str(reduce(getitem, recipe, document)), document["source"]["hash"]

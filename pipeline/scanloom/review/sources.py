@@ -31,10 +31,6 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    name : str
-        Name of the case folder.
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
 
@@ -54,6 +50,7 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
     series, phase = _find(out, document, secret)
+    # a hash of all files takes long: only where their stamp is another
     is_alone = len(stamp.split()) < 2  # a stamp for each channel
     if is_alone and source_stamp([series.stamp], secret) != stamp:
         check_content(series, document, secret)
@@ -67,11 +64,8 @@ def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> No
 
     Parameters
     ----------
-    series : Series
     document : mapping
         `case.json`.
-    key : bytes
-        The key of the case ids.
 
     Raises
     ------
@@ -101,6 +95,7 @@ def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series
 
 def _candidates(listed: Sequence[Series]) -> Iterator[tuple[Series, int | None]]:
     """Yield each series, then each volume of those with several."""
+    # the volumes of a series are counted only if no whole series is that of the case: it takes time
     for series in listed:
         yield series, None
     for series in listed:

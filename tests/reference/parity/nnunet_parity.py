@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions
-from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.combined import make_predictor
+from scanloom.inference.graph import Predictor
 from scanloom.io.read import load_volume
 from scanloom.options import Mirror
 
@@ -29,7 +30,7 @@ LEAST_TRUE_DICE = 0.5
 """A trained model finds each class with a larger Dice."""
 
 
-def labels_of(predictor: TorchPredictor, files: list[Path], modality: str) -> NDArray[np.uint8]:
+def labels_of(predictor: Predictor, files: list[Path], modality: str) -> NDArray[np.uint8]:
     """Return the label map of a scan."""
     volumes = [load_volume(file, modality=modality) for file in files]
     result = predictor.predict(volumes[0], further_channels=volumes[1:])
@@ -55,7 +56,7 @@ def compare(root: Path, model: str) -> bool:
     for name in ("plain", "mirror"):
         mirror: Mirror = "auto" if name == "mirror" else "no"
         compute = ComputeOptions(mirror=mirror, engine="torch")
-        predictor = TorchPredictor(card, compute, device="cpu")
+        predictor = make_predictor(card, compute, device="cpu")
         for file in sorted((folder / "labels" / name).glob("*.nii.gz")):
             scan = file.name.removesuffix(".nii.gz")
             theirs = np.asarray(nibabel.load(file).dataobj)

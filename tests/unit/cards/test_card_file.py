@@ -42,8 +42,9 @@ def full(tmp_path: Path) -> ModelCard:
     first = replace(card(weights.file, **plain), weights=weights)
     return replace(
         first,
-        stage=cards.Stage(first, "crop", ("part-1",), 20.0),
+        stage=cards.Stage(first, "crop", ("part-1",), 20.0, (cards.Truncate(),)),
         parts=(first, first),
+        subset=cards.Stage(first, "crop", margin=10.0),
         fast=cards.FastPreset(0.25, mirror=(), card=first),
     )
 
@@ -81,6 +82,17 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "impossible value": (lambda d: d["window"].update(overlap=2.0), "window is invalid"),
     "window without voxels": (lambda d: d["window"].update(size=[0, 8, 8]), "window is invalid"),
     "no spacing": (lambda d: d["grid"].update(spacing=[1, 1, 0]), "grid is invalid"),
+    "axes that are none": (lambda d: d["grid"].update(orientation="RRR"), "grid is invalid"),
+    "an axis twice": (lambda d: d["grid"].update(order=[0, 0, 1]), "grid is invalid"),
+    "a structure twice": (lambda d: d["structures"].append(d["structures"][0]), "is invalid"),
+    "a region below the first": (
+        changed(decision={"class": "Paint", "regions": [[-1, 1]]}),
+        "Paint is invalid",
+    ),
+    "a region of no structure": (
+        changed(decision={"class": "Paint", "regions": [[0, 999]]}),
+        "ModelCard is invalid",
+    ),
     "control characters": (changed(title="\x1b]0;owned\x07"), "ValueError"),
     "control characters in a list": (changed(limitations=["a\nb"]), "ValueError"),
     "name with a path": (changed(name="../x"), "ModelCard is invalid"),

@@ -16,6 +16,7 @@ from pydicom import Dataset
 from rich.text import Text
 
 from scanloom.cli.console import clean, console, print_json
+from scanloom.engine.monitor import StatusWriter, final_status
 from support.commands import Ended, scanloom, write_tiny_bundle
 from support.write_dicom import Words, noise, write_series
 
@@ -110,6 +111,20 @@ def test_commands_tell_paths_without_their_effect(
     ]
     for command in commands:
         assert_tame(scanloom(*command))
+
+
+def test_status_names_a_damaged_run_without_its_effect(tmp_path: Path) -> None:
+    intact, damaged = tmp_path / "runs" / "1", tmp_path / "runs" / f"2 {NAME}"
+    for folder in (intact, damaged):
+        folder.mkdir(parents=True)
+    with final_status(StatusWriter("1", intact)):
+        pass
+    (damaged / "status.json").write_text("{")
+
+    ended = scanloom("status", tmp_path)
+
+    assert_tame(ended)
+    assert "status.json is damaged" in ended.err
 
 
 def test_models_show_tells_metadata_without_its_effect(tmp_path: Path) -> None:

@@ -16,9 +16,12 @@ from safetensors.numpy import save
 
 from scanloom.cards.card_file import card_digest, read_card
 from scanloom.convert.conversion import convert_model, load_card
+from scanloom.convert.provenance import file_digest
 from scanloom.convert.readers import read_model
+from scanloom.convert.store import find_model
 from scanloom.core import ScanError, user_cache_folder
-from support.bundles import saved, spleen_metadata, write_bundle
+from support.bundles import saved, spleen_config, spleen_metadata, write_bundle
+from support.faults import on_small_disk
 from support.nnunet_folders import plans, write_model
 from support.totalsegmentator_folders import write_task
 
@@ -143,13 +146,137 @@ def test_a_model_that_holds_its_card_can_be_moved(tmp_path: Path) -> None:
     assert not weights.file.is_symlink()
 
 
-def test_a_damaged_cache_is_made_again(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["card", "lost weights", "empty weights", "other weights"])
+def test_a_damaged_cache_is_made_again(damage: str, cache: Path, tmp_path: Path) -> None:
+    """Also if another conversion has the same weights, and so the same file."""
     folder = write_bundle(tmp_path / "spleen")
     before = load_card(folder)
     (entry,) = entries(cache)
-    (entry / "card.json").write_text("{")
+    load_card(write_bundle(tmp_path / "twin"))
+
+    match damage:
+        case "card":
+            (entry / "card.json").write_text("{")
+        case "lost weights":
+            before.weights.file.unlink()
+        case "empty weights":
+            before.weights.file.write_bytes(b"")
+        case "other weights":
+            before.weights.file.write_bytes(before.weights.file.read_bytes()[::-1])
 
     assert load_card(folder) == before
+    assert file_digest(before.weights.file) == before.weights.sha256
+
+
+def test_hidden_files_count(tmp_path: Path) -> None:
+    """A config may name them."""
+    config = spleen_config()
+    config["checkpointloader"]["load_path"] = "$@bundle_root + '/models/.model.pt'"
+    folder = write_bundle(tmp_path / "spleen", config)
+    file = (folder / "models" / "model.pt").rename(folder / "models" / ".model.pt")
+    before = load_card(folder)
+    file.write_bytes(saved(2.0))
+
+    assert load_card(folder).weights.published == file_digest(file) != before.weights.published
+
+
+def test_a_card_that_came_with_a_foreign_model_does_not_count(tmp_path: Path) -> None:
+    """Neither does one that was written after all other files."""
+    folder, other = (write_bundle(tmp_path / name) for name in ("spleen", "other"))
+    convert_model(other, {}, other)
+    text = (other / "card.json").read_text()
+    shutil.copytree(other / "weights", folder / "weights")
+    (folder / "card.json").write_text(text.replace('"spleen"', '"liver"'))
+
+    assert [structure.label for structure in load_card(folder).structures] == ["spleen"]
+
+
+def test_links_to_folders_elsewhere_are_not_followed(cache: Path, tmp_path: Path) -> None:
+    """No reader reads files behind them, and they may hold an archive of scans."""
+    folder, scans = write_bundle(tmp_path / "spleen"), tmp_path / "scans"
+    scans.mkdir()
+    (folder / "scans").symlink_to(scans)
+    load_card(folder)
+    (entry,) = entries(cache)
+    inode = (entry / "card.json").stat().st_ino
+    (scans / "scan.nii").write_bytes(b"")
+
+    load_card(folder)
+
+    assert (entry / "card.json").stat().st_ino == inode
+
+
+def test_links_to_models_elsewhere_are_followed(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "elsewhere" / "Dataset001_Organ")
+    folder = tmp_path / "results" / "Dataset001_Organ"
+    folder.mkdir(parents=True)
+    (folder / model.name).symlink_to(model)
+    before = card_digest(load_card(folder))
+    _replace_weights(model, tmp_path / "other")
+
+    assert card_digest(load_card(folder)) != before
+
+
+@pytest.mark.parametrize("name", ["Dataset850_TotalSegMRI_part1_organs_1088subj", "link"])
+def test_links_to_datasets_of_a_task_are_followed(name: str, tmp_path: Path) -> None:
+    weights = write_task(tmp_path / "weights", "total_mr")
+    (dataset,) = weights.glob("Dataset850*")
+    dataset = dataset.rename(tmp_path / dataset.name)
+    (weights / name).symlink_to(dataset)
+    before = card_digest(load_card(weights / "total_mr"))
+    _replace_weights(next(dataset.glob("*__*")), tmp_path / "other")
+
+    assert card_digest(load_card(weights / "total_mr")) != before
+
+
+def test_datasets_next_to_a_model_do_not_count(cache: Path, tmp_path: Path) -> None:
+    """They may be trained at this moment."""
+    folder = write_model(tmp_path / "Dataset001_Organ").parent
+    load_card(folder)
+    (entry,) = entries(cache)
+    inode = (entry / "card.json").stat().st_ino
+    write_model(tmp_path / "Dataset002_Other")
+
+    load_card(folder)
+
+    assert (entry / "card.json").stat().st_ino == inode
+
+
+def _replace_weights(model: Path, folder: Path) -> None:
+    """Put the weights of a second fold in the place of the first."""
+    second = write_model(folder, folds=("0", "1")) / "fold_1" / "checkpoint_final.pth"
+    shutil.copyfile(second, model / "fold_0" / "checkpoint_final.pth")
+
+
+def test_a_full_disk_is_named_or_avoided(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "spleen", weights=saved(0.0, 1 << 20))
+    script = """
+    mount -t tmpfs -o size=1m none "$1"
+    XDG_CACHE_HOME="$1" scanloom models show "$2"
+    XDG_CACHE_HOME="$1" TMPDIR="$1" scanloom models show "$2"
+    """
+    shown = on_small_disk(script, [tmp_path / "disk", folder])
+
+    assert shown.count("UNet") == 1
+    assert "no space left for the converted model (DISK_FULL)" in shown
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+def test_a_parent_folder_that_cannot_be_listed_is_no_obstacle(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "closed" / "Dataset_of_mine")
+    folder.parent.chmod(0o311)
+    try:
+        card = load_card(folder)
+    finally:
+        folder.parent.chmod(0o755)
+
+    assert card.name == "dataset_of_mine"
+
+
+def test_a_folder_may_have_a_name_like_options(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "scan:size=2")
+
+    assert find_model(str(folder)).name == "scan_size_2"
 
 
 def test_a_cache_that_others_may_write_is_not_used(cache: Path, tmp_path: Path) -> None:
@@ -219,12 +346,45 @@ def test_conversions_of_models_that_are_gone_are_removed(cache: Path, tmp_path: 
     assert load_card(second).name == "second"
 
 
-def test_a_conversion_that_was_killed_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("next_model", ["spleen", "other"])
+def test_a_conversion_that_was_killed_leaves_nothing(
+    next_model: str, cache: Path, tmp_path: Path
+) -> None:
     folder = write_bundle(tmp_path / "spleen")
     load_card(folder)
     (entry,) = entries(cache)
     entry.rename(f"{entry}.draft")
+    other = folder if next_model == "spleen" else write_bundle(tmp_path / next_model)
 
-    load_card(folder)
+    load_card(other)
 
-    assert entries(cache) == [entry]
+    assert [path.suffix for path in entries(cache)] == [""]
+
+
+def test_conversions_of_earlier_readers_are_removed(cache: Path, tmp_path: Path) -> None:
+    load_card(write_bundle(tmp_path / "spleen"))
+    (entry,) = entries(cache)
+    record = json.loads((entry / "sources.json").read_text())
+    (entry / "sources.json").write_text(json.dumps({**record, "schema": 0}))
+
+    load_card(write_bundle(tmp_path / "other"))
+
+    assert len(entries(cache)) == 1
+
+
+def test_a_killed_process_without_a_cache_leaves_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from scanloom.convert.conversion import load_card\n"
+        "load_card(Path(sys.argv[1])); os.kill(os.getpid(), 9 * (sys.argv[2] == 'killed'))"
+    )
+    for end in ("killed", "ends"):
+        command = [sys.executable, "-c", code, str(write_bundle(tmp_path / end)), end]
+        subprocess.run(command, check=False)
+        assert bool(list(temporary.iterdir())) == (end == "killed")

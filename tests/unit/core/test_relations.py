@@ -1,14 +1,14 @@
 """Structures that models must find for the requested results."""
 
-from scanloom.core.relations import CropBy, Ensemble, Relations, Share, StructuresOf, Unite
+from scanloom.core.relations import CropBy, Relations, Share, StructuresOf, Unite
 
 LIVER = StructuresOf("organs", ("liver",))
 
 
 def test_results_that_depend_on_others_need_all_their_structures() -> None:
     dependent = (
-        Relations(crop_by=(CropBy("tumour", LIVER),)),
-        Relations(unite=(Unite("all", (LIVER,)),)),
+        Relations(crop_by={"tumour": CropBy("organs", ("liver",))}),
+        Relations(unite={"all": Unite((LIVER,))}),
         Relations(shares=(Share(("liver",)),)),
     )
 
@@ -16,5 +16,5 @@ def test_results_that_depend_on_others_need_all_their_structures() -> None:
 
 
 def test_requested_structures_suffice_without_relations() -> None:
-    for relations in (Relations(), Relations(ensembles=(Ensemble("mean", ("a", "b")),))):
+    for relations in (Relations(), Relations(ensembles={"mean": ("a", "b")})):
         assert relations.labels_to_compute(["spleen"]) == ("spleen",)

@@ -124,7 +124,7 @@ def test_tiny_scans_say_little_of_large_ones(machine: str, count: int) -> None:
     taken = 3.0 + sum(c.network + c.rest for c in map(here.measured, sizes))
     cases = [planned(size) for size in sizes]
 
-    low, high = costs.run_time([c.values for c in cases], [c.voxels for c in cases], 1, 1)
+    low, high = costs.run_time(cases, CPU)
     totals = summarize(cases, costs, CPU, len(sizes))
 
     assert low <= taken <= high
@@ -140,7 +140,7 @@ def test_the_network_is_planned_by_its_windows() -> None:
     costs = Costs()
     costs.learn([MeasuredCase(WINDOW, 5e5, 2.0, 0.1, 1e4)] * 3, 1.0)
 
-    [(low, high)] = costs.network([100 * WINDOW])
+    [(low, high)] = costs.network([PlannedCase("large", values=round(100 * WINDOW))])
 
     assert low <= 100.0 <= 200.0 <= high <= 300.0
 

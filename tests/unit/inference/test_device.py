@@ -15,6 +15,7 @@ from scanloom.inference.device import (
     choose_device,
     choose_precision,
     deterministic,
+    device_count,
     is_out_of_memory,
     set_thread_count,
 )
@@ -33,11 +34,41 @@ def test_without_cuda_the_cpu_is_taken_and_the_reason_said() -> None:
         assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps", ""])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps:0", ""])
 def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(ScanError) as error:
         choose_device(name)
 
+    assert error.value.reason is Reason.DEVICE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "xpu:1"])
+def test_other_devices_are_used_if_requested_by_name_and_there(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "device_count", lambda _: 0)
+    with pytest.raises(ScanError, match="devices is 0") as error:
+        choose_device(name)
+    assert error.value.reason is Reason.DEVICE_UNAVAILABLE
+
+    monkeypatch.setattr(device, "device_count", lambda _: 2)
+    kind, _, number = name.partition(":")
+    assert choose_device(name).device == torch.device(kind, int(number or 0))
+    assert f"no model was run on {kind} yet" in caplog.text
+    assert choose_device().device.type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_devices_are_counted_by_every_build_of_torch(kind: str) -> None:
+    assert device_count(kind) >= 0
+
+
+def test_other_devices_run_float32_only() -> None:
+    mps = torch.device("mps", 0)
+    assert choose_precision("auto", mps, ("float16", "bfloat16")).name == "float32"
+    assert choose_precision("float32", mps).name == "float32"
+    with pytest.raises(ScanError, match="half precision") as error:
+        choose_precision("half", mps)
     assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.core import DICOM, ScanError
+from scanloom.core import DICOM, ReadOptions, ScanError
 from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_by_suffix
 from scanloom.io.index.build import build_index
 from scanloom.io.index.series import find_series
@@ -60,7 +60,8 @@ def test_probing_agrees_with_reading(tmp_path: Path, kind: str) -> None:
 def test_an_option_of_another_format_is_ignored(tmp_path: Path) -> None:
     path = write_mgh(tmp_path / "a.mgh")
     read = FORMATS["mgh"].read
-    plain, with_options = read((path,)), read((path,), gaps="interpolate", orientation="LPS")
+    ignored = ReadOptions(gaps="interpolate", orientation="LPS")
+    plain, with_options = read((path,)), read((path,), None, ignored)
     np.testing.assert_array_equal(plain.volume.grid.affine, with_options.volume.grid.affine)
     with pytest.raises(ScanError, match="not volume 2"):
         read((path,), phase=2)

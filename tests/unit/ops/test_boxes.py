@@ -46,7 +46,6 @@ def test_union_is_the_box_of_both() -> None:
 
 def test_margin_ends_at_the_border() -> None:
     box = Box((2, 3, 1), (4, 8, 3))
-    assert Box.of_slices(box.slices) == box
     assert box.shape == (3, 6, 3)
     grid = model_cards.grid((9, 10, 11), (1.0, 1.5, 4.0))
     assert margin_voxels(grid, 3.0) == (3, 2, 1)

@@ -14,7 +14,7 @@ from scipy import ndimage
 from scanloom.core import ScanError
 from scanloom.core.segmentation import Uncertainty
 from scanloom.engine.case.writers import read_back, write_files
-from scanloom.io.extras.uncertainty import UNCERTAINTY
+from scanloom.io.extras.nifti import UNCERTAINTY
 from scanloom.io.output.case_folder import CaseContent
 from scanloom.ops.measure import measure
 from scanloom.ops.uncertainty import add_uncertainty, largest_uncertainty

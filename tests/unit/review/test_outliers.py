@@ -52,7 +52,7 @@ def findings_of(
     references: dict[str, list[ReferenceRange]] | None = None,
 ) -> dict[str, list[Finding]]:
     usual = Cohort((m for measurements in cases.values() for m in measurements), references)
-    return find_outliers(cases, usual, axes)
+    return find_outliers(cases, usual, axes or {})
 
 
 def kinds(cases: dict[str, list[Measurement]], case: str) -> list[str]:

@@ -24,7 +24,6 @@ from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOpt
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
-    from scanloom.io.index.listing import SeriesLine
     from scanloom.io.index.storage import IndexedSeries
 
 
@@ -61,30 +60,23 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
     Example: scanloom index archive/ -o results
     """
     with error_boundary(general.mode):
-        from scanloom.io.identity import load_key
-        from scanloom.io.index.build import build_index
+        from scanloom.io.identity import key_fingerprint, load_key
+        from scanloom.io.index.build import build_index, record_series
         from scanloom.io.output.private import load_key_of
         from scanloom.io.session import read_session
+        from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 
         paths = [str(path) for path in scans.all_paths]
         out = output.out
         with report_new_key(output.key), read_session():
             key = load_key(output.key) if out is None else load_key_of(out, output.key)
             listed = build_index(paths, key, out, archives=scans.archives)
-            if out is not None:
-                record_all(listed, out, key)
+            if out is not None:  # so that `scanloom where` answers for the ids
+                with disk_errors_as_scan_errors():
+                    ids = (series.id for series in listed.series)
+                    record_series(out, key_fingerprint(key), listed, ids)
         print_result(general.mode, lambda: document(listed), lambda: show(listed, ids=output.ids))
         raise typer.Exit(exit_of(listed, strict=output.strict))
-
-
-def record_all(listed: Index, out: Path, secret: bytes) -> None:
-    """Add all series to the crosswalk of OUT, so that `scanloom where` answers for their ids."""
-    from scanloom.io.identity import key_fingerprint
-    from scanloom.io.index.build import record_series
-    from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
-
-    with disk_errors_as_scan_errors():
-        record_series(out, key_fingerprint(secret), listed, (series.id for series in listed.series))
 
 
 def document(listed: Index) -> dict[str, Any]:
@@ -120,21 +112,31 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
-    from scanloom.core import Reason, counted, printable
-    from scanloom.io.index.listing import format_series
+    from scanloom.core import OUTCOMES, Reason, counted, printable
+    from scanloom.io.index.listing import SeriesLine, format_series
 
     screen = console()
-    for line in format_series(_lines(listed, ids=ids), screen.width):
+    lines = [
+        SeriesLine(
+            number if series.slices else None,
+            series.kind,
+            listed.path_of(series),
+            len(series.files),
+            series.info,
+            series.id if ids else "",
+        )
+        for number, series in enumerate(listed.series, 1)
+    ]
+    for line in format_series(lines, screen.width):
         screen.print(line, no_wrap=True, crop=False)
-    studies = {series.study for series in listed.series if series.study}
     counts = listed.counts()
-    series = counted(len(listed.series), "series", "series")
-    screen.print(
-        f"{counted(len(studies), 'study', 'studies')}, {series}. "
-        f"{counted(counts['found'], 'file')}: "
-        f"{counts['used']} used, {counts['skipped']} skipped, {counts['ambiguous']} ambiguous, "
-        f"{counts['failed']} failed."
-    )
+    by_outcome = ", ".join(f"{counts[name]} {name}" for name in ("used", *OUTCOMES))
+    studies = len({series.study for series in listed.series if series.study})
+    lengths = [
+        counted(studies, "study", "studies"),
+        counted(len(listed.series), "series", "series"),
+    ]
+    screen.print(f"{', '.join(lengths)}. {counted(counts['found'], 'file')}: {by_outcome}.")
     reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     for code, count in reasons.most_common():
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
@@ -158,22 +160,6 @@ def _failed_files(listed: Index, code: str) -> Iterator[str]:
                 yield entry.path
 
 
-def _lines(listed: Index, *, ids: bool) -> list[SeriesLine]:
-    from scanloom.io.index.listing import SeriesLine
-
-    return [
-        SeriesLine(
-            number if series.slices else None,
-            series.kind,
-            listed.path_of(series),
-            len(series.files),
-            series.info,
-            series.id if ids else "",
-        )
-        for number, series in enumerate(listed.series, 1)
-    ]
-
-
 def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     """Return the exit code of an index.
 
@@ -182,6 +168,7 @@ def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     """
     counts = listed.counts()
     reasons = Counter(reason for _, reason in listed.outcomes())
+    # An archive without any scan comes first: files that could not be looked at explain it
     if not counts["used"] and not counts["ambiguous"]:
         return exit_of_nothing(reasons)
     if unexamined(reasons):

@@ -58,6 +58,7 @@ def join(
         from scanloom.io.system.atomic_write import check_replaceable
 
         _check_target(out, to)
+        # Before the ids are looked up: a long search must not end with a file that can't be written
         if to is not None:
             check_replaceable(to, "the joined table")
         key = check_holder(out, crosswalk.key)

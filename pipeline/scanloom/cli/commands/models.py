@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from scanloom.convert.download.add import Licence
     from scanloom.convert.download.sources import Progress
     from scanloom.convert.store import ModelEntry
-    from scanloom.core import Structure
     from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
@@ -268,11 +267,15 @@ def print_entry(entry: ModelEntry) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from scanloom.engine.machine.devices import NEVER_RUN
+
     card = entry.card
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
-    for name, text in (*_facts(card), *_origin(entry), *_engines(card)):
+    untried = ("never run on", ", ".join(NEVER_RUN))
+    trials = [("engine", str(trial)) for trial in trials_of(card)]
+    for name, text in (*_facts(card), *_origin(entry), *trials, untried):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
     for s in card.structures:
@@ -305,7 +308,8 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
+    from scanloom.engine.machine.devices import NEVER_RUN
 
     card = entry.card
     if card is None:
@@ -326,25 +330,39 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "spacing_mm": card.grid.spacing,
         "precisions": card.precisions,
         "fast": less_work(card) or None,
-        "networks": [_plain_network(network) for network in networks(card)],
+        "networks": [
+            {
+                "name": network.name,
+                "weights.published": [w.sha256 for w in (network.weights, *network.folds)],
+                "structures": [s.label for s in network.structures],
+            }
+            for network in networks(card)
+        ],
         "weights_sha256": card.weights.published,
         **_plain_origin(entry),
         "checks": asdict(card.checks),
         "engines": [
             {**asdict(trial), "used": trial.used, "why": trial.why} for trial in trials_of(card)
         ],
-        "structures": [_plain_structure(s) for s in card.structures],
+        "never_run_on": list(NEVER_RUN),
+        "structures": [
+            {
+                "number": s.number,
+                "label": s.label,
+                "name": s.name,
+                "category": vars(s.category),
+                "type": vars(s.type),
+                "laterality": vars(s.laterality) if s.laterality else None,
+                "experimental": s.experimental,
+            }
+            for s in card.structures
+        ],
     }
-
-
-def _engines(card: ModelCard) -> list[tuple[str, str]]:
-    """Return the measurements of engines with a model on this machine, as lines of a table."""
-    return [("engine", str(trial)) for trial in trials_of(card)]
 
 
 def trials_of(card: ModelCard) -> list[EngineTrial]:
     """Return the trials of engines for a model and its parts, by this user on this machine."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
     from scanloom.inference.engines.cache import all_trials
 
     names = {network.name for network in networks(card)}
@@ -358,7 +376,10 @@ def _licence(entry: ModelEntry) -> str:
 
 
 def _facts(card: ModelCard) -> list[tuple[str, str]]:
-    spacing = card.grid.spacing
+    own, sizes = "the scan's own", card.grid.spacing
+    spacing = own
+    if sizes is not None:
+        spacing = " x ".join("own" if s is None else f"{s:g}" for s in sizes) + " mm"
     return [
         ("model", f"{card.name} {card.version}".strip()),
         ("title", card.title),
@@ -368,8 +389,8 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("attribution", card.attribution or "not stated"),
         ("input", ", ".join(f"{c.name} ({c.modality})" for c in card.channels)),
         ("network", card.network.name),
-        ("axes", card.grid.orientation or "the scan's own"),
-        ("spacing", _format_spacing(spacing)),
+        ("axes", card.grid.orientation or own),
+        ("spacing", spacing),
         ("precisions", ", ".join(card.precisions)),
         ("--fast", less_work(card) or "changes nothing"),
         *_checks(card),
@@ -404,7 +425,7 @@ def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
 
 def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
     """Yield a line for the weights of each network, in the order in which they run."""
-    from scanloom.cards.requested import networks
+    from scanloom.cards.graph import networks
 
     if card.stage is not None:
         structures = ", ".join(card.stage.labels) or "all structures"
@@ -413,24 +434,9 @@ def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
         else:
             yield "first stage", card.stage.card.name
     for network in networks(card):
-        name = "weights" if network is card else f"weights of {network.name}"
+        name = "weights" if network.name == card.name else f"weights of {network.name}"
         for weights in (network.weights, *network.folds):
             yield name, f"sha256 {weights.published}"
-
-
-def _plain_network(card: ModelCard) -> dict[str, Any]:
-    """Return the JSON object of one of a model's networks."""
-    return {
-        "name": card.name,
-        "weights.published": [weights.sha256 for weights in (card.weights, *card.folds)],
-        "structures": [s.label for s in card.structures],
-    }
-
-
-def _format_spacing(spacing: Sequence[float | None] | None) -> str:
-    if spacing is None:
-        return "the scan's own"
-    return " x ".join("own" if s is None else f"{s:g}" for s in spacing) + " mm"
 
 
 def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
@@ -469,16 +475,3 @@ def _plain_origin(entry: ModelEntry) -> dict[str, Any]:
         "files": len(record.files),
     }
     return {"section": entry.section, "format": entry.format, "provenance": added}
-
-
-def _plain_structure(structure: Structure) -> dict[str, Any]:
-    side = structure.laterality
-    return {
-        "number": structure.number,
-        "label": structure.label,
-        "name": structure.name,
-        "category": vars(structure.category),
-        "type": vars(structure.type),
-        "laterality": vars(side) if side else None,
-        "experimental": structure.experimental,
-    }

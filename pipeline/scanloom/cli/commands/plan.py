@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,8 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
             workflow = find_workflow(scans.workflow, paths)
             planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
         save_plan(planned, out)
-        plain = {"schema": 1, "plan": document(planned)}
-        print_result(general.mode, lambda: plain, lambda: _print_plan(planned))
+        plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}
+        print_result(general.mode, lambda: plain, lambda: _show(planned))
         nothing = scans.shard is None and not planned.cases and not planned.before
         nothing = nothing and planned.files["found"] > 0
         unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
@@ -51,16 +50,11 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
-def _print_plan(planned: RunPlan) -> None:
+def _show(planned: RunPlan) -> None:
     screen = console()
     screen.print(table(planned))
     for line in excluded_lines(planned):
         screen.print(line, soft_wrap=True)
-
-
-def document(planned: RunPlan) -> dict[str, Any]:
-    """Return the document of a plan for `--json`."""
-    return {**asdict(planned), "todo": len(planned.todo)}
 
 
 def table(planned: RunPlan) -> RenderableType:
@@ -68,51 +62,39 @@ def table(planned: RunPlan) -> RenderableType:
     from rich.table import Table
 
     from scanloom.core import counted, format_bytes
+    from scanloom.engine.planning import format_range
 
-    totals = planned.totals
+    totals, todo = planned.totals, len(planned.todo)
     rows = Table.grid(padding=(0, 2))
     rows.add_row("workflow", planned.workflow)
     rows.add_row("files", ", ".join(f"{count} {name}" for name, count in planned.files.items()))
-    counts = f"{len(planned.todo)} to do, {planned.before} from before"
+    counts = f"{todo} to do, {planned.before} from before"
     rows.add_row("cases", f"{counts}, {planned.selected} in the archive")
     rows.add_row(
         "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
     )
-    for name, text in _times(planned):
-        rows.add_row(name, text)
+    if todo and totals.seconds is None:
+        rows.add_row("this run", f"time unknown: {totals.unknown}")
+    elif todo and totals.seconds is not None:
+        each = format_range([end / todo for end in totals.seconds])
+        duration = f"{format_range(totals.seconds)} on this machine"
+        rows.add_row("this run", f"{duration}: {counted(todo, 'case')}, {each} a case")
+        basis = f"from {counted(totals.tried, 'case')} that this machine has processed"
+        share = "all" if totals.known_share == 1 else f"{100 * totals.known_share:.0f} %"
+        rows.add_row("", f"{basis}; {share} of the voxels are in scans of no more than their size")
+    if todo and totals.archive_seconds is not None and planned.selected > todo:
+        duration = f"{format_range(totals.archive_seconds)} on this machine, if none were done yet"
+        rows.add_row("whole archive", f"{duration}: {counted(planned.selected, 'case')}")
     if totals.written is not None:
         low, high = (format_bytes(end) for end in totals.written)
         rows.add_row("results", low if low == high else f"{low} to {high}")
-    if planned.todo:
+    if todo:
         rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
     if totals.device:
         rows.add_row("", f"{format_bytes(totals.device)} on the device")
     for note in planned.notes:
         rows.add_row("", note)
     return rows
-
-
-def _times(planned: RunPlan) -> Iterator[tuple[str, str]]:
-    """Yield the expected time of the run, the basis of the estimate, and the time of all cases."""
-    from scanloom.core import counted
-    from scanloom.engine.planning import format_range
-
-    totals, todo = planned.totals, planned.todo
-    if not todo:
-        return
-    if totals.seconds is None:
-        yield "this run", f"time unknown: {totals.unknown}"
-    else:
-        each = format_range([end / len(todo) for end in totals.seconds])
-        cases = counted(len(todo), "case")
-        yield "this run", f"{format_range(totals.seconds)} on this machine: {cases}, {each} a case"
-        basis = f"from {counted(totals.tried, 'case')} that this machine has processed"
-        share = "all" if totals.known_share == 1 else f"{100 * totals.known_share:.0f} %"
-        yield "", f"{basis}; {share} of the voxels are in scans of no more than their size"
-    if totals.archive_seconds is not None and planned.selected > len(todo):
-        duration = format_range(totals.archive_seconds)
-        cases = counted(planned.selected, "case")
-        yield "whole archive", f"{duration} on this machine, if none were done yet: {cases}"
 
 
 def excluded_lines(planned: RunPlan) -> list[str]:

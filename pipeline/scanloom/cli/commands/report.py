@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.console import Exit, console, error_boundary, print_result, warn_of_damaged
+from scanloom.cli.commands.where import check_holder
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say, warn_of_damaged
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.version import __version__
 
@@ -43,17 +44,19 @@ def report(
     with error_boundary(general.mode):
         from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
         from scanloom.engine.results.tables import merge_shard_tables
+        from scanloom.io.identity import key_fingerprint
         from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
         from scanloom.io.write.bids import has_bids, write_bids
         from scanloom.review.report.data import damaged_totals
-        from scanloom.review.report.page import write_report
+        from scanloom.review.report.page import write_private_report, write_report
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise no_results(out)
         damaged: set[str] = set()
         behind = lacks_tables(out)
         try:
+            # Merged before the tables are judged: those of the last shard alone lack the other ones
             if merge_shard_tables(out, damaged):
                 behind = lacks_tables(out)
             elif behind:
@@ -63,16 +66,17 @@ def report(
             verdicts_damaged = not _write_review(out)
             pages = {"report": str(write_report(out, damaged))}
             if form.private:
-                pages["private_report"] = str(_write_private(out, key.key, damaged))
+                fingerprint = key_fingerprint(check_holder(out, key.key))
+                pages["private_report"] = str(write_private_report(out, fingerprint, damaged))
         except OSError as exc:
             raise output_error(exc) from exc
         plain = {"schema": 1, **pages, "damaged": sorted(damaged)}
         print_result(general.mode, lambda: plain, lambda: _show(pages))
         if behind:
-            typer.echo(f"scanloom: {BEHIND}.", err=True)
+            say(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
-            typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
+            say(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
     incomplete = damaged or verdicts_damaged or behind
     raise typer.Exit(Exit.SOME_FAILED if incomplete else Exit.OK)
 
@@ -85,7 +89,7 @@ def _write_review(out: Path) -> bool:
     try:
         write_review_tables(out)
     except ScanError as error:
-        typer.echo(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
+        say(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
         return False
     return True
 
@@ -94,16 +98,6 @@ def _show(pages: dict[str, str]) -> None:
     console().print(f"Report: {pages['report']}")
     if "private_report" in pages:
         console().print(f"Report with names and paths: {pages['private_report']}")
-
-
-def _write_private(out: Path, file: Path | None, damaged: set[str]) -> Path:
-    """Write the report with names and paths for the holder of the key."""
-    from scanloom.cli.commands.where import check_holder
-    from scanloom.io.output.private import read_fingerprint
-    from scanloom.review.report.page import write_private_report
-
-    check_holder(out, file)
-    return write_private_report(out, read_fingerprint(out) or "", damaged)
 
 
 def _key_of(out: Path, file: Path | None) -> bytes | None:

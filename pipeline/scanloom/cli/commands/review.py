@@ -123,11 +123,17 @@ def review(
 
         if not (out / "cases").is_dir():
             raise no_results(out)
+        # Before the server is imported: these need no server, which is an extra
         if readers.remove_reviewer is not None:
-            _remove(out, readers.remove_reviewer)
+            from scanloom.review.verdicts.readers import remove_reviewer
+
+            code = remove_reviewer(out, readers.remove_reviewer)
+            say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
             return
-        if corrections.take is not None:
-            _take(out, corrections, next(iter(names), "reviewer"), key.key)
+        if corrections.take is not None and corrections.case is not None:
+            reviewer = next(iter(names), "reviewer")
+            take, case = corrections.take, corrections.case
+            _take(out, take, case, reviewer, corrections.model, key.key)
             return
         if corrections.export is not None:
             _export(out, corrections.export, corrections.model, key.key)
@@ -152,12 +158,7 @@ def review(
 
 
 def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: AddressOptions) -> None:
-    """Refuse options that don't fit each other.
-
-    Raises
-    ------
-    typer.BadParameter
-    """
+    """Refuse options that don't fit each other."""
     if readers.reviewers is not None and not _names(readers):
         raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
     if (corrections.take is None) != (corrections.case is None):
@@ -190,27 +191,17 @@ def _publish(
     return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
 
 
-def _remove(out: Path, reviewer: str) -> None:
-    """Take a reviewer off the list."""
-    from scanloom.review.verdicts.readers import remove_reviewer
-
-    code = remove_reviewer(out, reviewer)
-    say(f"Reviewer {code} is off the list and gets no link any more; the verdicts stay.")
-
-
-def _take(out: Path, corrections: CorrectionOptions, reviewer: str, key: Path | None) -> None:
+def _take(
+    out: Path, file: Path, case: str, reviewer: str, model: str | None, key: Path | None
+) -> None:
     """Publish corrected labels from a file."""
     from scanloom.engine.revisions import changed_structures, take_file
     from scanloom.review.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
-    if corrections.take is None or corrections.case is None:
-        raise typer.BadParameter("--take and --case belong together")
     [code] = reviewer_codes(out, [reviewer]).values()
-    before = latest_result(out, corrections.case)
-    folder = take_file(
-        out, corrections.take, corrections.case, code, model=corrections.model, key=key
-    )
+    before = latest_result(out, case)
+    folder = take_file(out, file, case, code, model=model, key=key)
     if folder is None:
         say("The file has the labels of the case: there is nothing to take.")
     else:
@@ -232,9 +223,11 @@ def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> Non
 
 
 def _tell_kept(kept: dict[tuple[str, str], int]) -> None:
+    from scanloom.core import counted
+
     for (case, reviewer), count in kept.items():
-        strokes = f"{count} stroke{'s' if count != 1 else ''}"
-        say(f"Not saved, and kept for the next start: {strokes} of {reviewer} on case {case}.")
+        strokes = f"{counted(count, 'stroke')} of {reviewer} on case {case}"
+        say(f"Not saved, and kept for the next start: {strokes}.")
 
 
 def _tell(links: dict[str, str]) -> None:

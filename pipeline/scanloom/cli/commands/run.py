@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -42,7 +41,7 @@ from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
     from scanloom.engine.monitor import StatusWriter
-    from scanloom.engine.run import RunOptions, RunResult
+    from scanloom.engine.run import RunResult
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""
@@ -102,55 +101,50 @@ def run(
     Example: scanloom run ct_tissue archive/ -o results
     """
     with error_boundary(general.mode, resumable=True):
+        from scanloom.engine.run import RunOptions
         from scanloom.engine.run import run as run_workflow
+        from scanloom.engine.workflow.selection import Scope
 
         paths = scans.all_paths
         selected = find_workflow(scans.workflow, paths)
-        options = _run_options(scans, output, execution)
+        options = RunOptions(
+            out=output.out,
+            key=output.key,
+            cluster=execution.cluster,
+            scope=Scope(output.replace, output.retry_failed, scans.shard),
+            take_over=output.take_over,
+            metrics=execution.metrics,
+            price=execution.price_per_hour,
+            bids=output.bids,
+            archives=scans.archives,
+        )
         with report_new_key(output.key), _interruptible() as stop:
-            shown = _silent if general.json or general.quiet else _shown
+            shown = None if general.json or general.quiet else _shown
             result = run_workflow(selected, paths, options, stop=stop, display=shown)
         print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
         warn_of_damaged(output.out, result.damaged)
         if (error := result.metrics_error) is not None:
             say(f"scanloom: {format_error(error.reason, error.detail)}", err=True)
-        warn_of_unexamined(result.totals["files"].get("failed", {}))
+        files = result.totals["files"]
+        failed = files.get("failed", {})
+        warn_of_unexamined(failed)
         nothing = scans.shard is None and not result.selected and result.files["found"] > 0
         if nothing:
-            reasons = chain.from_iterable(
-                files.items() for files in result.totals["files"].values()
-            )
-            explain_nothing_selected(dict(reasons), result.unstated, scans.workflow, selected)
+            reasons = {code: count for each in files.values() for code, count in each.items()}
+            explain_nothing_selected(reasons, result.unstated, scans.workflow, selected)
         elif result.unstated and not general.quiet:
             explain_unstated(result.unstated, scans.workflow, selected)
         if stop.is_set():
             print_resume_command()
-    raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))
-
-
-def _run_options(
-    scans: WorkflowOptions, output: ResultOptions, execution: ExecutionOptions
-) -> RunOptions:
-    from scanloom.engine.run import RunOptions
-    from scanloom.engine.workflow.selection import Scope
-
-    return RunOptions(
-        out=output.out,
-        key=output.key,
-        cluster=execution.cluster,
-        scope=Scope(output.replace, output.retry_failed, scans.shard),
-        take_over=output.take_over,
-        metrics=execution.metrics,
-        price=execution.price_per_hour,
-        bids=output.bids,
-        archives=scans.archives,
+            # Whatever the results are: those that are missing were not tried
+            raise typer.Exit(Exit.INTERRUPTED)
+    raise typer.Exit(
+        exit_of_nothing(failed) if nothing else exit_of_run(result, strict=output.strict)
     )
 
 
 def document(result: RunResult) -> dict[str, Any]:
     """Return the document of a run for `--json`."""
-    from dataclasses import asdict
-
     return {
         "schema": 1,
         "run": result.run,
@@ -181,11 +175,16 @@ def _interruptible() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
         if number == signal.SIGHUP:
-            _silence(terminals)
+            # The terminal is closed: what is written to it would fail
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for terminal in terminals:
+                os.dup2(nowhere, terminal)
+            os.close(nowhere)
         console(stderr=True).print(
             "Stopping after the current writes. Press Ctrl-C again to stop immediately."
         )
 
+    # All three end a run in order: a batch system sends SIGTERM, a closed terminal SIGHUP
     handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         handled.remove(signal.SIGHUP)
@@ -197,14 +196,6 @@ def _interruptible() -> Iterator[threading.Event]:
             end.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _silence(terminals: Sequence[int]) -> None:
-    """Redirect the streams of a closed terminal to /dev/null, since writing would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
 
 
 def _end_within(seconds: float) -> threading.Timer:
@@ -221,32 +212,19 @@ def _end_within(seconds: float) -> threading.Timer:
     return timer
 
 
-@contextmanager
-def _silent(status_writer: StatusWriter) -> Iterator[None]:
-    yield
-
-
-def _shown(status_writer: StatusWriter) -> AbstractContextManager[None]:
+def _shown(status_writer: StatusWriter) -> AbstractContextManager[Any]:
     """Show the status: a live table on a terminal, a line every few seconds otherwise."""
-    screen = console(stderr=True)
-    return (
-        _living(status_writer, screen)
-        if screen.is_terminal
-        else _plain_lines(status_writer, screen.print)
-    )
-
-
-@contextmanager
-def _living(status_writer: StatusWriter, screen: Any) -> Iterator[None]:
     from rich.live import Live
 
-    with Live(
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return _plain_lines(status_writer, screen.print)
+    return Live(
         get_renderable=lambda: status_table(status_writer.now()),
         console=screen,
         refresh_per_second=2,
         transient=True,
-    ):
-        yield
+    )
 
 
 @contextmanager
@@ -282,11 +260,3 @@ def _print_end(result: RunResult, out: Path) -> None:
     for name, text in compared_rows(result.compared) if result.compared else ():
         screen.print(f"{name}: {text}")
     screen.print(f"Report: {out / 'report' / 'index.html'}")
-
-
-def _exit(result: RunResult, stop: threading.Event, *, strict: bool, nothing: bool) -> Exit:
-    if stop.is_set():
-        return Exit.INTERRUPTED
-    if nothing:
-        return exit_of_nothing(result.totals["files"].get("failed", {}))
-    return exit_of_run(result, strict=strict)

@@ -116,15 +116,9 @@ def run(
     quiet: bool = False,
     trace: Path | None = None,
 ) -> Records:
-    """Segment scans, with progress on stderr unless `quiet`; errors as in `segment_paths`.
+    """Segment scans, with progress on stderr unless `quiet`; errors as in `iter_segment`.
 
-    Parameters
-    ----------
-    paths, options
-        As of `segment_paths`.
-    quiet : bool
-    trace : Path or None
-        File for a trace of torch's operations.
+    `trace` is a file for a trace of torch's operations.
     """
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import iter_segment
@@ -175,54 +169,43 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
 
 def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
     """Print tables and a summary on stdout, and errors on stderr."""
+    from scanloom.core import printable
+    from scanloom.io.output.layout import read_case
+
     for path, record in records:
         if record.reason is not None:
             show_failure(path, record.reason, record.detail, record.private, record.choice)
         elif not quiet:
             show_case(path, record)
-    if not quiet:
-        show_limitations(records)
-    only_failure = len(records) == 1 and records[0][1].reason is not None
-    if not quiet and not only_failure:
-        console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
-
-
-def show_limitations(records: Records) -> None:
-    """Print a line for each model with known errors."""
-    from scanloom.core import printable
-    from scanloom.io.output.layout import read_case
-
+    if quiet:
+        return
     folders = [record.folder for _, record in records if record.folder and not record.reason]
     for line in limitation_lines(m for folder in folders for m in read_case(folder)["models"]):
         console().print(printable(line), soft_wrap=True)
+    if len(records) > 1 or not records or records[0][1].reason is None:
+        console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
 
 
 def summary(records: Records, seconds: float) -> str:
     """Return a line that counts the scans by outcome, with the time and the device."""
     from scanloom.core import counted, format_duration
+    from scanloom.io.output.layout import read_case
 
     outcomes = Counter(
         record.reason.outcome if record.reason else "from before" if record.reused else "done"
         for _, record in records
     )
     named = ("done", "from before", "skipped", "ambiguous", "failed")
-    always = ("done", "failed")
+    always = ("done", "failed")  # shown even if there are none
     counts = ", ".join(f"{outcomes[n]} {n}" for n in named if outcomes[n] or n in always)
     scans = counted(len(records), "scan")
-    devices = dict.fromkeys(d for _, record in records for d in _devices_of(record))
+    new = [record.folder for _, record in records if record.folder and not record.reused]
+    models = (model for folder in new for model in read_case(folder)["models"])
+    devices = dict.fromkeys(
+        f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models
+    )
     where = f" on {' and '.join(devices)}" if devices else ""
     return f"{scans}: {counts}; {format_duration(seconds)}{where}"
-
-
-def _devices_of(record: CaseRecord) -> list[str]:
-    """Return device, precision and engine of each model of a case that was segmented now."""
-    from scanloom.io.output.file_names import CASE
-    from scanloom.io.output.json_file import read_json
-
-    if record.folder is None or record.reused:
-        return []
-    models = read_json(record.folder / CASE)["models"]
-    return [f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models]
 
 
 def show_case(path: Path, record: CaseRecord) -> None:
@@ -263,10 +246,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
 def limitation_lines(models: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each model with limitations: the first one, and where the others are.
 
-    Parameters
-    ----------
-    models : iterable of mapping
-        Entries of `models` in `case.json`; models may be repeated.
+    `models` are entries of `case.json`, which may be repeated.
     """
     lines = {}
     for model in models:
@@ -316,15 +296,13 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
         planned = list(plan_scans(paths, options))
     plain = {"schema": 1, "planned": [_plain_scan(scan, options) for scan in planned]}
     print_result(mode, lambda: plain, lambda: _show(planned, options))
-    errors = [scan.error for scan in planned if scan.error is not None]
-    if not mode.json:
-        for scan in planned:
-            if scan.error is not None:
-                error = scan.error
-                show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
-    if not errors:
+    failed = [(scan, scan.error) for scan in planned if scan.error is not None]
+    for scan, error in failed if not mode.json else ():
+        show_failure(scan.path, error.reason, error.detail, error.private, scan.choice)
+    if not failed:
         return Exit.OK
-    return exit_of_reason(errors[0].reason) if len(planned) == 1 else Exit.SOME_FAILED
+    # As for records: the reason of a single scan tells more than "some failed"
+    return exit_of_reason(failed[0][1].reason) if len(planned) == 1 else Exit.SOME_FAILED
 
 
 def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
@@ -334,37 +312,30 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
     from scanloom.io.output.published import ResultState
 
     screen = console()
-    for scan in planned:
-        if scan.error is not None:
-            continue
+    fitting = [(scan, scan.prepared) for scan in planned if scan.prepared and not scan.error]
+    for scan, prepared in fitting:
         table = Table.grid(padding=(0, 2))
-        for name, text in _rows(scan, options):
+        for name, text in _rows(prepared, scan.changes, options):
             table.add_row("", name, printable(text))
         screen.print(printable(str(scan.path)))
         for line in choice_lines(scan.choice):
             screen.print(line, soft_wrap=True)
         screen.print(table)
-    fitting = [scan for scan in planned if scan.error is None]
-    done = sum(
-        scan.prepared is not None and scan.prepared.state is ResultState.CURRENT for scan in fitting
-    )
+    done = sum(prepared.state is ResultState.CURRENT for _, prepared in fitting)
     before = f", {done} from before" if done else ""
     scans = counted(len(planned), "scan")
     screen.print(f"{scans}: {len(fitting) - done} would be segmented{before}. Nothing was written.")
 
 
-def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
+def _rows(prepared: Prepared, changes: str, options: SegmentOptions) -> Iterator[tuple[str, str]]:
     from scanloom.core import format_bytes
 
-    prepared = scan.prepared
-    if prepared is None:
-        return
     if prepared.outline is not None:
         grid = prepared.outline[0]
         yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
-    if scan.changes:
-        yield "changed", scan.changes
+    if changes:
+        yield "changed", changes
     if prepared.estimate is not None:
         yield "memory", f"{format_bytes(prepared.estimate.peak)}, estimated for a CPU"
     yield "result", _result(prepared, options)
@@ -430,26 +401,17 @@ PERIOD_S = 30.0
 @contextmanager
 def progress(paths: Sequence[Path]) -> Iterator[_PlainLines | _Bar]:
     """Yield a display that receives the steps of each path, and the windows that are done."""
-    screen = console(stderr=True)
+    from scanloom.core import printable
+
+    screen, numbers = console(stderr=True), {path: n for n, path in enumerate(paths, 1)}
+    titles = {path: printable(path.name or str(path)) for path in paths}
+    if len(titles) > 1:  # `[2/3] study`
+        titles = {p: f"[{numbers[p]}/{len(titles)}] {title}" for p, title in titles.items()}
     if not screen.is_terminal:
-        yield _PlainLines(_Titles(paths))
+        yield _PlainLines(titles)
         return
-    with _Bar(_Titles(paths), screen) as bar:
+    with _Bar(titles, screen) as bar:
         yield bar
-
-
-class _Titles:
-    """Position and name of each path: `[2/3] study`."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._numbers = {path: n for n, path in enumerate(paths, 1)}
-
-    def __getitem__(self, path: Path) -> str:
-        from scanloom.core import printable
-
-        count = len(self._numbers)
-        position = f"[{self._numbers[path]}/{count}] " if count > 1 else ""
-        return position + printable(path.name or str(path))
 
 
 def _where(count: WindowCount) -> str:
@@ -459,7 +421,7 @@ def _where(count: WindowCount) -> str:
 class _PlainLines:
     """A line for some steps, each once, and one now and then for windows."""
 
-    def __init__(self, titles: _Titles) -> None:
+    def __init__(self, titles: Mapping[Path, str]) -> None:
         self._titles = titles
         self._printed: set[str] = set()
         self._models: set[tuple[Path, str]] = set()
@@ -487,7 +449,7 @@ class _PlainLines:
 class _Bar:
     """A line on a terminal: step, bar, windows, time left, model and device."""
 
-    def __init__(self, titles: _Titles, screen: Console) -> None:
+    def __init__(self, titles: Mapping[Path, str], screen: Console) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         # no markup: [brackets] in a name are part of it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result
+from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             raise no_results(out)
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         damaged = []
+        # The newest first: a run that has just begun has no status yet
         for folder in reversed(folders):
             try:
                 now = Status.read(folder).as_observed()
@@ -43,7 +44,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 damaged.append(folder.name)
                 continue
             for name in damaged:
-                typer.echo(f"scanloom: {_damage(name)}.", err=True)
+                say(f"scanloom: {_damage(name)}.", err=True)
             _print(now, _reviewed(out), general.mode)
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
@@ -84,7 +85,7 @@ def _reviewed(out: Path) -> dict[str, int]:
     try:
         return dict(Counter(review_states(out).values()).most_common())
     except ScanError as error:
-        typer.echo(f"scanloom: {error.detail}; the verdicts were not counted.", err=True)
+        say(f"scanloom: {error.detail}; the verdicts were not counted.", err=True)
         return {}
 
 
@@ -130,12 +131,9 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(when, f"{case}  {seconds:.0f} s")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        readings = [
-            f"{device['busy_percent']} % busy",
-            f"{used} of {total}",
-            f"{device['celsius']} °C",
-        ]
-        table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
+        load = f"{device['busy_percent']} % busy, {used} of {total}"
+        heat = f"{device['celsius']} °C, {device['watts']} W"
+        table.add_row(f"GPU {device['device']}", f"{load}, {heat}")
     for reason, count in status.reasons.items():
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())

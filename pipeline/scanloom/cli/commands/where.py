@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -62,7 +62,9 @@ def where(
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, _why_unknown(crosswalk.out, requested))
-        print_result(general.mode, lambda: document(sources, unknown), lambda: _show(sources))
+        rows = [asdict(source) for source in sources]
+        plain = {"schema": 1, "sources": rows, "unknown": unknown}
+        print_result(general.mode, lambda: plain, lambda: _show(sources))
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
@@ -73,6 +75,7 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
     from scanloom.io.output.crosswalk import find_sources
 
     sources = [(1, source) for source in find_sources(out, sorted(ids))]
+    # File ids are not in the crosswalk; the index, which is large, is read for them alone
     if unknown := set(ids) - {source.id for _, source in sources} - {""}:
         from scanloom.engine.results.tables import find_files
 
@@ -90,12 +93,6 @@ def _why_unknown(out: Path, ids: Collection[str]) -> str:
         "the manifest has these files, but other paths were indexed since: run `scanloom index` on "
         f"the paths of the run with --out {out}"
     )
-
-
-def document(sources: Sequence[SourceRecord], unknown: Sequence[str]) -> dict[str, Any]:
-    """Return the document for `--json`."""
-    rows = [asdict(source) for source in sources]
-    return {"schema": 1, "sources": rows, "unknown": list(unknown)}
 
 
 def check_holder(out: Path, key: Path | None) -> bytes:

@@ -15,8 +15,15 @@ from typing import Final
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import read_card
-from scanloom.convert.conversion import convert_model, has_card
-from scanloom.convert.download.sources import TASK_FILE, Gathered, Progress, Source, find_source
+from scanloom.convert.conversion import convert_model
+from scanloom.convert.download.sources import (
+    TASK_FILE,
+    Downloads,
+    Gathered,
+    Progress,
+    Source,
+    find_source,
+)
 from scanloom.convert.provenance import (
     Provenance,
     check_files,
@@ -24,10 +31,11 @@ from scanloom.convert.provenance import (
     read_provenance,
     write_provenance,
 )
-from scanloom.convert.readers import readers
+from scanloom.convert.readers import find_reader, readers
 from scanloom.convert.store import is_model, stored_models, user_models
 from scanloom.core import Reason, ScanError, printable, slug
 from scanloom.core.process import lock_file
+from scanloom.io.system.atomic_write import fsync_path
 
 OFFLINE_VARIABLE: Final = "SCANLOOM_OFFLINE"
 """Variable that forbids the use of the network, unless it is empty or 0."""
@@ -69,7 +77,6 @@ _SECTIONS: Final = {
     "own": "your own store",
 }
 _FILES: Final = re.compile(r"(licen[cs]e|copying|weights_licen[cs]e)([._-][\w.-]*)?", re.IGNORECASE)
-_FOLDERS: Final = (".", "docs")
 _MAX_BYTES: Final = 1 << 20
 _CONDITIONS: Final = re.compile(
     r"non-?\s?commercial|BY[- ]NC|(academic|research) (use|purposes?) only"
@@ -114,11 +121,6 @@ class Added:
     already: bool = False
 
 
-def is_offline() -> bool:
-    """Return whether the environment forbids the use of the network."""
-    return os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
-
-
 def add_model(request: str, options: AddOptions) -> Added:
     """Copy or download a model into the user's part of the store.
 
@@ -147,7 +149,8 @@ def add_model(request: str, options: AddOptions) -> Added:
     with _work_folder(name, options.on_wait) as work:
         if _has(name, source):
             return Added(name, user_models() / name, already=True)
-        if source.remote and (options.offline or is_offline()):
+        offline = options.offline or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
+        if source.remote and offline:
             raise ScanError(Reason.OFFLINE, f"{source.origin} is on the network")
         try:
             added = _build(name, source, work, options)
@@ -220,10 +223,12 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
     staging = work / f"staging.{secrets.token_hex(4)}"
     (staging / "files").mkdir(parents=True)
     try:
-        gathered = source.gather(work / _DOWNLOADS, staging / "files", options.progress)
+        downloads = Downloads(work / _DOWNLOADS, options.progress)
+        gathered = source.gather(staging / "files", downloads)
         folder = staging / name
+        # readers name a model by its folder
         _find_root(staging / "files").rename(folder)
-        if not has_card(folder):
+        if find_reader(folder) is not None:  # whatever card lies next to it
             convert_model(folder.absolute(), {}, folder.absolute())
         card = read_card(folder)
         record = _record(folder, card, source, gathered, options.accept)
@@ -233,13 +238,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
 
 
 def _find_root(folder: Path) -> Path:
-    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNKNOWN if there is none.
-    """
+    """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on."""
     root = folder
     for _ in range(_MAX_NESTING):
         if is_model(root):
@@ -284,8 +283,9 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         check_files(present, provenance, large=True)
         return Added(target.name, present, already=True)
     write_provenance(folder, record)
+    # files were flushed when they were written; names of folders before the rename
     for root, _, _ in os.walk(folder):
-        _fsync(Path(root))
+        fsync_path(Path(root))
     try:
         folder.rename(target)
     except FileExistsError as exc:
@@ -294,7 +294,7 @@ def _publish(folder: Path, target: Path, record: Provenance) -> Added:
         if target.exists():  # ENOTEMPTY: on a file system without locks, another process was first
             raise _exists(target.name) from exc
         raise
-    _fsync(target.parent)
+    fsync_path(target.parent)
     return Added(target.name, target)
 
 
@@ -321,20 +321,11 @@ def _work_folder(name: str, on_wait: Callable[[], None]) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _fsync(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read_licence(folder: Path, name: str) -> Licence:
     """Return the licence of a model with the text of its licence files."""
     files = sorted(
         file
-        for folder_name in _FOLDERS
+        for folder_name in (".", "docs")
         if (folder / folder_name).is_dir()
         for file in (folder / folder_name).iterdir()
         if _FILES.fullmatch(file.name) and file.is_file()

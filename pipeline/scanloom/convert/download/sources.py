@@ -16,10 +16,10 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 from urllib.parse import quote, urldefrag, urlsplit
 
 import yaml
@@ -34,6 +34,7 @@ from scanloom.convert.download.transfer import (
     check_address,
     fetch,
 )
+from scanloom.convert.files import damaged, unsafe
 from scanloom.convert.provenance import Digest
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
 
@@ -70,6 +71,77 @@ _CHUNK_BYTES: Final = 1 << 20
 _SHOWN_CHARACTERS: Final = 60
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """Address that files came from, and whether all were compared with published checksums."""
+
+    address: str
+    published: bool
+
+
+@dataclass(frozen=True)
+class Downloads:
+    """Downloads for a model, which are kept in a folder: a later attempt continues them."""
+
+    folder: Path
+    progress: Progress
+
+    def get(self, remote: Remote, limit_bytes: int = MAX_FILE_BYTES) -> Path:
+        """Return a downloaded file; errors as `fetch`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / hashlib.sha256(remote.address.encode()).hexdigest()[:24]
+        label = printable(PurePosixPath(urlsplit(remote.address).path).name)
+        fetch(remote, target, limit_bytes, partial(self.progress, label))
+        return target
+
+    def put(self, remote: Remote, target: Path, path: str) -> None:
+        """Download a file to its path in a model's folder; the download stays, too."""
+        file, goal = self.get(remote), target / safe_path(path)
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            goal.hardlink_to(file)
+        except FileExistsError as exc:
+            raise damaged(f"{printable(path)} is listed twice") from exc
+        except OSError:  # a file system without hard links
+            shutil.copyfile(file, goal)
+
+    def read_json(self, address: str) -> Any:
+        """Return a JSON document from the network; it is downloaded anew each time."""
+        file = self.get(Remote(address), MAX_DOCUMENT_BYTES)
+        try:
+            return json.loads(file.read_bytes())
+        except (ValueError, RecursionError) as exc:
+            raise _malformed("reply") from exc
+        finally:
+            file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Place that a model comes from.
+
+    Parameters
+    ----------
+    name : str
+        Name for the model, unless the user gives another.
+    origin : str
+        Text for the record: the address, or kind and name of a local source, whose path may name a
+        person.
+    gather : callable
+        Writes the model's files below a folder.
+    licence : str
+        Licence as the source states it, empty if the model's own files do.
+    remote : bool
+        Whether the network is needed.
+    """
+
+    name: str
+    origin: str
+    gather: Callable[[Path, Downloads], Gathered]
+    licence: str = ""
+    remote: bool = True
+
+
 def find_source(request: str) -> Source:
     """Return the source that a request names.
 
@@ -86,25 +158,25 @@ def find_source(request: str) -> Source:
         DOWNLOAD for an address that is not https; MODEL_UNKNOWN for a name that is not in a table.
     """
     if "://" in request:
-        return HuggingFace.parse(request) or _address(request)
+        return _repository(request) or _address(request)
     if not request.strip():
         raise ScanError(Reason.MODEL_UNKNOWN, "the name of the model is empty")
     # What is here comes before names: a folder may be called as a collection is
     path = Path(request)
     if "\0" not in request and len(request) < _MAX_PATH_CHARACTERS and path.exists():
-        return LocalFolder(path) if path.is_dir() else LocalZip(path)
+        return _folder(path) if path.is_dir() else _zip_file(path)
     collection, _, name = request.rpartition("/")
     if collection.lower() == "brainchop":
         return _brainchop(name)
     if collection.lower() == "totalsegmentator":
         return _totalsegmentator(name.lower())
     if collection.lower() == "monai":
-        return ZooBundle.parse(name)
+        return _zoo_bundle(name)
     # A bare name counts only if the table has it: a mistyped path sends nothing to the network
     known = addresses.ZOO_BUNDLES
     bundle = name.partition("@")[0]
     if not collection and bundle.lower() in map(str.lower, known):
-        return ZooBundle.parse(name)
+        return _zoo_bundle(name)
     detail = f"there is no folder or zip file {printable(request[:200])!r}"
     if not collection and len(request) < _MAX_PATH_CHARACTERS:
         hint = did_you_mean(bundle, known)
@@ -112,7 +184,44 @@ def find_source(request: str) -> Source:
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
 
-def _address(address: str) -> RemoteZips:
+def _folder(folder: Path) -> Source:
+    """Return a folder on this machine as a source.
+
+    nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
+    and a cascade is copied with its first stage, which is next to it.
+    """
+    path = folder.resolve()
+    match = _NNUNET_NAME.fullmatch(path.name)
+    name = f"{path.parent.name}_{match[2]}" if match else path.name
+    origin = f"folder {printable(name)}"
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        if match is None:
+            copy_folder(path, target)
+        else:
+            first = path.with_name(f"{match[1]}__3d_lowres")
+            stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
+            for stage in (*stages, path):
+                copy_folder(stage, target / stage.name)
+        return Gathered(origin, published=False)
+
+    return Source(name, origin, gather, remote=False)
+
+
+def _zip_file(path: Path) -> Source:
+    origin = f"zip file {printable(path.name)}"
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        if not path.is_file():
+            detail = f"{printable(path.name)} is neither a folder nor a zip file"
+            raise ScanError(Reason.MODEL_UNKNOWN, detail)
+        unpack_zip(path, target)
+        return Gathered(origin, published=False)
+
+    return Source(path.stem, origin, gather, remote=False)
+
+
+def _address(address: str) -> Source:
     """Return the source for the address of a zip file, pinned by `#sha256=...` or not."""
     plain, fragment = urldefrag(address)
     check_address(plain)
@@ -123,214 +232,64 @@ def _address(address: str) -> RemoteZips:
             raise ScanError(Reason.DOWNLOAD, "the address may end in #sha256=HEX and nothing else")
         digest = parse_digest("sha256", value)
     name = PurePosixPath(urlsplit(plain).path).name.removesuffix(".zip")
-    return RemoteZips(name, plain, (Remote(plain, digest),))
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        unpack_zip(downloads.get(Remote(plain, digest)), target)
+        return Gathered(plain, published=digest is not None)
+
+    return Source(name, plain, gather)
 
 
-def _brainchop(name: str) -> RemoteFiles:
+def _brainchop(name: str) -> Source:
     digests = addresses.BRAINCHOP_MODELS.get(name)
     if digests is None:
         raise _unknown("brainchop", name, addresses.BRAINCHOP_MODELS)
     origin = f"{addresses.BRAINCHOP}/public/models/{name}"
-    files = {
-        file: Remote(f"{origin}/{file}", Digest("sha256", sha256))
-        for file, sha256 in digests.items()
-    }
-    licence, sha256 = addresses.BRAINCHOP_LICENCE
-    files[licence] = Remote(f"{addresses.BRAINCHOP}/{licence}", Digest("sha256", sha256))
-    return RemoteFiles(name, origin, files, licence="MIT")
+    licence, licence_sha256 = addresses.BRAINCHOP_LICENCE
+    files = {file: (f"{origin}/{file}", sha256) for file, sha256 in digests.items()}
+    files[licence] = f"{addresses.BRAINCHOP}/{licence}", licence_sha256
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        for path, (address, sha256) in files.items():
+            downloads.put(Remote(address, Digest("sha256", sha256)), target, path)
+        return Gathered(origin, published=True)
+
+    return Source(name, origin, gather, licence="MIT")
 
 
-def _totalsegmentator(task: str) -> RemoteZips:
+def _totalsegmentator(task: str) -> Source:
     if task in addresses.TOTALSEGMENTATOR_LICENSED:
         detail = f"the weights of {task} need a licence: get them with TotalSegmentator, and give "
         raise ScanError(Reason.LICENCE, f"{detail}their folder")
-    numbers = addresses.TOTALSEGMENTATOR_TASKS.get(task)
-    if numbers is None:
+    if task not in addresses.TOTALSEGMENTATOR_TASKS:
         raise _unknown("totalsegmentator", task, addresses.TOTALSEGMENTATOR_TASKS)
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        zips = task_zips(task)
+        # all are downloaded first: a lost connection leaves nothing to unpack twice
+        for file in [downloads.get(Remote(address)) for address in zips]:
+            unpack_zip(file, target)
+        text = json.dumps({"task": task, "datasets": addresses.TOTALSEGMENTATOR_TASKS[task]})
+        (target / TASK_FILE).write_text(text, encoding="utf-8")
+        return Gathered(", ".join(zips), published=False)
+
+    origin = f"{addresses.TOTALSEGMENTATOR}#{task}"
+    return Source(task, origin, gather, licence="Apache-2.0")
+
+
+def task_zips(task: str) -> list[str]:
+    """Return the addresses of the data sets of a task of TotalSegmentator."""
     by_number = {
         int(dataset[7:10]): f"{addresses.TOTALSEGMENTATOR}/{release}/{quote(dataset)}.zip"
         for release, datasets in addresses.TOTALSEGMENTATOR_DATASETS.items()
         for dataset in datasets
     }
-    zips = tuple(Remote(by_number[number]) for number in numbers)
-    text = json.dumps({"task": task, "datasets": numbers})
-    origin = f"{addresses.TOTALSEGMENTATOR}#{task}"
-    return RemoteZips(task, origin, zips, licence="Apache-2.0", texts={TASK_FILE: text})
+    return [by_number[number] for number in addresses.TOTALSEGMENTATOR_TASKS[task]]
 
 
 def _unknown(collection: str, name: str, known: Mapping[str, object]) -> ScanError:
     hint = did_you_mean(name, sorted(known))
     return ScanError(Reason.MODEL_UNKNOWN, f"{collection} has no {printable(name[:200])!r}; {hint}")
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Address that files came from, and whether all were compared with published checksums."""
-
-    address: str
-    published: bool
-
-
-class Source(Protocol):
-    """Place that a model comes from."""
-
-    @property
-    def name(self) -> str:
-        """Name for the model, unless the user gives another."""
-
-    @property
-    def origin(self) -> str:
-        """Text for the record: the address, or kind and name of a local source."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the network is needed."""
-
-    @property
-    def licence(self) -> str:
-        """Licence as the source states it, empty if the model's own files do."""
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Write the model's files below `target`; downloads are kept in `work`."""
-
-
-@dataclass(frozen=True)
-class LocalFolder:
-    """A folder on this machine.
-
-    nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
-    and a cascade is copied with its first stage, which is next to it.
-    """
-
-    path: Path
-    remote: bool = field(default=False, init=False)
-    licence: str = field(default="", init=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the folder; for nnU-Net's, the data set and the configuration."""
-        path = self.path.resolve()
-        if _NNUNET_NAME.fullmatch(path.name):
-            return f"{path.parent.name}_{path.name.rpartition('__')[2]}"
-        return path.name
-
-    @property
-    def origin(self) -> str:
-        """Name of the folder; its path may name a person."""
-        return f"folder {printable(self.name)}"
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Copy the files."""
-        path = self.path.resolve()
-        match = _NNUNET_NAME.fullmatch(path.name)
-        if match is None:
-            copy_folder(path, target)
-        else:
-            first = path.with_name(f"{match[1]}__3d_lowres")
-            stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
-            for folder in (*stages, path):
-                copy_folder(folder, target / folder.name)
-        return Gathered(self.origin, published=False)
-
-
-@dataclass(frozen=True)
-class LocalZip:
-    """A zip file on this machine."""
-
-    path: Path
-    remote: bool = field(default=False, init=False)
-    licence: str = field(default="", init=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the file without its suffix."""
-        return self.path.stem
-
-    @property
-    def origin(self) -> str:
-        """Name of the file; its path may name a person."""
-        return f"zip file {printable(self.path.name)}"
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Unpack the file."""
-        if not self.path.is_file():
-            detail = f"{printable(self.path.name)} is neither a folder nor a zip file"
-            raise ScanError(Reason.MODEL_UNKNOWN, detail)
-        unpack_zip(self.path, target)
-        return Gathered(self.origin, published=False)
-
-
-@dataclass(frozen=True)
-class RemoteZips:
-    """Zip files on the network, unpacked into one folder.
-
-    Parameters
-    ----------
-    name, origin, licence : str
-        As in `Source`.
-    zips : tuple of Remote
-        The files.
-    texts : mapping of str to str
-        Further files: path and content.
-    """
-
-    name: str
-    origin: str
-    zips: tuple[Remote, ...]
-    licence: str = ""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    remote: bool = field(default=True, init=False)
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Download and unpack the files."""
-        files = [download(remote, work, progress) for remote in self.zips]
-        for file in files:
-            unpack_zip(file, target)
-        for path, text in self.texts.items():
-            (target / path).write_text(text, encoding="utf-8")
-        published = all(remote.digest is not None for remote in self.zips)
-        return Gathered(", ".join(remote.address for remote in self.zips), published)
-
-
-@dataclass(frozen=True)
-class RemoteFiles:
-    """Single files on the network, by their paths in the model's folder."""
-
-    name: str
-    origin: str
-    files: Mapping[str, Remote]
-    licence: str = ""
-    remote: bool = field(default=True, init=False)
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Download the files."""
-        for path, remote in self.files.items():
-            put_file(download(remote, work, progress), target, path)
-        published = all(remote.digest is not None for remote in self.files.values())
-        return Gathered(self.origin, published)
-
-
-def download(
-    remote: Remote, work: Path, progress: Progress, limit_bytes: int = MAX_FILE_BYTES
-) -> Path:
-    """Return a downloaded file in the folder `work`; errors as `fetch`."""
-    work.mkdir(parents=True, exist_ok=True)
-    target = work / hashlib.sha256(remote.address.encode()).hexdigest()[:24]
-    label = printable(PurePosixPath(urlsplit(remote.address).path).name)
-    fetch(remote, target, limit_bytes, partial(progress, label))
-    return target
-
-
-def put_file(file: Path, target: Path, path: str) -> None:
-    """Give a downloaded file its path in a model's folder; the download stays, too."""
-    goal = target / safe_path(path)
-    goal.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        goal.hardlink_to(file)
-    except FileExistsError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{printable(path)} is listed twice") from exc
-    except OSError:  # a file system without hard links
-        shutil.copyfile(file, goal)
 
 
 def parse_digest(algorithm: str, value: str) -> Digest:
@@ -341,53 +300,24 @@ def parse_digest(algorithm: str, value: str) -> Digest:
         raise ScanError(Reason.MODEL_HASH, f"a published checksum is {exc}") from exc
 
 
-@dataclass(frozen=True)
-class HuggingFace:
-    """A repository on Hugging Face at one revision.
+def _repository(address: str) -> Source | None:
+    """Return the repository on Hugging Face that an address names, None for other addresses."""
+    match = _REPOSITORY.fullmatch(address.removeprefix(addresses.HUGGING_FACE))
+    if match is None or not address.startswith(f"{addresses.HUGGING_FACE}/"):
+        return None
+    return _hugging_face(match[1], match[2], match[3] or "main")
 
-    Its files are compared with the SHA-256, or the git blobs, that the list of files states.
-    """
 
-    owner: str
-    repository: str
-    revision: str = "main"
-    licence: str = field(default="", init=False)
-    remote: bool = field(default=True, init=False)
+def _hugging_face(owner: str, repository: str, revision: str) -> Source:
+    """Return a repository at one revision; its list of files states SHA-256 or git blobs."""
+    base = f"{addresses.HUGGING_FACE}/{owner}/{repository}"
+    listing = (
+        f"{addresses.HUGGING_FACE}/api/models/{owner}/{repository}/tree/{revision}?recursive=true"
+    )
+    origin = f"{base}/tree/{revision}"
 
-    @classmethod
-    def parse(cls, address: str) -> HuggingFace | None:
-        """Return the repository that an address names, None for other addresses."""
-        match = _REPOSITORY.fullmatch(address.removeprefix(addresses.HUGGING_FACE))
-        if match is None or not address.startswith(f"{addresses.HUGGING_FACE}/"):
-            return None
-        return cls(match[1], match[2], match[3] or "main")
-
-    @property
-    def name(self) -> str:
-        """Name of the repository."""
-        return self.repository
-
-    @property
-    def origin(self) -> str:
-        """Address of the repository at its revision."""
-        return f"{self._base}/tree/{self.revision}"
-
-    @property
-    def _base(self) -> str:
-        return f"{addresses.HUGGING_FACE}/{self.owner}/{self.repository}"
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Download the files."""
-        listing = (
-            f"{addresses.HUGGING_FACE}/api/models/{self.owner}/{self.repository}"
-            f"/tree/{self.revision}?recursive=true"
-        )
-        for path, remote in self._files(_document(listing, work, progress)):
-            put_file(download(remote, work, progress), target, path)
-        return Gathered(self.origin, _complete(target, work, progress))
-
-    def _files(self, entries: Any) -> Iterator[tuple[str, Remote]]:
-        """Yield path and address of the files that a reader may need."""
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        entries = downloads.read_json(listing)
         if not isinstance(entries, list) or len(entries) > MAX_FILES:
             raise _malformed("list of files")
         for entry in entries:
@@ -401,82 +331,71 @@ class HuggingFace:
             except (KeyError, TypeError, ValueError, AttributeError) as exc:
                 raise _malformed("list of files") from exc
             safe_path(path)
+            # after its path is checked: a list with one that leaves the folder is not to be trusted
             if path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
                 continue
-            address = f"{self._base}/resolve/{self.revision}/{quote(path)}"
-            yield path, Remote(address, parse_digest(algorithm, str(value)), size)
+            address = f"{base}/resolve/{revision}/{quote(path)}"
+            remote = Remote(address, parse_digest(algorithm, str(value)), size)
+            downloads.put(remote, target, path)
+        return Gathered(origin, _complete(target, downloads))
+
+    return Source(repository, origin, gather)
 
 
-@dataclass(frozen=True)
-class ZooBundle:
-    """A bundle of MONAI's model zoo; its newest version, unless another is named."""
+def _zoo_bundle(request: str) -> Source:
+    """Return the bundle of MONAI's model zoo for `NAME` or `NAME@VERSION`; the newest without.
 
-    bundle: str
-    version: str | None = None
-    licence: str = field(default="", init=False)
-    remote: bool = field(default=True, init=False)
+    It is downloaded from where the zoo's list leads to, else from Hugging Face.
+    """
+    match = _NAME.fullmatch(request)
+    if match is None:
+        detail = f"{printable(request[:200])!r} is neither a file, a folder nor a model's name"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
-    @classmethod
-    def parse(cls, request: str) -> ZooBundle:
-        """Return the bundle for `NAME` or `NAME@VERSION`; MODEL_UNKNOWN if it is malformed."""
-        match = _NAME.fullmatch(request)
-        if match is None:
-            detail = f"{printable(request[:200])!r} is neither a file, a folder nor a model's name"
-            raise ScanError(Reason.MODEL_UNKNOWN, detail)
-        return cls(match[1], match[2])
-
-    @property
-    def name(self) -> str:
-        """Name of the bundle."""
-        return self.bundle
-
-    @property
-    def origin(self) -> str:
-        """Name in the zoo, with the version if it is given."""
-        return f"MONAI model zoo: {self.bundle}" + (f"@{self.version}" if self.version else "")
-
-    def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
-        """Download the bundle from where the zoo's list leads to, else from Hugging Face."""
-        bundle, version, entry = self._find(_document(addresses.ZOO_LIST, work, progress))
-        twin = HuggingFace(addresses.ZOO_OWNER, bundle, version)
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        listing = downloads.read_json(addresses.ZOO_LIST)
+        bundle, version, entry = _find_bundle(listing, match[1], match[2])
         try:
-            source, checksum = str(entry["source"]), str(entry["checksum"])
+            address, checksum = str(entry["source"]), str(entry["checksum"])
         except (KeyError, TypeError) as exc:
             raise _malformed("list of the model zoo") from exc
-        repository = HuggingFace.parse(source)
+        repository = _repository(address)
         if repository is not None:
-            return repository.gather(work, target, progress)
+            return repository.gather(target, downloads)
         try:
-            archive = download(Remote(source, parse_digest("sha1", checksum)), work, progress)
+            archive = downloads.get(Remote(address, parse_digest("sha1", checksum)))
         except ScanError as exc:
+            # the list names addresses that are gone: its bundles are on Hugging Face as well
             if exc.reason is not Reason.DOWNLOAD or isinstance(exc, ConnectionLostError):
                 raise
-            return twin.gather(work, target, progress)
+            return _hugging_face(addresses.ZOO_OWNER, bundle, version).gather(target, downloads)
         unpack_zip(archive, target)
         folders = [folder for folder in target.iterdir() if folder.is_dir()]
         folder = folders[0] if len(folders) == 1 else target
-        return Gathered(source, _complete(folder, work, progress))
+        return Gathered(address, _complete(folder, downloads))
 
-    def _find(self, listing: Any) -> tuple[str, str, Any]:
-        """Return name, version and entry of the bundle in the zoo's list."""
-        if not isinstance(listing, dict):
-            raise _malformed("list of the model zoo")
-        versions: dict[str, dict[str, Any]] = {}
-        for key, entry in listing.items():
-            bundle, _, version = key.removesuffix(".zip").rpartition("_v")
-            versions.setdefault(bundle, {})[version] = entry
-        names = {bundle.lower(): bundle for bundle in versions if bundle}
-        bundle = names.get(self.bundle.lower())
-        if bundle is None:
-            hint = did_you_mean(self.bundle, sorted(names.values()))
-            detail = f"MONAI's model zoo has no {self.bundle!r}; {hint}"
-            raise ScanError(Reason.MODEL_UNKNOWN, detail)
-        version = self.version or max(versions[bundle], key=_order)
-        if version not in versions[bundle]:
-            hint = did_you_mean(version, sorted(versions[bundle], key=_order))
-            detail = f"{bundle} has no version {version}; {hint}"
-            raise ScanError(Reason.MODEL_UNKNOWN, detail)
-        return bundle, version, versions[bundle][version]
+    return Source(match[1], f"MONAI model zoo: {request}", gather)
+
+
+def _find_bundle(listing: Any, requested: str, version: str | None) -> tuple[str, str, Any]:
+    """Return name, version and entry of a bundle in the zoo's list."""
+    if not isinstance(listing, dict):
+        raise _malformed("list of the model zoo")
+    versions: dict[str, dict[str, Any]] = {}
+    for key, entry in listing.items():
+        bundle, _, listed = key.removesuffix(".zip").rpartition("_v")
+        versions.setdefault(bundle, {})[listed] = entry
+    names = {bundle.lower(): bundle for bundle in versions if bundle}
+    name = names.get(requested.lower())
+    if name is None:
+        hint = did_you_mean(requested, sorted(names.values()))
+        detail = f"MONAI's model zoo has no {requested!r}; {hint}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    version = version or max(versions[name], key=_order)
+    if version not in versions[name]:
+        hint = did_you_mean(version, sorted(versions[name], key=_order))
+        raise ScanError(Reason.MODEL_UNKNOWN, f"{name} has no version {version}; {hint}")
+    return name, version, versions[name][version]
 
 
 def _order(version: str) -> tuple[bool, Version]:
@@ -487,7 +406,7 @@ def _order(version: str) -> tuple[bool, Version]:
         return False, Version("0")
 
 
-def _complete(folder: Path, work: Path, progress: Progress) -> bool:
+def _complete(folder: Path, downloads: Downloads) -> bool:
     """Check the files that a bundle's `large_files` lists, and download those that are missing.
 
     Returns
@@ -498,44 +417,27 @@ def _complete(folder: Path, work: Path, progress: Progress) -> bool:
     name = next((name for name in _LARGE_FILES if (folder / name).is_file()), None)
     if name is None:
         return True
-    published = True
-    for path, remote in _large_files(folder / name):
-        published &= remote.digest is not None
-        if path.endswith(_UNREAD_SUFFIXES):
-            continue
-        file = folder / safe_path(path)
-        if not file.is_file():
-            put_file(download(remote, work, progress), folder, path)
-        elif remote.digest is not None and not remote.digest.matches(file):
-            detail = f"{printable(path)} differs from the checksum in {name}"
-            raise ScanError(Reason.MODEL_HASH, detail)
-    return published
-
-
-def _large_files(file: Path) -> Iterator[tuple[str, Remote]]:
-    """Yield path, address and checksum of the files that a bundle's `large_files` lists."""
     try:
-        with file.open("rb") as stream:
+        with (folder / name).open("rb") as stream:
             entries = yaml.safe_load(stream.read(MAX_DOCUMENT_BYTES))["large_files"]
         files = [
             (str(e["path"]), str(e["url"]), e.get("hash_type"), e.get("hash_val")) for e in entries
         ]
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is malformed") from exc
+        raise damaged(f"{name} is malformed") from exc
+    published = True
     for path, address, algorithm, value in files:
         digest = parse_digest(str(algorithm), str(value)) if algorithm and value else None
-        yield path, Remote(address, digest)
-
-
-def _document(address: str, work: Path, progress: Progress) -> Any:
-    """Return a JSON document from the network; it is downloaded anew each time."""
-    file = download(Remote(address), work, progress, MAX_DOCUMENT_BYTES)
-    try:
-        return json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as exc:
-        raise _malformed("reply") from exc
-    finally:
-        file.unlink(missing_ok=True)
+        published &= digest is not None
+        if path.endswith(_UNREAD_SUFFIXES):
+            continue
+        file = folder / safe_path(path)
+        if not file.is_file():
+            downloads.put(Remote(address, digest), folder, path)
+        elif digest is not None and not digest.matches(file):
+            detail = f"{printable(path)} differs from the checksum in {name}"
+            raise ScanError(Reason.MODEL_HASH, detail)
+    return published
 
 
 def _malformed(document: str) -> ScanError:
@@ -556,17 +458,18 @@ def copy_folder(source: Path, target: Path) -> None:
     OSError
         If a file can't be written.
     """
-    bounds, root = _Bounds(), source.resolve()
-    for file, name in _files(source):
+    size, root = 0, source.resolve()
+    for count, (file, name) in enumerate(_files(source), 1):
         if file.is_symlink() and not file.resolve().is_relative_to(root):
-            detail = f"{_shown(name)} is a link out of the folder: replace it with the file"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
+            raise unsafe(f"{_shown(name)} is a link out of the folder: replace it with the file")
         try:
             stream = file.open("rb")
         except OSError as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{_shown(name)} can't be read") from exc
+            raise damaged(f"{_shown(name)} can't be read") from exc
         with stream:
-            bounds.add(os.fstat(stream.fileno()).st_size)
+            # of the open file: it may have been replaced since the walk
+            size += os.fstat(stream.fileno()).st_size
+            _check_bounds(count, size)
             _write(stream, target, safe_path(name))
 
 
@@ -586,79 +489,55 @@ def unpack_zip(archive: Path, target: Path) -> None:
     try:
         opened = zipfile.ZipFile(archive)
     except Exception as exc:  # damaged archives raise errors of many types
-        raise ScanError(Reason.MODEL_DAMAGED, "the file is not a zip archive") from exc
+        raise damaged("the file is not a zip archive") from exc
     with opened:
         members = _checked(opened.infolist(), archive.stat().st_size)
         for info, path in members:
-            if _is_wanted(path.as_posix()):
-                _unpack_member(opened, info, target, path)
+            if not _is_wanted(path.as_posix()):
+                continue
+            try:
+                stream = opened.open(info)
+            except Exception as exc:
+                raise damaged("the zip archive is damaged") from exc
+            with stream:
+                _write(stream, target, path)
 
 
 def _checked(
     infos: list[zipfile.ZipInfo], packed_bytes: int
 ) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
     """Return the files of an archive with their safe paths."""
-    bounds = _Bounds(packed_bytes)
+    size = 0
     members: dict[PurePosixPath, zipfile.ZipInfo] = {}
     for info in infos:
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-            detail = f"{_shown(info.filename)} is a link or a special file"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
+            raise unsafe(f"{_shown(info.filename)} is a link or a special file")
         path = safe_path(info.orig_filename.removesuffix("/"))
         if info.is_dir():
             continue
         if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            detail = "the zip archive is encrypted, or compressed by an unusual method"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged("the zip archive is encrypted, or compressed by an unusual method")
+        # the second of two equal names would replace what was checked as the first
         if path in members:
-            raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(info.filename)} occurs twice")
-        bounds.add(info.file_size)
+            raise unsafe(f"{_shown(info.filename)} occurs twice")
         members[path] = info
+        size += info.file_size
+        _check_bounds(len(members), size, packed_bytes)
     for path in members:
         if any(parent in members for parent in path.parents):
-            raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(str(path))} lies below a file")
+            raise unsafe(f"{_shown(str(path))} lies below a file")
     return [(info, path) for path, info in members.items()]
 
 
-def _unpack_member(
-    archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path, path: PurePosixPath
-) -> None:
-    try:
-        stream = archive.open(info)
-    except Exception as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "the zip archive is damaged") from exc
-    with stream:
-        _write(stream, target, path)
-
-
-class _Bounds:
-    """Counts files and bytes, and refuses too many.
-
-    Parameters
-    ----------
-    packed_bytes : int or None
-        Size of the archive; None for a folder.
-    """
-
-    def __init__(self, packed_bytes: int | None = None) -> None:
-        self._packed_bytes = packed_bytes
-        self._files = self._bytes = 0
-
-    def add(self, size: int) -> None:
-        """Count a file; errors as `unpack_zip`."""
-        self._files += 1
-        self._bytes += size
-        if self._files > MAX_FILES or self._bytes > MAX_MODEL_BYTES:
-            detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
-            raise ScanError(Reason.MODEL_UNSAFE, detail)
-        if self._packed_bytes is None or self._bytes <= ALWAYS_ALLOWED_BYTES:
-            return
-        if self._bytes > MAX_EXPANSION * self._packed_bytes:
-            detail = (
-                f"a zip archive of {format_bytes(self._packed_bytes)} would expand to more than"
-            )
-            raise ScanError(Reason.MODEL_UNSAFE, f"{detail} {format_bytes(self._bytes)}")
+def _check_bounds(files: int, size: int, packed: int | None = None) -> None:
+    """Refuse too many files or bytes, also for the packed bytes of an archive: MODEL_UNSAFE."""
+    if files > MAX_FILES or size > MAX_MODEL_BYTES:
+        detail = f"the model has more than {MAX_FILES} files or {format_bytes(MAX_MODEL_BYTES)}"
+        raise unsafe(detail)
+    if packed is not None and size > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * packed):
+        detail = f"a zip archive of {format_bytes(packed)} would expand to more than"
+        raise unsafe(f"{detail} {format_bytes(size)}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -670,8 +549,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
     for root, folders, names in os.walk(folder, onerror=unreadable):
         for name in folders:
             if Path(root, name).is_symlink() and _is_wanted(name):
-                detail = f"the folder {_shown(name)} is a link: replace it with the folder"
-                raise ScanError(Reason.MODEL_UNSAFE, detail)
+                raise unsafe(f"the folder {_shown(name)} is a link: replace it with the folder")
         folders[:] = sorted(name for name in folders if _is_wanted(name))
         for name in sorted(names):
             file = Path(root, name)
@@ -701,12 +579,13 @@ def safe_path(name: str) -> PurePosixPath:
         name.isprintable()
         and not path.is_absolute()
         and not {"", ".", ".."} & {*levels}
+        # separators and drives of Windows, to which a model may be copied
         and not set("\\:") & {*name}
         and len(levels) <= MAX_DEPTH
         and all(len(level.encode()) <= MAX_NAME_BYTES for level in levels)
     )
     if not safe:
-        raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(name)} is not a path inside the model")
+        raise unsafe(f"{_shown(name)} is not a path inside the model")
     return path
 
 
@@ -726,11 +605,10 @@ def _read(stream: Any) -> bytes:
     try:
         chunk: bytes = stream.read(_CHUNK_BYTES)
     except Exception as exc:  # a wrong checksum, damaged compression, a lost disk
-        raise ScanError(Reason.MODEL_DAMAGED, "a file of the model is damaged") from exc
+        raise damaged("a file of the model is damaged") from exc
     return chunk
 
 
 def _shown(name: str) -> str:
-    """Return a file name for a message."""
     short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..."
     return printable(short)

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from functools import cache
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import urlsplit
@@ -56,49 +57,6 @@ class RangeRefusedError(ConnectionLostError):
     """The requested range lies behind the end of the file."""
 
 
-class Reply:
-    """A successful reply to a request.
-
-    Parameters
-    ----------
-    response : http.client.HTTPResponse
-        Open response.
-    host : str
-        Host of the request, for messages.
-    """
-
-    def __init__(self, response: Any, host: str) -> None:
-        self._response, self._host = response, host
-        self.status: int = response.status
-        self.chunked: bool = bool(response.chunked)
-
-    def header(self, name: str) -> str | None:
-        """Return a header of the reply, None if absent."""
-        value: str | None = self._response.headers.get(name)
-        return value
-
-    @property
-    def length(self) -> int | None:
-        """Size of the body in bytes, None if not stated."""
-        text = self.header("Content-Length")
-        return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the body in pieces.
-
-        Raises
-        ------
-        ConnectionLostError
-            If the connection ends or stalls.
-        """
-        while True:
-            with _network_errors(self._host):
-                chunk = self._response.read1(_CHUNK_BYTES)
-            if not chunk:
-                return
-            yield chunk
-
-
 _KINDS: Final[Mapping[int, type[ScanError]]] = {
     **dict.fromkeys((408, 429, 500, 502, 503, 504), ConnectionLostError),
     416: RangeRefusedError,
@@ -107,7 +65,7 @@ _KINDS: Final[Mapping[int, type[ScanError]]] = {
 
 
 @contextmanager
-def request(address: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
+def request(address: str, headers: Mapping[str, str]) -> Iterator[HTTPResponse]:
     """Open an https address; redirects are followed, to https only.
 
     Raises
@@ -119,14 +77,15 @@ def request(address: str, headers: Mapping[str, str] | None = None) -> Iterator[
         If the server can't be reached or answers that it is busy.
     """
     host = check_address(address)
-    fields = {"User-Agent": f"scanloom/{__version__}", **(headers or {})}
+    fields = {"User-Agent": f"scanloom/{__version__}", **headers}
     with _network_errors(host):
         outgoing = urllib.request.Request(address, headers=fields)  # noqa: S310 https only
         response = _opener().open(outgoing, timeout=TIMEOUT_S)
     with response:
+        # ranges and checksums are those of the file itself
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise ScanError(Reason.DOWNLOAD, f"{host} compresses the file on the way")
-        yield Reply(response, host)
+        yield response
 
 
 def check_address(address: str) -> str:
@@ -174,21 +133,13 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for https alone, with the environment's proxies and certificates."""
-    opener = urllib.request.OpenerDirector()
+    """Return an opener with the environment's proxies and certificates; addresses are checked."""
     named = next((os.environ[v] for v in CERTIFICATE_VARIABLES if os.environ.get(v)), None)
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPSHandler(context=_context(named)),
-        _HttpsRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
+    https = urllib.request.HTTPSHandler(context=_context(named))
+    return urllib.request.build_opener(https, _HttpsRedirects())
 
 
+# once: each file, and each attempt, is a connection of its own
 @cache
 def _context(certificates: str | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the named certificates, else those of the system."""
@@ -223,7 +174,6 @@ def _network_errors(host: str) -> Iterator[None]:
 
 
 def _connection_error(host: str, cause: object) -> ScanError:
-    """Return the error for a failed connection."""
     host = printable(host)
     if isinstance(cause, ssl.SSLCertVerificationError):
         detail = f"the certificate of {host} is not trusted; SSL_CERT_FILE names further ones"
@@ -236,10 +186,6 @@ def _connection_error(host: str, cause: object) -> ScanError:
     route = " through the proxy that HTTPS_PROXY names" if proxy else ""
     kind = type(cause).__name__ if isinstance(cause, Exception) else "error"
     return ConnectionLostError(Reason.DOWNLOAD, f"the connection to {host}{route} failed ({kind})")
-
-
-def no_report(received: int, total: int | None) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +208,10 @@ class Remote:
 
 
 def fetch(
-    remote: Remote, target: Path, limit_bytes: int = MAX_FILE_BYTES, report: Report = no_report
+    remote: Remote,
+    target: Path,
+    limit_bytes: int = MAX_FILE_BYTES,
+    report: Report = lambda received, total: None,
 ) -> None:
     """Download a file, continuing an earlier attempt at the same target.
 
@@ -270,15 +219,11 @@ def fetch(
 
     Parameters
     ----------
-    remote : Remote
-        File to be downloaded.
     target : Path
         Its place, in an existing folder. An existing file is kept if an earlier call completed it
         from the same address.
     limit_bytes : int
         Largest size that is accepted.
-    report : callable
-        Receives the progress.
 
     Raises
     ------
@@ -288,6 +233,7 @@ def fetch(
         If the file can't be written.
     """
     pending = _Pending(target, remote.address)
+    # a complete file without a published checksum is not asked for again
     if pending.is_complete() and (remote.digest is None or remote.digest.matches(target)):
         return
     furthest = idle = 0
@@ -300,6 +246,7 @@ def fetch(
             furthest, idle = max(size, furthest), 0 if size > furthest else idle + 1
             if idle >= IDLE_ATTEMPTS:
                 raise
+            # no pause after progress
             time.sleep(PAUSE_S * (2**idle - 1))
     else:
         raise ScanError(Reason.DOWNLOAD, "the connection was lost too often")
@@ -366,20 +313,22 @@ def _receive(remote: Remote, pending: _Pending, limit_bytes: int, report: Report
     validator, _ = pending.version()
     headers = {}
     if start and validator is not None:
+        # a server that has another version by now sends all of it, not a rest that does not fit
         headers = {"Range": f"bytes={start}-", "If-Range": validator}
     try:
         with request(remote.address, headers) as reply:
             start = _begin(reply, pending, bool(headers))
             _, total = pending.version()
-            _check_total(remote, reply, total, limit_bytes, pending)
+            _check_total(remote, total, limit_bytes, pending, bool(reply.chunked))
             with pending.file.open("ab") as output:
-                for chunk in reply.chunks():
+                for chunk in _chunks(reply, remote.address):
                     output.write(chunk)
                     output.flush()  # a killed process leaves all bytes to the next attempt
                     start += len(chunk)
                     if start > min(limit_bytes, total or limit_bytes):
                         raise _too_large(pending, limit_bytes)
                     report(start, total)
+                # before the rename: a name without its bytes would pass for a complete file
                 os.fsync(output.fileno())
     except RangeRefusedError:  # the file has become shorter
         pending.discard()
@@ -389,7 +338,18 @@ def _receive(remote: Remote, pending: _Pending, limit_bytes: int, report: Report
         raise ConnectionLostError(Reason.DOWNLOAD, detail)
 
 
-def _begin(reply: Reply, pending: _Pending, ranged: bool) -> int:
+def _chunks(reply: HTTPResponse, address: str) -> Iterator[bytes]:
+    """Yield the body of a reply in pieces; ConnectionLostError if the connection ends or stalls."""
+    host = check_address(address)
+    while True:
+        with _network_errors(host):
+            chunk = reply.read1(_CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+def _begin(reply: HTTPResponse, pending: _Pending, ranged: bool) -> int:
     """Return where the body of a reply begins: behind the bytes received so far, or at 0.
 
     A server that knows another version of the file replies with all of it, from its beginning.
@@ -399,7 +359,7 @@ def _begin(reply: Reply, pending: _Pending, ranged: bool) -> int:
         pending.begin(validator, reply.length)
         return 0
     start, (expected, total) = pending.size(), pending.version()
-    stated = _CONTENT_RANGE.fullmatch(reply.header("Content-Range") or "")
+    stated = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", ""))
     first, last, size = map(int, stated.groups()) if stated else (-1, -1, -1)
     same = validator == expected and total in (None, size)
     if not ranged or not same or (first, last) != (start, size - 1):
@@ -408,27 +368,29 @@ def _begin(reply: Reply, pending: _Pending, ranged: bool) -> int:
     return start
 
 
-def _validator(reply: Reply) -> str | None:
+def _validator(reply: HTTPResponse) -> str | None:
     """Return a header that identifies the version of a file, None if there is none.
 
     Weak entity tags do not promise equal bytes (RFC 9110, 13.1.5).
     """
-    tag = reply.header("ETag")
-    return tag if tag and not tag.startswith("W/") else reply.header("Last-Modified")
+    tag = reply.headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else reply.headers.get("Last-Modified")
 
 
 def _check_total(
-    remote: Remote, reply: Reply, total: int | None, limit_bytes: int, pending: _Pending
+    remote: Remote, total: int | None, limit_bytes: int, pending: _Pending, is_chunked: bool
 ) -> None:
     """Refuse a file before its body is read: too large, of another size, or without an end."""
-    if total is None and not reply.chunked and remote.digest is None:
-        raise ScanError(Reason.DOWNLOAD, "the server does not state the length of the file")
-    if total is not None and total > limit_bytes:
+    if total is None:
+        if not is_chunked and remote.digest is None:
+            raise ScanError(Reason.DOWNLOAD, "the server does not state the length of the file")
+        return
+    if total > limit_bytes:
         raise _too_large(pending, limit_bytes)
-    if total is not None and remote.size is not None and total != remote.size:
+    if remote.size is not None and total != remote.size:
         detail = f"the file has {total} bytes; {remote.size} are published"
         raise ScanError(Reason.DOWNLOAD, detail)
-    missing = (total or 0) - pending.size()
+    missing = total - pending.size()
     if missing > shutil.disk_usage(pending.file.parent).free:
         detail = f"the file needs {format_bytes(missing)} on the disk of the model store"
         raise ScanError(Reason.DISK_FULL, detail)

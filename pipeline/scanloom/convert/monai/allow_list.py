@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scanloom.cards.networks import NETWORKS
-from scanloom.convert.files import read_text, truncate
+from scanloom.convert.files import read_text, truncate, unsafe, unsupported
 from scanloom.convert.monai.config import Kind
 from scanloom.core import Reason, ScanError
 
@@ -24,8 +24,6 @@ class KnownClass:
     ----------
     kind : Kind
         Kind of component that takes its place; "ignored" if it changes no label.
-    name : str
-        Name of the component.
     files : mapping
         Files of the bundle that define the class, each with the SHA-256 of its known versions.
     """
@@ -124,11 +122,6 @@ IMPORTS: Final[Mapping[str, tuple[Mapping[str, str], ...]]] = {
 SHA-256 of each, in the known versions."""
 
 
-def is_script(target: str) -> bool:
-    """Return whether a ``_target_`` is a class of a bundle's own script."""
-    return target.startswith("scripts.")
-
-
 def known_class(folder: Path, target: str) -> tuple[Kind, str]:
     """Return the kind and the name of the component that takes the place of a script's class.
 
@@ -154,6 +147,7 @@ def _sha256(folder: Path, file: str) -> str | None:
     try:
         return hashlib.sha256(read_text(folder, file).encode()).hexdigest()
     except ScanError as exc:
+        # a link out of the bundle is an error by itself
         if exc.reason is Reason.MODEL_UNSAFE:
             raise
         return None
@@ -162,7 +156,7 @@ def _sha256(folder: Path, file: str) -> str | None:
 def _unknown(target: str, file: str, sha256: str | None) -> ScanError:
     version = "which is missing" if sha256 is None else f"SHA-256 {sha256}"
     detail = f"{truncate(target)} is code of the bundle ({truncate(file)}, {version})"
-    return ScanError(Reason.MODEL_UNSAFE, detail)
+    return unsafe(detail)
 
 
 def check_imports(folder: Path, entries: Any) -> None:
@@ -324,10 +318,10 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     module, _, name = target.rpartition(".")
     package = ["monai", "transforms"] if module in _APPS else module.split(".") if module else []
     if package and package[0] != "monai":
-        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(target)} is code outside MONAI")
+        raise unsafe(f"{truncate(target)} is code outside MONAI")
     module_kind = _MODULES.get(package[1]) if len(package) > 1 else None
     if package and module_kind is None:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} is not on the list")
+        raise unsupported(f"{truncate(target)} is not on the list")
     plain = _ALIASES.get(name, name)
     if plain in NETWORKS and NETWORKS[plain].in_bundles and module_kind in (None, "network"):
         return "network", plain
@@ -358,7 +352,8 @@ def judge_target(folder: Path, target: str) -> tuple[Kind, str]:
         As `canonical_target`; MODEL_UNSAFE, with its hash, for a script of the bundle that is not
         known.
     """
-    return known_class(folder, target) if is_script(target) else canonical_target(target)
+    is_script = target.startswith("scripts.")
+    return known_class(folder, target) if is_script else canonical_target(target)
 
 
 def judge_network(folder: Path, target: str) -> tuple[Kind, str]:
@@ -375,6 +370,7 @@ def judge_network(folder: Path, target: str) -> tuple[Kind, str]:
         if exc.reason is Reason.MODEL_UNSAFE:
             raise
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not on the list") from exc
+    # a transform in the place of a network is on the list, but is none
     if kind not in ("network", "part"):
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not a network")
     return kind, name

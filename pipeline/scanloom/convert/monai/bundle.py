@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from scanloom.cards.card import (
-    Argmax,
-    Checks,
-    FastPreset,
-    ModelCard,
-    NetworkSpec,
-    Range,
-    ReferenceRange,
-    Weights,
-    Window,
+from scanloom.cards import card
+from scanloom.convert.files import (
+    MAX_BYTES,
+    damaged,
+    find_file,
+    read_text,
+    truncate,
+    unsafe,
+    unsupported,
 )
-from scanloom.convert.files import MAX_BYTES, find_file, read_text, truncate
 from scanloom.convert.monai.allow_list import check_imports, judge_network, judge_target
 from scanloom.convert.monai.config import Config, describe, read_entries, set_entries
 from scanloom.convert.monai.metadata import (
@@ -41,8 +38,9 @@ from scanloom.convert.monai.network import (
     read_structures,
 )
 from scanloom.convert.monai.postprocessing import Postprocessing, read_postprocessing
-from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing, unsupported
+from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing
 from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
+from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
 
@@ -50,7 +48,7 @@ MAX_VALUES: Final = 10_000
 """Largest number of values of an array; those of DiNTS have 120."""
 
 
-def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
+def read_weights_file(folder: Path, load: Load, pinned: str | None) -> card.Weights:
     """Return the weights file that the run loads, with its SHA-256.
 
     Raises
@@ -61,15 +59,14 @@ def read_weights_file(folder: Path, load: Load, pinned: str | None) -> Weights:
     """
     path = PurePosixPath(load.path)
     if path.is_absolute() or ".." in path.parts:
-        detail = f"the weights {truncate(str(path))} are outside the bundle"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+        raise unsafe(f"the weights {truncate(str(path))} are outside the bundle")
     file = find_file(folder, str(path))
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"the weights {truncate(str(path))} are missing")
+        raise damaged(f"the weights {truncate(str(path))} are missing")
     if file.suffix not in (".pt", ".pth", ".safetensors"):
-        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(str(path))} is not a state dict")
+        raise unsafe(f"{truncate(str(path))} is not a state dict")
     weights = find_weights(file, load.key, "the weights file")
     if pinned is not None and weights.sha256 != pinned:
         detail = f"the weights have SHA-256 {weights.sha256[:12]}..., not {pinned[:12]}..."
@@ -90,16 +87,15 @@ def read_arrays(folder: Path, name: str) -> dict[str, Any]:
     """
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
-        raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(name)} is outside the bundle")
+        raise unsafe(f"{truncate(name)} is outside the bundle")
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} is missing")
+        raise damaged(f"{truncate(name)} is missing")
     if file.stat().st_size > MAX_BYTES:
-        detail = f"{truncate(name)} is larger than {format_bytes(MAX_BYTES)}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"{truncate(name)} is larger than {format_bytes(MAX_BYTES)}")
     content = load_torch(file, truncate(name), device="meta")
     if not isinstance(content, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(name)} has no entries")
+        raise damaged(f"{truncate(name)} has no entries")
     return {key: _plain(value) for key, value in content.items() if isinstance(key, str)}
 
 
@@ -108,9 +104,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | list | tuple | dict):
         return value
     if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "biuf":
-        raise ScanError(Reason.MODEL_UNSAFE, "an array holds objects, not numbers")
+        raise unsafe("an array holds objects, not numbers")
     if value.size > MAX_VALUES:
-        raise ScanError(Reason.MODEL_DAMAGED, "an array has more values than an architecture")
+        raise damaged("an array has more values than an architecture")
     return value.tolist()
 
 
@@ -120,8 +116,14 @@ _NOT_ALONE: Final = frozenset({2, 16, 18, 20, 21, 129, 130, 131})
 """Classes that are refused as prompts, or stand for several others."""
 
 
+_EVERYTHING: Final = re.compile(
+    r"\$list\(set\(\[(\w+)\+1for\1inrange\((\d+)\)\]\)-set\(\[([\d,]*)\]\)\)", re.ASCII
+)
+"""Its form without spaces: all classes up to a number, without some."""
+
+
 def everything(text: Any) -> tuple[int, ...]:
-    """Return the classes of the bundle's `everything_labels`, decoded from its syntax tree.
+    """Return the classes of the bundle's `everything_labels`.
 
     Raises
     ------
@@ -129,63 +131,14 @@ def everything(text: Any) -> tuple[int, ...]:
         MODEL_UNSAFE if it is neither a list of numbers nor
         ``$list(set([i+1 for i in range(n)]) - set([...]))``.
     """
-    numbers = text if isinstance(text, list) else _decode(text)
-    if numbers is None or not all(_is_class(n) for n in numbers):
-        detail = f"everything_labels is {truncate(str(text))}"
-        raise ScanError(Reason.MODEL_UNSAFE, detail)
+    numbers = text
+    match = _EVERYTHING.fullmatch("".join(text[:500].split())) if isinstance(text, str) else None
+    if match and int(match[2]) <= LAST_CLASS:
+        dropped = set(map(int, filter(None, match[3].split(","))))
+        numbers = [n for n in range(1, int(match[2]) + 1) if n not in dropped]
+    if not isinstance(numbers, list) or not all(_is_class(n) for n in numbers):
+        raise unsafe(f"everything_labels is {truncate(str(text))}")
     return tuple(sorted(set(numbers)))
-
-
-def _decode(text: Any) -> list[int] | None:
-    """Return the numbers of the expression, None if it has another form."""
-    if not isinstance(text, str) or not text.startswith("$") or len(text) > 500:
-        return None
-    try:
-        body = ast.parse(text[1:].strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-    match body:
-        case ast.Call(
-            func=ast.Name(id="list"),
-            args=[
-                ast.BinOp(
-                    left=ast.Call(func=ast.Name(id="set"), args=[ast.ListComp() as all_of]),
-                    op=ast.Sub(),
-                    right=ast.Call(
-                        func=ast.Name(id="set"), args=[ast.List(elts=numbers)], keywords=[]
-                    ),
-                )
-            ],
-            keywords=[],
-        ):
-            count = _count(all_of)
-        case _:
-            return None
-    dropped = [n.value for n in numbers if isinstance(n, ast.Constant)]
-    if count is None or count > LAST_CLASS or len(dropped) < len(numbers):
-        return None
-    return [n for n in range(1, count + 1) if n not in dropped]
-
-
-def _count(node: ast.ListComp) -> int | None:
-    """Return n of ``[i+1 for i in range(n)]``, None for another form."""
-    match node:
-        case ast.ListComp(
-            elt=ast.BinOp(left=ast.Name(id=used), op=ast.Add(), right=ast.Constant(value=1)),
-            generators=[
-                ast.comprehension(
-                    target=ast.Name(id=variable),
-                    iter=ast.Call(
-                        func=ast.Name(id="range"),
-                        args=[ast.Constant(value=int() as count)],
-                        keywords=[],
-                    ),
-                    ifs=[],
-                )
-            ],
-        ) if used == variable:
-            return count
-    return None
 
 
 def _is_class(value: Any) -> bool:
@@ -232,7 +185,7 @@ def output_of(classes: Sequence[int], output: TensorFormat) -> TensorFormat:
     for channel, number in enumerate(classes, 1):
         name = output.channel_def.get(str(number))
         if name is None:
-            raise ScanError(Reason.MODEL_DAMAGED, f"class {number} has no name in channel_def")
+            raise damaged(f"class {number} has no name in channel_def")
         names[str(channel)] = name
     return TensorFormat(
         num_channels=len(names), modality=output.modality, channel_def=names, label_def={}
@@ -241,7 +194,6 @@ def output_of(classes: Sequence[int], output: TensorFormat) -> TensorFormat:
 
 STRUCTURES_OPTION: Final = "structures"
 """Option that chooses the classes of VISTA3D, by names joined with "+"."""
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def is_bundle(folder: Path) -> bool:
@@ -249,7 +201,7 @@ def is_bundle(folder: Path) -> bool:
     return (folder / "configs").is_dir()
 
 
-def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
+def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.ModelCard:
     """Read a MONAI bundle.
 
     Parameters
@@ -272,6 +224,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     metadata = read_metadata(folder)
     chosen = dict(options)
     classes = chosen.pop(STRUCTURES_OPTION, None)
+    # paths of the config are those in the bundle, wherever it lies
     entries = {**set_entries(read_entries(folder), chosen), "bundle_root": "."}
     obstacles = Obstacles()
     content = _read_content(folder, entries, metadata, obstacles)
@@ -281,7 +234,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     structures = read_structures(
         content.output, after.decision, metadata.scanloom.structures, after.rests
     )
-    return ModelCard(
+    return card.ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
         title=metadata.name or one_line(folder.resolve().name),
@@ -314,21 +267,15 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
 
 def _reference_ranges(
     metadata: Metadata, structures: Sequence[Structure]
-) -> tuple[ReferenceRange, ...]:
-    """Return the usual measurements of the structures.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED for a structure that the model does not have.
-    """
+) -> tuple[card.ReferenceRange, ...]:
+    """Return the usual measurements; MODEL_DAMAGED for a structure that the model lacks."""
     labels = {structure.label for structure in structures}
     for fields in metadata.scanloom.reference_ranges:
         if fields.structure not in labels:
             detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
-            raise ScanError(Reason.MODEL_DAMAGED, detail)
+            raise damaged(detail)
     return tuple(
-        ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
+        card.ReferenceRange(each.structure, each.quantity, card.Range(*each.range), each.source)
         for each in metadata.scanloom.reference_ranges
     )
 
@@ -339,9 +286,9 @@ class _BundleContent:
 
     weights: Load
     evaluator: Any
-    network: NetworkSpec
+    network: card.NetworkSpec
     before: Preprocessing
-    window: Window
+    window: card.Window
     output: TensorFormat
     after: Postprocessing
 
@@ -350,10 +297,11 @@ def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
 ) -> _BundleContent:
     """Read the parts that the run reaches; errors are noted, the result is then meaningless."""
+    # the network is judged by a stricter list than other parts: only networks may be in it
     load, find = partial(read_arrays, folder), partial(find_file, folder)
     config = Config(entries, partial(judge_target, folder), load, find)
     networks = Config(entries, partial(judge_network, folder), load, find)
-    run, network = Run(), NetworkSpec("", {})
+    run, network = Run(), card.NetworkSpec("", {})
     evaluator: Any = None
     with obstacles.noted():
         start = read_start(config, entries, obstacles)
@@ -367,8 +315,10 @@ def _read_content(
         check_imports(folder, entries)
     before = Preprocessing()
     with obstacles.noted():
-        before = read_preprocessing(run.transform, _inputs(metadata), obstacles)
-    window = Window(None)
+        inputs = metadata.network_data_format.inputs.values()
+        most = max((each.num_channels for each in inputs), default=1)
+        before = read_preprocessing(run.transform, most, obstacles)
+    window = card.Window(None)
     with obstacles.noted():
         window = read_inferer(run.inferer)
         _check_dimensions(network, window)
@@ -378,7 +328,8 @@ def _read_content(
     output = TensorFormat(num_channels=1)
     with obstacles.noted():
         output = read_output(metadata, network)
-    after = Postprocessing(None, Argmax(), "scores", ())
+    # values without meaning, which obstacles keep from being used
+    after = Postprocessing(None, card.Argmax(), "scores", ())
     with obstacles.noted():
         after = read_postprocessing(
             run.postprocessing, before, run.transform, network, output.num_channels, obstacles
@@ -386,23 +337,17 @@ def _read_content(
     obstacles.add(*config.refused)
     if run.weights is None and not obstacles:
         detail = "nothing that `run` reaches loads weights into the network"
-        obstacles.add(ScanError(Reason.MODEL_UNSUPPORTED, detail))
+        obstacles.add(unsupported(detail))
     return _BundleContent(
         run.weights or Load("", None), evaluator, network, before, window, output, after
     )
 
 
-def _inputs(metadata: Metadata) -> int:
-    """Return the largest number of channels of an input."""
-    return max((i.num_channels for i in metadata.network_data_format.inputs.values()), default=1)
-
-
-def _check_dimensions(network: NetworkSpec, window: Window) -> None:
+def _check_dimensions(network: card.NetworkSpec, window: card.Window) -> None:
     """Refuse a two-dimensional network without planes, or a three-dimensional one with them."""
     dimensions = network.args.get("spatial_dims", 3)
     if network.name and dimensions != (3 if window.plane is None else 2):
-        detail = f"{network.name} of {describe(dimensions)} dimensions with such windows"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{network.name} of {describe(dimensions)} dimensions with such windows")
 
 
 def _with_prompts(
@@ -419,19 +364,13 @@ def _with_prompts(
     args = {**content.network.args, "classes": list(classes)}
     return replace(
         content,
-        network=NetworkSpec("Vista3d", args),
+        network=card.NetworkSpec("Vista3d", args),
         output=output_of(classes, content.output),
     )
 
 
 def _everything_labels(evaluator: Any, entries: Mapping[str, Any]) -> Any:
-    """Return the classes that VISTA3D's evaluator means by "everything", as the config has them.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNSUPPORTED for other arguments of that evaluator.
-    """
+    """Return the classes that VISTA3D's evaluator means by "everything", as the config has them."""
     prompts = evaluator.get("hyper_kwargs")
     labels = prompts.get("everything_labels") if isinstance(prompts, dict) else None
     if labels is None or set(prompts) != {"user_prompt", "everything_labels"}:
@@ -443,29 +382,29 @@ def _everything_labels(evaluator: Any, entries: Mapping[str, Any]) -> Any:
     return labels
 
 
-def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:
+def _without_clicks(network: card.NetworkSpec, clicks: int | None) -> card.NetworkSpec:
     """Return the network that adds empty channels in the place of clicks."""
     if clicks is None:
         return network
     if network.name != "DynUNet":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"clicks with {network.name}")
-    return NetworkSpec("DynUNetWithoutClicks", network.args)
+        raise unsupported(f"clicks with {network.name}")
+    return card.NetworkSpec("DynUNetWithoutClicks", network.args)
 
 
-def _checks(metadata: Metadata) -> Checks:
+def _checks(metadata: Metadata) -> card.Checks:
     fields = metadata.scanloom.checks
     ranges = {}
     for name in ("low", "high", "spacing", "extent"):
         pair = getattr(fields, name)
         if pair is not None and not pair[0] <= pair[1]:
-            raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.checks.{name} is empty")
-        ranges[name] = None if pair is None else Range(*pair)
-    return Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
+            raise damaged(f"scanloom.checks.{name} is empty")
+        ranges[name] = None if pair is None else card.Range(*pair)
+    return card.Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
 
 
-def _fast(metadata: Metadata) -> FastPreset | None:
+def _fast(metadata: Metadata) -> card.FastPreset | None:
     fields = metadata.scanloom.fast
-    return None if fields is None else FastPreset(**dict(fields))
+    return None if fields is None else card.FastPreset(**dict(fields))
 
 
 def _license(folder: Path) -> str:

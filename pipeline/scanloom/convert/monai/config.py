@@ -17,7 +17,15 @@ from typing import Any, Final, Literal, TypeVar
 
 import yaml
 
-from scanloom.convert.files import find_file, read_json, read_text, truncate
+from scanloom.convert.files import (
+    damaged,
+    find_file,
+    read_json,
+    read_text,
+    truncate,
+    unsafe,
+    unsupported,
+)
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes
 
 MAX_LENGTH: Final = 10_000
@@ -59,10 +67,6 @@ class Component:
 
     Parameters
     ----------
-    target : str
-        As the config has it.
-    args : mapping
-        Arguments by name.
     kind, name : str
         Kind of the target, and its name on the allow-list.
     """
@@ -101,7 +105,7 @@ class Unchanged:
 def bounded(value: Any) -> Any:
     """Refuse integers beyond 64 bits, on which some operations never end."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number is larger than {MAX_WHOLE}")
+        raise unsupported(f"a number is larger than {MAX_WHOLE}")
     return value
 
 
@@ -117,55 +121,21 @@ def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
     Known forms are ``torch.where(x[[c]] > 0, n, ...)``, nested in the last argument and with 0 in
     the innermost, and ``torch.nan_to_num(x, nan=...)``: labels are never NaN.
     """
-    match node.args:
-        case ast.arguments(
-            posonlyargs=[],
-            args=[ast.arg(arg=variable)],
-            vararg=None,
-            kwonlyargs=[],
-            kwarg=None,
-            defaults=[],
-        ):
-            pass
-        case _:
-            return None
-    match node.body:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Name(id="torch"), attr="nan_to_num"),
-            args=[ast.Name(id=name)],
-            keywords=[ast.keyword(arg="nan", value=ast.Constant())],
-        ) if name == variable:
-            return Unchanged()
-    regions = _regions(node.body, variable)
-    return Priorities(tuple(regions)) if regions else None
-
-
-def _regions(body: ast.expr, variable: str) -> list[tuple[int, int]] | None:
-    """Return channels and numbers of nested ``torch.where``, None for another form."""
-    regions: list[tuple[int, int]] = []
-    while True:
-        match body:
-            case ast.Constant(value=int() as value) if value == 0 and type(value) is int:
-                return regions
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="torch"), attr="where"),
-                args=[
-                    ast.Compare(
-                        left=ast.Subscript(
-                            value=ast.Name(id=name),
-                            slice=ast.List(elts=[ast.Constant(value=int() as channel)]),
-                        ),
-                        ops=[ast.Gt()],
-                        comparators=[ast.Constant(value=0)],
-                    ),
-                    ast.Constant(value=int() as number),
-                    body,
-                ],
-                keywords=[],
-            ) if name == variable and type(channel) is int and type(number) is int and number > 0:
-                regions.append((channel, number))
-            case _:
-                return None
+    head, _, body = ast.unparse(node).partition(": ")  # which has one way to write an expression
+    variable = head.removeprefix("lambda ")
+    if not variable.isidentifier():
+        return None
+    if re.fullmatch(rf"torch\.nan_to_num\({variable}, nan=(?:None|[\d.e+-]+)\)", body):
+        return Unchanged()
+    where = re.compile(
+        rf"torch\.where\({variable}\[\[(\d+)\]\] > 0(?:\.0)?, ([1-9]\d*), ", re.ASCII
+    )
+    regions = []
+    while match := where.match(body):
+        regions.append((int(match[1]), int(match[2])))
+        body = body[match.end() :]
+    is_known = regions and body == "0" + ")" * len(regions)
+    return Priorities(tuple(regions)) if is_known else None
 
 
 T = TypeVar("T")
@@ -266,10 +236,7 @@ class Arguments:
 
     def refused(self, name: str, value: Any) -> ScanError:
         """Return the error for a value that a card can't express."""
-        return ScanError(
-            Reason.MODEL_UNSUPPORTED,
-            f"{truncate(self.name)}({truncate(str(name))}={describe(value)})",
-        )
+        return unsupported(f"{truncate(self.name)}({truncate(str(name))}={describe(value)})")
 
 
 def is_number(value: Any) -> bool:
@@ -371,21 +338,12 @@ class Expression:
     references: Mapping[str, str]
     tree: ast.expr
 
-    @property
-    def value(self) -> Any:
-        """The value of the expression; errors as `Config.get`."""
-        return self.value_of(self.tree)
-
     def value_of(self, node: ast.expr) -> Any:
-        """Return the value of a part of the expression."""
+        """Return the value of a part of the expression; errors as `Config.get`."""
         try:
             return self._value(node)
         except (ArithmeticError, TypeError, LookupError, ValueError) as exc:
             raise refusal(self.text) from exc
-
-    def truth(self, node: ast.expr) -> bool:
-        """Return whether a part of the expression is true; refused if it has no value here."""
-        return self._truth(self.value_of(node))
 
     def _value(self, node: ast.expr) -> Any:
         with self.config.deeper():
@@ -408,28 +366,36 @@ class Expression:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -_number(self._value(operand))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self._truth(self._value(operand))
+                return not self.truth(self._value(operand))
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._choice(self._value(test), self._value(body), self._value(orelse))
+                # both are read, since which of them counts may depend on the machine
+                chosen, first, second = map(self._value, (test, body, orelse))
+                if isinstance(chosen, Name):  # such as torch.cuda.is_available()
+                    return Name(f"by {chosen.text}")
+                return first if self.truth(chosen) else second
             case ast.Subscript(value=value, slice=key) if not isinstance(key, ast.Slice):
                 return self._item(self._value(value), self._value(key))
-            case ast.Attribute():
-                return self._attribute(node)
+            case ast.Attribute() if dotted(node) in _NAMES:
+                return _NAMES[str(dotted(node))]
             case ast.Call(func=func, args=args, keywords=[]):
                 return self._call(func, args)
-            case ast.Lambda():
-                return self._function(node)
+            case ast.Lambda() if (function := decode_lambda(node)) is not None:
+                return function
             case ast.Call(func=func, args=[], keywords=[_, *_] as keywords):
                 return self._constructed(func, keywords)
             case ast.Call(func=func, args=[path], keywords=[ast.keyword(arg="map_location")]):
                 return self._call(func, [path])
-            case ast.Name() | ast.Call() | ast.JoinedStr() | ast.NamedExpr():
+            # to these, other objects than data could be given, or functions
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.Lambda() | ast.JoinedStr():
                 raise refusal(self.text, Reason.MODEL_UNSAFE)
             case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                raise refusal(self.text, Reason.MODEL_UNSAFE)
+            case ast.NamedExpr():
                 raise refusal(self.text, Reason.MODEL_UNSAFE)
         raise refusal(self.text)
 
     def _dict(self, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[Any, Any]:
+        # as Python: of equal keys, the last value counts
         values_by_key = {}
         for key, value in zip(keys, values, strict=True):
             name = None if key is None else self._value(key)
@@ -441,17 +407,14 @@ class Expression:
     def _arithmetic(self, op: type[ast.operator], lhs: Any, rhs: Any) -> Any:
         match lhs, rhs:
             case (str(), str()) | (list(), list()) if op is ast.Add:
+                # a chain of doublings would need all memory
                 if len(lhs) + len(rhs) > MAX_LENGTH:
                     raise refusal(self.text)
                 return lhs + rhs
         return bounded(_ARITHMETIC[op](_number(lhs), _number(rhs)))
 
-    def _choice(self, test: Any, body: Any, orelse: Any) -> Any:
-        if isinstance(test, Name):  # depends on the machine, such as torch.cuda.is_available()
-            return Name(f"by {test.text}")
-        return body if self._truth(test) else orelse
-
-    def _truth(self, value: Any) -> bool:
+    def truth(self, value: Any) -> bool:
+        """Return whether a value is true; refused if it has no value here."""
         if isinstance(value, Name | Component):
             raise refusal(self.text)
         return bool(value)
@@ -461,18 +424,6 @@ class Expression:
             case (list(), int()) | (dict(), str() | int()):
                 return value[key]
         raise refusal(self.text)
-
-    def _attribute(self, node: ast.Attribute) -> Any:
-        name = dotted(node)
-        if name not in _NAMES:
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return _NAMES[name]
-
-    def _function(self, node: ast.Lambda) -> Priorities | Unchanged:
-        function = decode_lambda(node)
-        if function is None:
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return function
 
     def _constructed(self, func: ast.expr, keywords: list[ast.keyword]) -> Component:
         """Return the component of ``monai.networks.nets.Name(argument=value)``."""
@@ -488,7 +439,10 @@ class Expression:
 
     def _call(self, func: ast.expr, args: list[ast.expr]) -> Any:
         if isinstance(func, ast.Attribute) and func.attr == "to" and len(args) == 1:
-            return self._moved(self._value(func.value), self._value(args[0]))
+            value, device = self._value(func.value), self._value(args[0])
+            if not isinstance(value, Component) or not isinstance(device, Name | str):
+                raise refusal(self.text, Reason.MODEL_UNSAFE)
+            return value  # scanloom chooses the device
         name = dotted(func)
         if name not in _FUNCTIONS:
             raise refusal(self.text, Reason.MODEL_UNSAFE)
@@ -516,12 +470,6 @@ class Expression:
                 if len(steps) <= MAX_LENGTH:
                     return list(steps)
         raise refusal(self.text)
-
-    def _moved(self, value: Any, device: Any) -> Component:
-        """Return the network of ``@network_def.to(@device)``: scanloom chooses the device."""
-        if not isinstance(value, Component) or not isinstance(device, Name | str):
-            raise refusal(self.text, Reason.MODEL_UNSAFE)
-        return value
 
 
 def _number(value: Any) -> Any:
@@ -560,15 +508,15 @@ def read_entries(folder: Path) -> dict[str, Any]:
     names = [f"configs/{name}" for name in _CONFIGS]
     names = [name for name in names if find_file(folder, name) is not None]
     if not names:
-        raise ScanError(Reason.MODEL_DAMAGED, f"configs/{' or '.join(_CONFIGS)} is missing")
+        raise damaged(f"configs/{' or '.join(_CONFIGS)} is missing")
     first, *further = (_read_file(folder, name) for name in names)
+    # MONAI is told which file to read: here nobody is
     if any(config != first for config in further):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{' and '.join(names)} differ")
+        raise unsupported(f"{' and '.join(names)} differ")
     for key in first:
         if "#" in key or "::" in key or key.startswith("+"):
             # MONAI changes another entry by it, when it loads the file
-            detail = f"the config changes an entry by {truncate(key)!r}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"the config changes an entry by {truncate(key)!r}")
     return first
 
 
@@ -578,14 +526,13 @@ def _read_file(folder: Path, name: str) -> dict[str, Any]:
     else:
         text = read_text(folder, name)
         if len(text) > _MAX_YAML:
-            detail = f"{name} is larger than {format_bytes(_MAX_YAML)}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"{name} is larger than {format_bytes(_MAX_YAML)}")
         try:
             entries = yaml.load(text, Loader=_Loader)  # noqa: S506 a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid YAML") from exc
+            raise damaged(f"{name} is not valid YAML") from exc
     if not isinstance(entries, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not a mapping")
+        raise damaged(f"{name} is not a mapping")
     return {str(key): value for key, value in entries.items()}
 
 
@@ -594,8 +541,6 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
 
     Parameters
     ----------
-    entries : mapping
-        Entries of the config.
     options : mapping
         Text of a value by the name of a top-level entry or of an entry of `displayable_configs`.
         Only truth values, numbers and plain texts can be set, by values of the same type.
@@ -608,8 +553,9 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
     try:
         changed = copy.deepcopy(dict(entries))
     except RecursionError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "the config is nested too deeply") from exc
+        raise damaged("the config is nested too deeply") from exc
     choices = changed.get(_CHOICES)
+    # a choice of the author decides the entry that refers to it, so that it comes first
     mappings = [choices, changed] if isinstance(choices, dict) else [changed]
     for key, text in options.items():
         mapping = next((mapping for mapping in mappings if _is_plain(mapping.get(key))), None)
@@ -651,13 +597,13 @@ class _Loader(yaml.SafeLoader):
         """Refuse numbers with many digits, which are slow to convert."""
         number = node.tag.rpartition(":")[2] in ("int", "float")
         if number and len(node.value) > _MAX_DIGITS:
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number of {len(node.value)} digits")
+            raise unsupported(f"a number of {len(node.value)} digits")
         return super().construct_scalar(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Refuse merge keys."""
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, "the config uses YAML merge keys (<<)")
+            raise unsupported("the config uses YAML merge keys (<<)")
         super().flatten_mapping(node)
 
 
@@ -713,9 +659,6 @@ class Config:
         self._depth = 0
         self._steps = 0
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
     def raw(self, path: str) -> Any:
         """Return an entry or nested entry as parsed from the file, None if it is missing."""
         try:
@@ -741,7 +684,7 @@ class Config:
         path = _normalized(path)
         if path not in self._known:
             if path in self._open:
-                raise ScanError(Reason.MODEL_DAMAGED, f"@{path} refers to itself")
+                raise damaged(f"@{path} refers to itself")
             self._open.append(path)
             try:
                 self._value(self._find(path), path)
@@ -765,7 +708,7 @@ class Config:
             return self._list(raw, path)
         if raw is None or isinstance(raw, bool | int | float):
             return bounded(raw)
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a config value is a {type(raw).__name__}")
+        raise unsupported(f"a config value is a {type(raw).__name__}")
 
     def _list(self, raw: Sequence[Any], path: str) -> list[Any]:
         values = []
@@ -791,7 +734,7 @@ class Config:
             MODEL_UNSAFE if this config loads no files; or as the function `load`.
         """
         if self._load is None or not isinstance(path, str):
-            raise ScanError(Reason.MODEL_UNSAFE, "the config loads a file")
+            raise unsafe("the config loads a file")
         return self._load(path)
 
     def exists(self, path: str) -> bool:
@@ -804,7 +747,7 @@ class Config:
         """
         parts = PurePosixPath(path).parts
         if self._find_file is None or path.startswith("/") or ".." in parts:
-            raise ScanError(Reason.MODEL_UNSAFE, "the config looks for a file outside the bundle")
+            raise unsafe("the config looks for a file outside the bundle")
         return self._find_file(path) is not None
 
     def _items(self, raw: Mapping[Any, Any], path: str) -> dict[Any, Any]:
@@ -823,32 +766,31 @@ class Config:
             elif isinstance(entry, list) and key.isdecimal() and int(key) < len(entry):
                 entry = entry[int(key)]
             else:
-                raise ScanError(Reason.MODEL_DAMAGED, f"the config has no entry @{truncate(path)}")
+                raise damaged(f"the config has no entry @{truncate(path)}")
         return entry
 
     def _text(self, text: str) -> Any:
         if text.startswith("$"):
-            return self._expression(text[1:].strip())
+            expression = self.parsed(text[1:].strip())
+            return expression.value_of(expression.tree)
         if text.startswith("@"):
             reference = _REFERENCE.fullmatch(text)
             if reference is None:
                 raise refusal(text)
             return self.get(reference[1])
         if text.startswith("%"):
-            raise ScanError(
-                Reason.MODEL_UNSUPPORTED, f"the macro {truncate(text)} is not supported"
-            )
+            raise unsupported(f"the macro {truncate(text)} is not supported")
         return text
 
     def _component(self, raw: Mapping[Any, Any], path: str) -> Component | None:
         target = raw["_target_"]
         if not isinstance(target, str):
-            raise ScanError(Reason.MODEL_DAMAGED, "a _target_ is not a string")
+            raise damaged("a _target_ is not a string")
         if self._disabled(raw, path):
             return None
         for key in ("_requires_", "_mode_"):
             if raw.get(key) not in (None, "default"):
-                raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} has {key}")
+                raise unsupported(f"{truncate(target)} has {key}")
         arguments = {key: item for key, item in raw.items() if key not in _KEYWORDS}
         kind, name = self._judge(target)
         if kind == "ignored":
@@ -870,16 +812,12 @@ class Config:
             return flag.strip().lower() == "true"
         if flag is None or isinstance(flag, bool | int | float):
             return bool(flag)
-        detail = f"{truncate(raw['_target_'])} has _disabled_, whose value is not known"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{truncate(raw['_target_'])} has _disabled_, whose value is not known")
 
     def constructed(self, target: str, arguments: Callable[[], Mapping[str, Any]]) -> Component:
         """Return the component of a call; its arguments are evaluated after its target."""
         kind, name = self._judge(target)
         return Component(target, {} if kind == "ignored" else arguments(), kind, name)
-
-    def _expression(self, text: str) -> Any:
-        return self.parsed(text).value
 
     def parsed(self, text: str) -> Expression:
         """Return the syntax tree of an expression, without its "$"; nothing is evaluated yet.
@@ -891,8 +829,7 @@ class Config:
         """
         text = _normalized(text)
         if len(text) > MAX_CHARS:
-            detail = f"an expression exceeds {MAX_CHARS} characters: {truncate(text)}"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"an expression exceeds {MAX_CHARS} characters: {truncate(text)}")
         if re.match(r"(import|from)\b", text):
             raise refusal(text, Reason.MODEL_UNSAFE)
         references: dict[str, str] = {}
@@ -912,11 +849,9 @@ class Config:
         self._steps += 1
         try:
             if self._depth > MAX_DEPTH:
-                detail = f"the config is nested deeper than {MAX_DEPTH}"
-                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+                raise unsupported(f"the config is nested deeper than {MAX_DEPTH}")
             if self._steps > MAX_STEPS:
-                detail = f"the config has more than {MAX_STEPS} values"
-                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+                raise unsupported(f"the config has more than {MAX_STEPS} values")
             yield
         finally:
             self._depth -= 1

@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from scanloom.cards.card import Quantity
-from scanloom.convert.files import read_json, truncate
-from scanloom.core import Reason, ScanError, printable
+from scanloom.convert.files import damaged, read_json, truncate
+from scanloom.core import printable
 from scanloom.options import MAX_OVERLAP
 
 METADATA = "configs/metadata.json"
@@ -175,9 +175,7 @@ def read_metadata(folder: Path) -> Metadata:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         location = ".".join(str(key) for key in first["loc"])
-        raise ScanError(
-            Reason.MODEL_DAMAGED, f"{METADATA}: {truncate(location)}: {_problem(first['type'])}"
-        ) from exc
+        raise damaged(f"{METADATA}: {truncate(location)}: {_problem(first['type'])}") from exc
 
 
 def _problem(kind: str) -> str:

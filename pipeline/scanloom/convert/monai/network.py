@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, NetworkSpec, Paint, Window
 from scanloom.cards.codes import coding, color
 from scanloom.cards.networks import NETWORKS
-from scanloom.convert.files import truncate
+from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import Arguments, Component, Name, describe
 from scanloom.convert.monai.metadata import CodeFields, Metadata, StructureFields, TensorFormat
-from scanloom.core import Code, Reason, ScanError, Structure
+from scanloom.core import Code, Reason, ScanError, Structure, slug
 from scanloom.options import MAX_OVERLAP
 
 _MODALITIES: Final[Mapping[str, str]] = {
@@ -40,43 +40,36 @@ def read_network(first: Any) -> NetworkSpec:
         of plain data; MODEL_NETWORK if it is another component.
     """
     if first is None:
-        raise ScanError(Reason.MODEL_DAMAGED, "the evaluator has no network")
+        raise damaged("the evaluator has no network")
     if not isinstance(first, Component):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(first)}")
+        raise unsupported(f"the network is {describe(first)}")
     if first.kind != "network":
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(first.target)} is not a network")
     args = {
-        key: _plain_arguments(value)
-        if isinstance(value, Component) and value.kind == "part"
-        else value
-        for key, value in first.args.items()
-        if key not in NETWORKS[first.name].removed
+        key: value for key, value in first.args.items() if key not in NETWORKS[first.name].removed
     }
-    budget = [_MAX_PLAIN]
+    for key, value in args.items():
+        if isinstance(value, Component) and value.kind == "part":
+            args[key] = {name: each for name, each in value.args.items() if name != "device"}
+    count = 0
     for key, arg in args.items():
-        _plain(arg, f"{first.name}({truncate(str(key))}=...)", budget)
+        location = f"{first.name}({truncate(str(key))}=...)"
+        for value in _values(arg):
+            count += 1
+            if count > _MAX_PLAIN:
+                raise unsupported(f"{location} has more than {_MAX_PLAIN} values")
+            if isinstance(value, Name | Component):
+                raise unsupported(f"{location} is {describe(value)}")
     if args.get("spatial_dims", 3) not in (2, 3):
-        detail = f"{first.name} of {describe(args['spatial_dims'])} dimensions"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{first.name} of {describe(args['spatial_dims'])} dimensions")
     return NetworkSpec(first.name, args)
 
 
-def _plain_arguments(component: Component) -> dict[str, Any]:
-    """Return the arguments of a part of a network, without the device."""
-    return {key: value for key, value in component.args.items() if key != "device"}
-
-
-def _plain(value: Any, location: str, budget: list[int]) -> None:
-    """Refuse values that are not plain data, and more than `_MAX_PLAIN` of them."""
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} has more than {_MAX_PLAIN} values")
-    if isinstance(value, Name | Component):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} is {describe(value)}")
-    if isinstance(value, dict):
-        value = list(value.values())
-    for item in value if isinstance(value, list) else ():
-        _plain(item, location, budget)
+def _values(value: Any) -> Iterator[Any]:
+    yield value
+    items = value.values() if isinstance(value, dict) else value
+    for item in items if isinstance(value, dict | list) else ():
+        yield from _values(item)
 
 
 def read_channels(
@@ -86,8 +79,6 @@ def read_channels(
 
     Parameters
     ----------
-    metadata : Metadata
-        Of the bundle.
     network : NetworkSpec
         The network, of which the metadata must know the number of channels.
     keys : sequence of str
@@ -103,21 +94,19 @@ def read_channels(
     """
     inputs = metadata.network_data_format.inputs
     if len(inputs) != 1:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network has {len(inputs)} inputs")
+        raise unsupported(f"the network has {len(inputs)} inputs")
     image = next(iter(inputs.values()))
     modality = _MODALITIES.get(image.modality.strip().upper())
     if modality is None:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the modality {truncate(image.modality)!r}")
+        raise unsupported(f"the modality {truncate(image.modality)!r}")
     if network.args.get("in_channels", image.num_channels) != image.num_channels:
-        raise ScanError(
-            Reason.MODEL_DAMAGED,
+        raise damaged(
             f"the network takes {describe(network.args['in_channels'])} channels, the metadata "
-            f"declares {image.num_channels}",
+            f"declares {image.num_channels}"
         )
     count = image.num_channels if clicks is None else clicks
     if len(keys) > 1 and len(keys) != count:
-        detail = f"{len(keys)} channels are loaded, the metadata declares {count}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
+        raise damaged(f"{len(keys)} channels are loaded, the metadata declares {count}")
     names = [image.channel_def.get(str(n), f"channel {n}") for n in range(count)]
     return tuple(Channel(name, modality) for name in (names if len(keys) < 2 else keys))
 
@@ -134,13 +123,12 @@ def read_output(metadata: Metadata, network: NetworkSpec) -> TensorFormat:
     outputs = metadata.network_data_format.outputs
     pred = outputs.get("pred", next(iter(outputs.values())) if len(outputs) == 1 else None)
     if pred is None:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{len(outputs)} outputs, none called pred")
+        raise unsupported(f"{len(outputs)} outputs, none called pred")
     for key in ("out_channels", "num_classes"):
         if network.args.get(key, pred.num_channels) != pred.num_channels:
-            raise ScanError(
-                Reason.MODEL_DAMAGED,
+            raise damaged(
                 f"the network has {describe(network.args[key])} output channels, the metadata "
-                f"declares {pred.num_channels}",
+                f"declares {pred.num_channels}"
             )
     return pred
 
@@ -182,12 +170,10 @@ def read_structures(
     names = output.channel_def or output.label_def
     missing = [n for n in range(output.num_channels) if not names.get(str(n), "").strip()]
     if missing:
-        raise ScanError(Reason.MODEL_DAMAGED, f"channel {missing[0]} has no name in channel_def")
+        raise damaged(f"channel {missing[0]} has no name in channel_def")
     first = 0 if isinstance(decision, Argmax) else 1
     if first == 0 and names["0"].strip().lower() not in _BACKGROUND:
-        raise ScanError(
-            Reason.MODEL_UNSUPPORTED, f"channel 0 is {truncate(names['0'])!r}, not the background"
-        )
+        raise unsupported(f"channel 0 is {truncate(names['0'])!r}, not the background")
     numbers = {n: n + first for n in range(output.num_channels)}
     if isinstance(decision, Paint):
         numbers = dict(sorted(decision.regions, key=lambda region: region[1]))
@@ -201,28 +187,23 @@ def read_structures(
         *set(fields_by_label) - set(labels)
     ]
     if invalid or not structures:
-        raise ScanError(
-            Reason.MODEL_DAMAGED,
+        raise damaged(
             f"structure {truncate(sorted(invalid)[0])!r} is missing or defined twice"
             if invalid
-            else "the metadata name no structures",
+            else "the metadata name no structures"
         )
     return tuple(structures)
 
 
 def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFields]) -> Structure:
-    label = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64].strip("_")
+    label = slug(name)
     if not label:
-        raise ScanError(
-            Reason.MODEL_DAMAGED, f"the name {truncate(name)!r} has neither a letter nor a digit"
-        )
+        raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")
     fields = fields_by_label.get(label, StructureFields())
     codes = coding(name.removesuffix(REST))
     rgb = fields.color or color(number)
     if not all(0 <= value <= 255 for value in rgb):
-        raise ScanError(
-            Reason.MODEL_DAMAGED, f"scanloom.structures.{label}.color is not an RGB colour"
-        )
+        raise damaged(f"scanloom.structures.{label}.color is not an RGB colour")
     text = re.sub(r"[_\s]+", " ", name)
     return Structure(
         label=label,
@@ -264,15 +245,16 @@ def read_inferer(value: Any) -> Window:
     if value is None:
         return Window(size=None)  # the evaluator's default
     if not isinstance(value, Component):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the inferer is {describe(value)}")
+        raise unsupported(f"the inferer is {describe(value)}")
     if value.kind != "inferer":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{value.name} is not an inferer")
+        raise unsupported(f"{value.name} is not an inferer")
     args = Arguments(value)
     match value.name:
         case "SimpleInferer":
             window = Window(size=None)
         case "Vista3dInferer":
-            window = _vista(args)
+            window = Window(_size(args))
+            args.ignore("overlap", "sw_batch_size", "use_point_window")  # it passes none of them on
         case "SliceInferer":
             window = _planes(args)
         case _:
@@ -317,13 +299,6 @@ def _planes(args: Arguments) -> Window:
     i, j, k = sizes
     plane: Literal[0, 1, 2] = axis
     return _sliding(args, (i, j, k), plane)
-
-
-def _vista(args: Arguments) -> Window:
-    """Return the window of VISTA3D's inferer, which passes neither overlap nor blending on."""
-    size = _size(args)
-    args.ignore("overlap", "sw_batch_size", "use_point_window")
-    return Window(size)
 
 
 def _size(args: Arguments) -> tuple[int, int, int] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
+from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
     Arguments,
     Component,
@@ -15,7 +16,7 @@ from scanloom.convert.monai.config import (
     Unchanged,
     describe,
 )
-from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps, unsupported
+from scanloom.convert.monai.preprocessing import Preprocessing, read_type, steps
 from scanloom.convert.monai.runner import Obstacles
 from scanloom.core import Flag
 
@@ -81,11 +82,8 @@ def read_postprocessing(
         The transforms before the network.
     transform : Component
         Transforms of the dataset, to which Invertd must refer.
-    network : NetworkSpec
-        The network.
     outputs : int
         Number of output channels of the network.
-
     obstacles : Obstacles
         Takes an error for each transform that a card can't express. With obstacles, the result is
         meaningless.
@@ -101,7 +99,6 @@ def read_postprocessing(
 
 
 def _read(component: Component, state: _State, context: _Context) -> None:
-    """Read a transform."""
     name, args = component.name, Arguments(component)
     keys = args.take("keys")
     if name == "SaveImaged":
@@ -110,6 +107,7 @@ def _read(component: Component, state: _State, context: _Context) -> None:
         elif "pred" in (keys if isinstance(keys, list) else [keys]):
             raise unsupported(f"SaveImaged of {describe(keys)}")
         return
+    # its effect would be on what nobody reads
     if state.saved:
         raise unsupported(f"{name} after SaveImaged")
     if keys not in ("pred", ["pred"]):
@@ -235,6 +233,7 @@ def _check_type(args: Arguments, name: str, context: _Context) -> None:
     """Refuse a data type that does not hold all labels."""
     value = args.take(name)
     text = value.text if isinstance(value, Name) else value
+    # whole numbers up to these are exact in each type
     largest = {"uint8": 255, "int8": 127, "half": 2048, "float16": 2048, "int16": 32767}
     wide = ("float", "float32", "float64", "double", "int32", "int64", "long", None)
     if text not in wide and (not isinstance(text, str) or largest.get(text, 0) < context.outputs):
@@ -249,6 +248,7 @@ def _decide(args: Arguments, state: _State, context: _Context) -> None:
     args.only("dim", 0)
     args.only("keepdim", True)
     _check_type(args, "dtype", context)
+    # one of the two decides; both, or none, would leave something to guess
     if argmax == (threshold is not None):
         raise args.refused("argmax", argmax)
     _decide_once(state, Argmax() if threshold is None else Threshold(threshold))
@@ -261,7 +261,6 @@ def _decide_once(state: _State, decision: Decision) -> None:
 
 
 def _apply(args: Arguments, state: _State, context: _Context) -> None:
-    """Read a function of the config."""
     function = args.take("func")
     args.only("inv_func", None)
     args.only("overwrite", True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
+from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import Arguments, Component, describe, is_number
 from scanloom.convert.monai.runner import Obstacles
-from scanloom.core import Reason, ScanError
 
 
 @dataclass
@@ -58,11 +58,6 @@ class Preprocessing:
             crop=self.crop,
             orient=self.orient,
         )
-
-
-def unsupported(description: str) -> ScanError:
-    """Return the error for a feature that a card can't express."""
-    return ScanError(Reason.MODEL_UNSUPPORTED, description)
 
 
 def steps(value: Any) -> tuple[Component, ...]:
@@ -146,7 +141,6 @@ def _channel_keys(transforms: Sequence[Component]) -> tuple[str, ...]:
 
 
 def _read(component: Component, state: Preprocessing, channels: int) -> None:
-    """Read a transform."""
     name, args = component.name, Arguments(component)
     if component.kind == "saver":
         return  # of the scan, which it leaves as it is
@@ -162,6 +156,7 @@ def _read(component: Component, state: Preprocessing, channels: int) -> None:
     args.ignore("allow_missing_keys")
     if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
         many = channels > 1 and len(state.keys) == 1
+        # steps after the resampling are those on the network grid
         (state.after if state.resampled else state.before).append(_intensity(name, args, many))
     else:
         _spatial(name, args, state)
@@ -251,6 +246,7 @@ def read_type(args: Arguments) -> None:
 
 def _orient(args: Arguments, state: Preprocessing) -> None:
     """Read the orientation; after resampling only if all axes have one spacing."""
+    # with equal spacings, turning the axes and resampling can change places
     same = state.spacing is not None and len(set(state.spacing)) == 1
     if state.orientation is not None or (state.resampled and not same):
         raise unsupported("Orientationd twice, or after resampling to different spacings")

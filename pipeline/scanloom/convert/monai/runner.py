@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scanloom.convert.files import truncate
+from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import (
     MAX_DEPTH,
     MAX_STEPS,
@@ -164,14 +164,14 @@ def read_start(config: Config, entries: Mapping[str, Any], obstacles: Obstacles)
     """
     run_id = _run_id(entries)
     before, started, ending = (_Statements(config) for _ in range(3))
+    # what is evaluated after the run may start another evaluator
     for statements, path in ((before, "initialize"), (ending, "finalize")):
         with obstacles.noted():
             statements.read(path)
     started.read(run_id)
     if before.evaluators or ending.evaluators or len(started.evaluators) != 1:
         count = len(before.evaluators + started.evaluators + ending.evaluators)
-        detail = f"{count} evaluators are started, not one by `{truncate(run_id)}`"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"{count} evaluators are started, not one by `{truncate(run_id)}`")
     loads = before.loads + started.loads[: started.loaded_before]
     paths = (*before.read_paths, *started.read_paths, *ending.read_paths)
     return Start(started.evaluators[0], paths, loads)
@@ -189,8 +189,7 @@ def read_run(config: Config, start: Start, obstacles: Obstacles) -> Run:
     for _, engine in start.loads:
         with obstacles.noted():
             if engine is not None and engine is not config.get(start.evaluator):
-                detail = f"a CheckpointLoader gets {describe(engine)}, not the evaluator"
-                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+                raise unsupported(f"a CheckpointLoader gets {describe(engine)}, not the evaluator")
     _read_evaluator(config, run, start, obstacles)
     with obstacles.noted():
         _check_reached(config, start.statements)
@@ -198,13 +197,7 @@ def read_run(config: Config, start: Start, obstacles: Obstacles) -> Run:
 
 
 def _run_id(entries: Mapping[str, Any]) -> str:
-    """Return the name of the entry that is run; some bundles call it `evaluating`.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED if no entry, or one of several without the name `run`, starts an evaluator.
-    """
+    """Return the name of the entry that is run: `run`, or the only one that starts an evaluator."""
     if "run" in entries:
         return "run"
     names = [
@@ -214,7 +207,7 @@ def _run_id(entries: Mapping[str, Any]) -> str:
         if isinstance(statement, str) and statement.startswith("$") and ".run()" in statement
     ]
     if len(names) != 1:
-        raise ScanError(Reason.MODEL_DAMAGED, "the config has no entry `run`")
+        raise damaged("the config has no entry `run`")
     return names[0]
 
 
@@ -263,7 +256,7 @@ class _Statements:
         if raw is None or (isinstance(raw, str) and raw.startswith(("$import ", "$from "))):
             return  # imports are checked by themselves, wherever they are
         if not isinstance(raw, str) or not raw.startswith("$"):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(path)} has {describe(raw)}")
+            raise unsupported(f"{truncate(path)} has {describe(raw)}")
         expression = self.config.parsed(raw[1:].strip())
         self._call(expression, expression.tree)
 
@@ -273,7 +266,7 @@ class _Statements:
             case ast.Constant():
                 return
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                chosen = expression.truth(test)
+                chosen = expression.truth(expression.value_of(test))
                 self._call(expression, body if chosen else orelse)
                 return
             case ast.Call(
@@ -358,6 +351,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
         present = isinstance(raw, Mapping) and key in raw
         return config.get(f"{path}::{key}") if present else None
 
+    # each part by itself: a message lists all obstacles of a bundle at once
     handlers: Sequence[Any] = ()
     with obstacles.noted():
         _check_evaluator(config.get(path), path)
@@ -378,6 +372,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
     network = None
     with obstacles.noted():
         network = part("network")
+    # in the order in which MONAI loads them: the last one counts
     for load in loads if network is not None else ():
         with obstacles.noted():
             run.weights = _load(load, network)
@@ -386,7 +381,7 @@ def _read_evaluator(config: Config, run: Run, start: Start, obstacles: Obstacles
 def _handler(handler: Any, run: Run) -> list[Component]:
     """Read a handler; return it if it loads weights."""
     if not isinstance(handler, Component):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a handler is {describe(handler)}")
+        raise unsupported(f"a handler is {describe(handler)}")
     match handler.kind:
         case "checkpoint":
             return [handler]
@@ -398,16 +393,14 @@ def _handler(handler: Any, run: Run) -> list[Component]:
         case "ignored":
             pass
         case _:
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"{handler.name} is not a handler")
+            raise unsupported(f"{handler.name} is not a handler")
     return []
 
 
 def _check_evaluator(evaluator: Any, path: str) -> None:
     """Refuse an evaluator that does other than apply the network to a scan."""
     if not isinstance(evaluator, Component) or evaluator.kind != "evaluator":
-        raise ScanError(
-            Reason.MODEL_UNSUPPORTED, f"@{path}, {describe(evaluator)}, is not an evaluator"
-        )
+        raise unsupported(f"@{path}, {describe(evaluator)}, is not an evaluator")
     args = Arguments(evaluator)
     args.only("mode", "eval")
     args.only("decollate", True)
@@ -431,8 +424,7 @@ def _check_evaluator(evaluator: Any, path: str) -> None:
 def _transform(loader: Any) -> Any:
     """Return the transforms of the dataset of a loader."""
     if not isinstance(loader, Component) or loader.kind != "loader":
-        detail = f"the evaluator's val_data_loader is {describe(loader)}"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+        raise unsupported(f"the evaluator's val_data_loader is {describe(loader)}")
     args = Arguments(loader)
     dataset = args.take("dataset")
     if "batch_size" in loader.args and args.whole_or_none("batch_size") is None:
@@ -447,7 +439,7 @@ def _transform(loader: Any) -> Any:
     args.ignore("repeats")
     args.done()
     if not isinstance(dataset, Component) or dataset.kind != "dataset":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the dataset is {describe(dataset)}")
+        raise unsupported(f"the dataset is {describe(dataset)}")
     args = Arguments(dataset)
     transform = args.take("transform")
     args.ignore("data", "cache_num", "cache_rate", "num_workers", "progress", "copy_cache")
@@ -463,7 +455,7 @@ def _load(load: Any, network: Any) -> Load:
             detail = (
                 f"weights are loaded into {describe(load.network)}, not the evaluator's network"
             )
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(detail)
         return load.load
     args = Arguments(load)
     path, objects = args.take("load_path"), args.take("load_dict")
@@ -475,7 +467,7 @@ def _load(load: Any, network: Any) -> Load:
         raise args.refused("load_dict", objects)
     key = next(iter(objects))
     if not isinstance(path, str):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the weights are {describe(path)}")
+        raise unsupported(f"the weights are {describe(path)}")
     return Load(path, key if isinstance(key, str) else None)
 
 
@@ -500,13 +492,10 @@ def _expressions(config: Config, paths: Sequence[str]) -> Iterator[tuple[str, st
     known = set(paths)
     while waiting:
         if len(known) > MAX_STEPS:
-            detail = f"the config has more than {MAX_STEPS} values"
-            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+            raise unsupported(f"the config has more than {MAX_STEPS} values")
         path, raw = waiting.pop()
         if path.count("::") > MAX_DEPTH:
-            raise ScanError(
-                Reason.MODEL_UNSUPPORTED, f"the config is nested deeper than {MAX_DEPTH}"
-            )
+            raise unsupported(f"the config is nested deeper than {MAX_DEPTH}")
         further: list[str] = []
         if isinstance(raw, str):
             further = references(raw)

@@ -49,17 +49,7 @@ def explained_result_state(
 
 
 def describe_differences(folder: Path, case: Case, cards: Sequence[ModelCard]) -> str:
-    """Return the differences between a published case and a request, such as "seg was binary".
-
-    Parameters
-    ----------
-    folder : Path
-        The case folder.
-    case : Case
-        The requested case.
-    cards : sequence of ModelCard
-        The models of the request.
-    """
+    """Return the differences between a published case and a request, such as "seg was binary"."""
     try:
         document = read_json(folder / CASE)
         used = dict.fromkeys(model["engine"]["name"] for model in document["models"])

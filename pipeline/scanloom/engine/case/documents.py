@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
-from scanloom.cards.requested import needed_parts, networks
-from scanloom.core import Flag, Grid
+from scanloom.cards.graph import needed_parts, networks
+from scanloom.core import Flag, Grid, Relations
 from scanloom.core.packages import package_versions
 from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.types import SegmentedCase
@@ -104,7 +104,29 @@ def _related(segmented: SegmentedCase) -> dict[str, Any]:
         for result in segmented.segmentations
         if result.sources
     ]
-    return {"relations": asdict(relations), "results": results}
+    return {"relations": _relations(relations), "results": results}
+
+
+def _relations(relations: Relations) -> dict[str, Any]:
+    return {
+        "crop_by": [
+            {
+                "name": name,
+                "around": {"model": crop.model, "structures": crop.structures},
+                "margin_mm": crop.margin_mm,
+            }
+            for name, crop in relations.crop_by.items()
+        ],
+        "restrict_to": [
+            {"name": name, "inside": asdict(inside)}
+            for name, inside in relations.restrict_to.items()
+        ],
+        "ensembles": [
+            {"name": name, "models": models} for name, models in relations.ensembles.items()
+        ],
+        "unite": [{"name": name, **asdict(union)} for name, union in relations.unite.items()],
+        "shares": [asdict(share) for share in relations.shares],
+    }
 
 
 def timing_json(segmented: SegmentedCase, estimate: CaseEstimate) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
-from scanloom.cards.requested import networks
+from scanloom.cards.graph import check_relations, networks, structures_of_results
 from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.core.relations import NO_RELATIONS, Relations
-from scanloom.engine.case.relations import check_relations, structures_of_results
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
+from scanloom.inference.graph import Predictor
 from scanloom.io.output.engines import OutputEngines
 from scanloom.ops.measure import resolve_shares
 
@@ -103,20 +102,7 @@ def import_heavy() -> None:
 
 
 def find_unchanged(name: str, digest: str) -> ModelCard:
-    """Return the card of a model, after checking that the model did not change.
-
-    Parameters
-    ----------
-    name : str
-        A name from the store, or a bundle folder.
-    digest : str
-        Its `card_digest` when the recipe was made.
-
-    Raises
-    ------
-    ScanError
-        MODEL_CHANGED.
-    """
+    """Return the card of a model; MODEL_CHANGED if its `card_digest` is not that of the recipe."""
     try:
         card = find_model(name)
     except ScanError as exc:

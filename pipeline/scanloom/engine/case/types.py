@@ -1,54 +1,14 @@
-"""Values that the steps of a case pass on: models, the loaded and the segmented case."""
+"""Values that the steps of a case pass on: the loaded and the segmented case."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
-from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Segmentation, StepTimer, Volume
 from scanloom.core.engines import EngineChoice
 from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.inference.graph import Predictor
 from scanloom.io.scan import Scan
-
-if TYPE_CHECKING:
-    from scanloom.inference.resampling.image import SharedScan
-
-
-class Predictor(Protocol):
-    """Protocol of a model that labels a volume on the volume's own grid."""
-
-    @property
-    def card(self) -> ModelCard:
-        """Card of the model."""
-
-    @property
-    def device_name(self) -> str:
-        """Device: "cpu", "cuda:0"."""
-
-    @property
-    def precision_name(self) -> str:
-        """Floating-point type of the network: "float32", "float16"."""
-
-    @property
-    def engine(self) -> EngineChoice:
-        """Library that runs the network, and the reason for its choice."""
-
-    @property
-    def changes(self) -> str:
-        """Changes to the way a model says its network is run; else ""."""
-
-    def predict(
-        self,
-        volume: Volume,
-        clock: StepTimer | None = None,
-        *,
-        further_channels: Sequence[Volume] = (),
-        shared: SharedScan | None = None,
-        uncertainty: bool = False,
-    ) -> Segmentation:
-        """Return the structures of a scan, which models of equal network grids may share."""
 
 
 @dataclass(frozen=True, eq=False)

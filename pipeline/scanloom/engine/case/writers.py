@@ -2,21 +2,19 @@
 
 A new writer of a file on request takes three edits: a module in `scanloom.io.extras` that names,
 writes and checks the file, its `Writer` in `WRITERS`, and its name and description in `EXTRAS` of
-`scanloom.options`. Command line, workflow schema and recipes follow from that table. A writer that
-always runs is not in the table.
+`scanloom.options`. Command line, workflow schema and recipes follow from `EXTRAS`. A writer that
+always runs is in `WRITERS` only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Flag, Grid, Outputs, Segmentation
-from scanloom.io.extras.image import IMAGE
-from scanloom.io.extras.masks import MASKS
-from scanloom.io.extras.uncertainty import UNCERTAINTY
+from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
@@ -27,7 +25,6 @@ from scanloom.io.readback.case import (
     check_names,
 )
 from scanloom.io.scan import DicomSource
-from scanloom.io.system.parallel import run_parallel
 from scanloom.io.write.results import write_label_maps
 from scanloom.options import EXTRAS
 
@@ -48,9 +45,15 @@ def writers_of(outputs: Outputs) -> tuple[Writer, ...]:
 
 
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
-    """Write all files of a case, each writer in a thread of its own."""
+    """Write all files of a case, each writer in a thread of its own.
+
+    The error of a failed writer, the first in their order, is raised when all have ended.
+    """
     active = [writer for writer in writers if writer.expected(content)]
-    run_parallel(*(partial(writer.write, folder, content) for writer in active))
+    with ThreadPoolExecutor(max(1, len(active))) as pool:
+        futures = [pool.submit(writer.write, folder, content) for writer in active]
+    for future in futures:
+        future.result()
 
 
 def read_back(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:

@@ -8,25 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.case.models import check_unchanged
-from scanloom.engine.clusters.contact import (
-    ANY_LOOPBACK_PORT,
-    PRELOAD,
-    WORKER_SETTINGS,
-    Handshake,
-    WorkerLauncher,
-    close_http_server,
-    contact_file,
-    dask_settings,
-    safe_search_path,
-    scheduler_spec,
-)
+from scanloom.engine.clusters import contact
 from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.machine.devices import local_devices, worker_environment
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
@@ -46,34 +34,15 @@ _JOIN_TIMEOUT_S = 120.0
 """Time limit for the first worker of a cluster, unless the workflow sets one."""
 
 
-@dataclass(frozen=True)
-class RunWork:
-    """The work of a run, as its workers need it.
-
-    Parameters
-    ----------
-    out, private : Path
-        The output folder and the run's private folder. All workers must see both.
-    case_file : CaseFile
-        The cases.
-    child : WorkerSetup
-        Settings of the engines.
-    digests : tuple of str
-        The `card_digest` of each model when the recipe was made.
-    on_unfit : callable
-        Called with the reason when a worker is dismissed.
-    """
-
-    out: Path
-    private: Path
-    case_file: CaseFile
-    child: WorkerSetup
-    digests: tuple[str, ...]
-    on_unfit: Callable[[str], None]
-
-
 @contextmanager
-def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
+def open_pool(
+    kind: str,
+    workflow: Workflow,
+    digests: tuple[str, ...],
+    case_file: CaseFile,
+    child: WorkerSetup,
+    on_unfit: Callable[[str], None],
+) -> Iterator[Pool]:
     """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
     Parameters
@@ -83,8 +52,14 @@ def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
         or the address or scheduler file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of the cluster.
-    work : RunWork
-        The work.
+    digests : tuple of str
+        The `card_digest` of each model when the recipe was made.
+    case_file : CaseFile
+        The cases, in the run's private folder. All workers must see it, and the output folder.
+    child : WorkerSetup
+        Settings of the engines.
+    on_unfit : callable
+        Called with the reason when a worker is dismissed.
 
     Raises
     ------
@@ -93,25 +68,19 @@ def open_pool(kind: str, workflow: Workflow, work: RunWork) -> Iterator[Pool]:
     """
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
-    launched = find_kind(kind)
-    handshake = Handshake(work.out, workflow.models, work.digests, work.case_file.path)
+    launched, private = find_kind(kind), case_file.path.parent
+    held = contact.hold_handshake(child.output.out, workflow.models, digests, case_file.path)
     limits = PoolLimits(
         launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
-        check_models=partial(check_unchanged, workflow.models, work.digests),
-        on_unfit=work.on_unfit,
+        check_models=partial(check_unchanged, workflow.models, digests),
+        on_unfit=on_unfit,
     )
-    with open_cluster(kind, workflow, work.private, len(work.case_file)) as client, handshake:
+    with open_cluster(kind, workflow, private, len(case_file)) as client, held as handshake:
         handshake.check(client)
-        setup = EngineSetup(
-            work.private.name,
-            work.child,
-            workflow.execution.time_limit,
-            work.private,
-            handshake.question,
-            handshake.expected,
-        )
-        pool = DaskPool(client, work.case_file, setup, limits)
+        time_limit = workflow.execution.time_limit
+        setup = EngineSetup(private.name, child, time_limit, private, handshake)
+        pool = DaskPool(client, case_file, setup, limits)
         try:
             yield pool
         finally:
@@ -123,14 +92,8 @@ def open_cluster(
 ) -> AbstractContextManager[Any]:
     """Return a context manager that starts or joins a cluster and yields a client of it.
 
-    Parameters
-    ----------
-    kind, workflow
-        As in `open_pool`.
-    private : Path
-        The run's private folder.
-    tasks : int
-        Number of cases, which limits the number of workers.
+    There are no more workers on this machine than `tasks`. `kind` is as in `open_pool`, `private`
+    the run's private folder.
     """
     execution = workflow.execution
     cluster = execution.cluster
@@ -175,7 +138,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     from distributed import Client
 
     named = _named(address)
-    with dask.config.set(WORKER_SETTINGS):
+    with dask.config.set(contact.WORKER_SETTINGS):
         try:
             client = Client(**named, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
@@ -202,7 +165,10 @@ def _named(address: str) -> dict[str, str]:
 
 @contextmanager
 def hosted_cluster(
-    start: Callable[[Path], WorkerLauncher], execution: Execution, private: Path, wait: float
+    start: Callable[[Path], contact.WorkerLauncher],
+    execution: Execution,
+    private: Path,
+    wait: float,
 ) -> Iterator[Any]:
     """Run the scheduler here, and start workers on other machines for this run.
 
@@ -211,16 +177,11 @@ def hosted_cluster(
     start : callable
         Makes the launcher of the workers, from the path of the contact file.
     execution : Execution
-        Threads, device and cluster options.
     private : Path
         The run's private folder, for the contact file and the key of the run. Both are removed at
         the end.
     wait : float
         Time limit for the first worker in seconds.
-
-    Yields
-    ------
-    distributed.Client
 
     Raises
     ------
@@ -234,17 +195,17 @@ def hosted_cluster(
     options = execution.cluster
     security = Security.temporary()
     listen = {"interface": options.interface} if options.interface else {}
-    scheduler = scheduler_spec(security, listen, pages=options.dashboard)
+    scheduler = contact.scheduler_spec(security, listen, pages=options.dashboard)
     with (
         private_temporary_folder(private) as scratch,
-        safe_search_path(scratch),
-        dask.config.set(dask_settings(scratch, pages=options.dashboard)),
+        contact.safe_search_path(scratch),
+        dask.config.set(contact.dask_settings(scratch, pages=options.dashboard)),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
-        contact_file(cluster.scheduler_address, execution, security, private) as path,
+        contact.contact_file(cluster.scheduler_address, execution, security, private) as path,
     ):
         if not options.dashboard:
-            close_http_server(cluster)
+            contact.close_http_server(cluster)
         launcher = start(path)
         try:
             _wait_for_first(client, launcher, wait)
@@ -273,7 +234,7 @@ def _repeated(replace_workers: Callable[[], None]) -> Iterator[None]:
         keeper.join(LOCAL_JOIN_TIMEOUT_S)
 
 
-def _wait_for_first(client: Any, launcher: WorkerLauncher, wait: float) -> None:
+def _wait_for_first(client: Any, launcher: contact.WorkerLauncher, wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
         launcher.ensure_running(joined=False)
@@ -311,10 +272,6 @@ def local_cluster(
     pages : bool
         Whether Dask's dashboard is served, on loopback.
 
-    Yields
-    ------
-    distributed.Client
-
     Raises
     ------
     ScanError
@@ -331,23 +288,21 @@ def local_cluster(
         "memory_limit": 0,
         "host": "127.0.0.1",
         "security": security,
-        "dashboard_address": ANY_LOOPBACK_PORT,
-        "preload": [PRELOAD],
+        "dashboard_address": contact.ANY_LOOPBACK_PORT,
+        "preload": [contact.PRELOAD],
         "death_timeout": START_TIMEOUT_S,
         "silence_logs": 50,
     }
+    environments = [worker_environment(device, devices) for device in devices]
     workers = {
-        number: {
-            "cls": Nanny,
-            "options": {**common, "env": worker_environment(device, len(devices))},
-        }
-        for number, device in enumerate(devices)
+        number: {"cls": Nanny, "options": {**common, "env": environment}}
+        for number, environment in enumerate(environments)
     }
-    scheduler = scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
+    scheduler = contact.scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
     with (
         private_temporary_folder(private) as scratch,
-        safe_search_path(scratch),
-        dask.config.set(dask_settings(scratch, pages=pages)),
+        contact.safe_search_path(scratch),
+        dask.config.set(contact.dask_settings(scratch, pages=pages)),
         _children_killed(),
         _cluster_started(
             lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50), scratch
@@ -355,7 +310,7 @@ def local_cluster(
         Client(cluster, security=security, set_as_default=False) as client,
     ):
         if not pages:
-            close_http_server(cluster)
+            contact.close_http_server(cluster)
         try:
             client.wait_for_workers(len(devices), timeout=LOCAL_JOIN_TIMEOUT_S)
         except (OSError, TimeoutError) as exc:
@@ -379,6 +334,7 @@ def _cluster_started(make: Callable[[], Any], scratch: Path) -> Iterator[Any]:
 
     threading.Thread(target=start, name="cluster", daemon=True).start()
     try:
+        # A nanny has twice START_TIMEOUT_S to end a worker that does not start
         cluster = started.result(3 * START_TIMEOUT_S)
     except Exception as exc:
         check_room(scratch)

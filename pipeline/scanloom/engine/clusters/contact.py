@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.worker.messages import CaseFile
@@ -94,21 +94,10 @@ def contact_file(
 ) -> Iterator[Path]:
     """Write the contact, certificate and key for the owner alone, and remove them at the end.
 
-    Parameters
-    ----------
-    address : str
-        Address of the scheduler.
-    execution : Execution
-        Threads, device and cluster options.
-    security : distributed.Security
-        Holds the key of the run.
-    private : Path
-        The run's private folder.
-
     Yields
     ------
     Path
-        The file of the contact.
+        The file of the contact, in the run's private folder.
     """
     folder, options = private.absolute(), execution.cluster
     paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
@@ -176,41 +165,12 @@ _ABLE = {
 """Fields of `Answer` that must be true for a worker if they are for this process."""
 
 
+@dataclass(frozen=True)
 class Handshake:
-    """Keeps a token file in the output folder during a run, by which workers are checked.
+    """A question to workers, and the answer of one that can do the work."""
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    models : sequence of str
-        Models, whose files must be the same everywhere.
-    digests : sequence of str
-        The `card_digest` of each when the recipe was made.
-    case_file : Path or None
-        Path of the run's `CaseFile`; workers must see and read the files of its first case.
-    """
-
-    def __init__(
-        self,
-        out: Path,
-        models: Sequence[str] = (),
-        digests: Sequence[str] = (),
-        case_file: Path | None = None,
-    ) -> None:
-        token = out.absolute() / ".work" / process_file_name(HANDSHAKE_PREFIX)
-        seen = str(case_file.absolute()) if case_file else None
-        self._token, self._digests = token, tuple(digests)
-        self.question = Question(str(token), tuple(models), seen)
-
-    def __enter__(self) -> Self:
-        make_work_folder(self._token.parent.parent)
-        self._token.write_text(os.urandom(16).hex())
-        self.expected = replace(answer(self.question), models=self._digests)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._token.unlink(missing_ok=True)
+    question: Question
+    expected: Answer
 
     def check(self, client: Any) -> None:
         """Check that all current workers can do the work.
@@ -230,6 +190,37 @@ class Handshake:
         fault = describe_mismatch(answers, self.expected)
         if fault is not None:
             raise ScanError(Reason.CLUSTER, fault)
+
+
+@contextmanager
+def hold_handshake(
+    out: Path,
+    models: Sequence[str] = (),
+    digests: Sequence[str] = (),
+    case_file: Path | None = None,
+) -> Iterator[Handshake]:
+    """Keep a token file in the output folder during a run, by which workers are checked.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    models, digests : sequence of str
+        Models, whose files must be the same everywhere, and the `card_digest` of each when the
+        recipe was made.
+    case_file : Path or None
+        Path of the run's `CaseFile`; workers must see and read the files of its first case.
+    """
+    out = out.absolute()
+    make_work_folder(out)
+    token = out / ".work" / process_file_name(HANDSHAKE_PREFIX)
+    token.write_text(os.urandom(16).hex())
+    seen = str(case_file.absolute()) if case_file else None
+    question = Question(str(token), tuple(models), seen)
+    try:
+        yield Handshake(question, replace(answer(question), models=tuple(digests)))
+    finally:
+        token.unlink(missing_ok=True)
 
 
 def answer(question: Question) -> Answer:
@@ -253,12 +244,8 @@ def answer(question: Question) -> Answer:
 def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | None:
     """Describe why the workers cannot do the work; None if they can.
 
-    Parameters
-    ----------
-    answers : mapping
-        By address: an `Answer`, or the exception raised instead.
-    expected : Answer
-        Answer of this process: workers are only required to match it.
+    `answers` are by address, an exception instead of an answer that failed. Workers are only
+    required to match `expected`, the answer of this process.
     """
     # From the cause to its effects: with another version or Python the further answers mean
     # nothing, and without the output folder no file of it can be read or written
@@ -363,14 +350,7 @@ def dask_settings(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
     """Return the settings of a run's Dask processes, with a private folder for their files.
 
     Dask puts this folder first in `sys.path`. Its default is shared by all users of a machine, and
-    belongs to the user who creates it first.
-
-    Parameters
-    ----------
-    scratch : Path
-        An existing private folder.
-    pages : bool
-        Whether Dask's dashboard is served.
+    belongs to the user who creates it first. With `pages`, Dask's dashboard is served.
     """
     settings = WORKER_SETTINGS | {"temporary-directory": str(scratch)}
     return settings if pages else settings | NO_HTTP_ROUTES
@@ -408,14 +388,8 @@ DASHBOARD_ADDRESS = "127.0.0.1:8787"
 def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
     """Return the specification of a scheduler for `distributed.SpecCluster`.
 
-    Parameters
-    ----------
-    security : distributed.Security
-        Holds the key of the run.
-    listen : mapping
-        `host` or `interface` to listen on.
-    pages : bool
-        Whether Dask's dashboard is served, on loopback.
+    It listens on the `host` or `interface` of `listen`; with `pages`, Dask's dashboard is served on
+    loopback.
     """
     from distributed import Scheduler
 

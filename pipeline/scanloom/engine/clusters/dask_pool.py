@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from distributed import Client, WorkerPlugin, get_worker
 from distributed.client import Future as DaskFuture
 
 from scanloom.core import Case, Reason, ScanError
-from scanloom.engine.clusters.contact import Answer, Question, answer, describe_mismatch
+from scanloom.engine.clusters.contact import Handshake, answer, describe_mismatch
 from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import WorkerLostError, WorkerUnfitError
@@ -55,7 +55,7 @@ class EngineSetup:
         Longest time for a case in seconds, without waiting.
     logs : Path
         Folder for the output of the engines.
-    question, expected : Question, Answer
+    handshake : Handshake
         Question to each worker, and the answer of one that can do the work.
     """
 
@@ -63,8 +63,7 @@ class EngineSetup:
     child: WorkerSetup
     time_limit: float
     logs: Path
-    question: Question
-    expected: Answer
+    handshake: Handshake
 
 
 @dataclass(frozen=True)
@@ -87,14 +86,13 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Any) -> None:
         """Start the engine, or dismiss the worker."""
-        setup = self._setup
-        reply = answer(setup.question)
-        fault = describe_mismatch({worker.address: reply}, setup.expected)
+        setup, expected = self._setup, self._setup.handshake.expected
+        reply = answer(setup.handshake.question)
+        fault = describe_mismatch({worker.address: reply}, expected)
         if fault is not None:
-            changed = reply.models != setup.expected.models
-            dismiss_worker(
-                worker, setup.run, Reason.MODEL_CHANGED if changed else Reason.CLUSTER, fault
-            )
+            changed = reply.models != expected.models
+            reason = Reason.MODEL_CHANGED if changed else Reason.CLUSTER
+            dismiss_worker(setup.run, reason, fault, worker)
             return
         name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
         engine = WorkerSupervisor(setup.child, setup.time_limit, setup.logs / name)
@@ -124,18 +122,18 @@ def run_case(run: str, case_file: str, offset: int) -> bytes:
         engine = UnfitWorker(worker.address, Reason.CLUSTER, "a worker has no engine for this run")
     if isinstance(engine, UnfitWorker):
         time.sleep(_HOLD_S)
-        dismiss_worker(worker, run, engine.reason, engine.fault)
+        dismiss_worker(run, engine.reason, engine.fault, worker)
         return pickle.dumps(engine)
     try:
         outcome = engine.run(CaseFile.read(Path(case_file), offset))
+    except ScanError as error:
+        return pickle.dumps(dismiss_worker(run, error.reason, error.detail, worker))
     except Exception as exc:  # noqa: BLE001  # the file is out of reach
         fault = f"a worker can no longer read the run's cases ({type(exc).__name__})"
-        return pickle.dumps(dismiss_worker(worker, run, Reason.CLUSTER, fault))
-    record, now = outcome.record, _engines(worker).get(run)
-    if record is None and isinstance(now, UnfitWorker):
+        return pickle.dumps(dismiss_worker(run, Reason.CLUSTER, fault, worker))
+    now = _engines(worker).get(run)
+    if outcome.record is None and isinstance(now, UnfitWorker):
         return pickle.dumps(now)  # aborted when the worker was dismissed
-    if outcome.fault is not None:
-        return pickle.dumps(dismiss_worker(worker, run, outcome.fault.reason, outcome.fault.detail))
     return pickle.dumps((worker.address, outcome))
 
 
@@ -146,27 +144,21 @@ async def stop_engine(run: str, patience: float, dask_worker: Any) -> None:
         await asyncio.to_thread(engine.stop, patience)
 
 
-def dismiss_worker(worker: Any, run: str, reason: Reason, fault: str) -> UnfitWorker:
-    """Stop the engine of a worker, and make the worker and its nanny leave the cluster."""
-    engine = _engines(worker).get(run)
-    unfit = UnfitWorker(worker.address, reason, fault)
-    _engines(worker)[run] = unfit
+def dismiss_worker(run: str, reason: Reason, fault: str, dask_worker: Any) -> UnfitWorker:
+    """Stop the engine of a worker, and make the worker and its nanny leave the cluster.
+
+    The run calls it on a worker that failed cases: Dask fills in `dask_worker`.
+    """
+    engine, loop = _engines(dask_worker).get(run), dask_worker.loop
+    unfit = UnfitWorker(dask_worker.address, reason, fault)
+    _engines(dask_worker)[run] = unfit
     if isinstance(engine, WorkerSupervisor):
         engine.stop()
-    reply = {"address": worker.address, "reason": reason.code, "fault": fault}
-    worker.loop.add_callback(worker.log_event, run, reply)
-    worker.loop.add_callback(
-        worker.loop.call_later,
-        _LEAVE_DELAY_S,
-        worker.close_gracefully,
-        reason=f"scanloom-{reason.code}",
-    )
+    reply = {"address": unfit.address, "reason": reason.code, "fault": fault}
+    loop.add_callback(dask_worker.log_event, run, reply)
+    leave, why = dask_worker.close_gracefully, f"scanloom-{reason.code}"
+    loop.add_callback(loop.call_later, _LEAVE_DELAY_S, leave, reason=why)
     return unfit
-
-
-def dismiss_this_worker(run: str, reason: Reason, fault: str, dask_worker: Any) -> None:
-    """Dismiss this worker; the run calls it on a worker that failed cases."""
-    dismiss_worker(dask_worker, run, reason, fault)
 
 
 def _engines(worker: Any) -> dict[str, WorkerSupervisor | UnfitWorker]:
@@ -183,6 +175,10 @@ _EVENTS_TIMEOUT_S = 30.0
 """Time limit for a scheduler to forward the first event."""
 _END_TIMEOUT_S = 10.0
 """Time limit for workers to end their engines, in addition to the patience with their cases."""
+_SENDING_S = 2.0
+"""Time for results of cases that have ended to arrive."""
+_UNFIT_PATIENCE_S = 600.0
+"""Time in which workers may join without one of them that can do the work."""
 _SCHEDULER_LOST = "the connection to the scheduler was lost"
 
 
@@ -194,8 +190,6 @@ class PoolLimits:
     ----------
     patience : float
         Seconds without any worker.
-    unfit_patience : float
-        Seconds in which workers join, but none of them can do the work.
     same_machine : bool
         Whether all workers are on one machine, so that a fault of one affects all.
     check_models : callable
@@ -205,7 +199,6 @@ class PoolLimits:
     """
 
     patience: float = 600.0
-    unfit_patience: float = 600.0
     same_machine: bool = False
     check_models: Callable[[], None] = lambda: None
     on_unfit: Callable[[str], None] = lambda fault: None
@@ -214,16 +207,7 @@ class PoolLimits:
 class DaskPool:
     """Pool of the workers of a cluster, with an engine in each that can do the work.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Connected client.
-    case_file : CaseFile
-        The cases.
-    setup : EngineSetup
-        For current and future workers.
-    limits : PoolLimits
-        When the workers are given up.
+    `setup` is for current and future workers.
 
     Raises
     ------
@@ -320,10 +304,7 @@ class DaskPool:
             thread = threading.Thread(target=self._end, args=(patience,), daemon=True)
             thread.start()
             thread.join(patience + _END_TIMEOUT_S)  # a worker may hang
-        deadline = time.monotonic() + 2.0
-        while any(not f.done() for f in self._pending) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for future in list(self._pending):
+        for future in wait(list(self._pending), timeout=_SENDING_S).not_done:
             future.cancel()
 
     def _end(self, patience: float) -> None:
@@ -379,13 +360,13 @@ class DaskPool:
                 raise ScanError(unfit.reason, unfit.fault)
 
     def _check_patience(self, now: float) -> None:
-        limits = self._limits
-        if self._refused_since is not None and now - self._refused_since > limits.unfit_patience:
+        if self._refused_since is not None and now - self._refused_since > _UNFIT_PATIENCE_S:
             fault = list(self._unfit.values())[-1].fault
-            detail = f"for {limits.unfit_patience:.0f} s no worker could do the work: {fault}"
+            detail = f"for {_UNFIT_PATIENCE_S:.0f} s no worker could do the work: {fault}"
             raise ScanError(Reason.CLUSTER, detail)
-        if now - self._seen_at > limits.patience:
-            detail = f"there was no worker that can do the work for {limits.patience:.0f} s"
+        patience = self._limits.patience
+        if now - self._seen_at > patience:
+            detail = f"there was no worker that can do the work for {patience:.0f} s"
             raise ScanError(Reason.CLUSTER, detail)
 
     def _take_back(self) -> None:
@@ -440,6 +421,7 @@ class DaskPool:
         policy = policy_of(outcome.record.reason if outcome.record else None)
         if not policy.on_other_worker(same_machine=self._limits.same_machine):
             return False
+        # Once is enough: a case that fails on two workers is at fault itself
         other_workers = (self._workers & self._fit) - {worker}
         if (
             case.id in self._first_outcomes
@@ -472,11 +454,10 @@ class DaskPool:
         self._exclude(UnfitWorker(worker, Reason.CLUSTER, fault))
 
         def send() -> None:
-            run = self._setup.run
+            run, reason = self._setup.run, Reason.CLUSTER
             with suppress(Exception):  # lost or hanging: it gets no further case anyway
-                arguments = (run, Reason.CLUSTER, fault)
                 self._client.run(
-                    dismiss_this_worker, *arguments, workers=[worker], on_error="ignore"
+                    dismiss_worker, run, reason, fault, workers=[worker], on_error="ignore"
                 )
 
         threading.Thread(target=send, daemon=True).start()

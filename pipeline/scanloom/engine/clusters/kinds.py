@@ -70,6 +70,7 @@ def _ssh(execution: Execution, host_list: str, private: Path) -> LauncherFactory
 
 
 KINDS = {
+    # Jobs may wait in the queue for days
     "slurm": ClusterKind(_slurm, worker_timeout_s=math.inf),
     "ssh": ClusterKind(_ssh, takes_hosts=True),
 }

@@ -34,17 +34,17 @@ _COMMAND_TIMEOUT_S = 60.0
 """Time limit for a command of SLURM, whose controller may be busy."""
 
 
+def worker_script(options: Cluster, contact: Path, *arguments: str) -> str:
+    """Return the lines of a shell that become the worker: the site's own ones, then its start."""
+    program = [options.python or sys.executable, "-P", "-m"]
+    command = [*program, "scanloom.engine.clusters.remote_worker", str(contact), *arguments]
+    return "\n".join([*options.job_script_prologue, f"exec {shlex.join(command)}"])
+
+
 class SlurmJobs:
     """The jobs of a run, identified by their common name.
 
-    Parameters
-    ----------
-    execution : Execution
-        Workers and cluster options of the workflow.
-    contact : Path
-        The contact file.
-    logs : Path
-        Folder for the output of SLURM's commands and of each job.
+    The output of SLURM's commands and of each job goes to the folder `logs`.
 
     Attributes
     ----------
@@ -79,21 +79,12 @@ class SlurmJobs:
 
     def script(self) -> str:
         """Return the script of a job."""
-        worker = [
-            self._options.python or sys.executable,
-            "-P",
-            "-m",
-            "scanloom.engine.clusters.remote_worker",
-            str(self._contact),
-        ]
         # Jobs are submitted with a umask under which their log is private; results are not: they
         # are written with the umask of this process, which POSIX tells to who sets another one
         mask = os.umask(_PRIVATE_UMASK)
         os.umask(mask)
-        begin = ("#!/bin/sh", f"umask {mask:04o}")
-        return "\n".join(
-            [*begin, *self._options.job_script_prologue, f"exec {shlex.join(worker)}", ""]
-        )
+        worker = worker_script(self._options, self._contact)
+        return f"#!/bin/sh\numask {mask:04o}\n{worker}\n"
 
     def ensure_running(self, joined: bool) -> None:
         """Submit the jobs that are missing; see `WorkerLauncher`.
@@ -101,6 +92,7 @@ class SlurmJobs:
         A job that SLURM itself requeues (after preemption or the loss of its node) keeps its
         number in the queue, and is not missing.
         """
+        # Without an answer of SLURM none is taken to be missing: jobs would be submitted twice
         alive = self._alive() if self._submitted else 0
         missing = self.jobs - alive if alive is not None else 0
         since = time.monotonic() - self._last
@@ -147,9 +139,8 @@ class SlurmJobs:
                 env={**os.environ, "SLURM_UMASK": f"{_PRIVATE_UMASK:04o}"},
             )
         except FileNotFoundError as exc:
-            raise ScanError(
-                Reason.CLUSTER, f"{command[0]} is not installed on this machine"
-            ) from exc
+            detail = f"{command[0]} is not installed on this machine"
+            raise ScanError(Reason.CLUSTER, detail) from exc
         except subprocess.TimeoutExpired:
             done = subprocess.CompletedProcess(command, os.EX_TEMPFAIL, "", "no answer")
         if done.returncode:
@@ -188,16 +179,8 @@ def host_names(host_list: str, options: Cluster) -> tuple[str, ...]:
 class SshHosts:
     """One ssh session per host, in which its workers run.
 
-    Parameters
-    ----------
-    hosts : sequence of str
-        Hosts as the ssh client takes them: names, user@name, names of its configuration.
-    options : Cluster
-        ssh_options, python, job_script_prologue.
-    contact : Path
-        The contact file.
-    logs : Path
-        Folder for the output of each session.
+    `hosts` are as the ssh client takes them: names, user@name, names of its configuration. The
+    output of each session goes to the folder `logs`.
     """
 
     def __init__(self, hosts: Sequence[str], options: Cluster, contact: Path, logs: Path) -> None:
@@ -208,25 +191,10 @@ class SshHosts:
 
     def command(self, host: str) -> list[str]:
         """Return the command that starts the workers of a host."""
-        python = self._options.python or sys.executable
-        worker = [
-            python,
-            "-P",
-            "-m",
-            "scanloom.engine.clusters.remote_worker",
-            str(self._contact),
-            "--tied",
-        ]
-        script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(worker)}"])
+        script = worker_script(self._options, self._contact, "--tied")
         unattended = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
-        return [
-            "ssh",
-            *self._options.ssh_options,
-            *unattended,
-            "--",
-            host,
-            shlex.join(["sh", "-c", script]),
-        ]
+        remote = ["--", host, shlex.join(["sh", "-c", script])]
+        return ["ssh", *self._options.ssh_options, *unattended, *remote]
 
     def ensure_running(self, joined: bool) -> None:
         """Open the sessions that are missing; see `WorkerLauncher`."""

@@ -66,7 +66,7 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         nannies = []
         for device in devices:
-            environment = worker_environment(device, len(devices))
+            environment = worker_environment(device, devices)
             nanny = Nanny(contact.address, env=environment, **options)
             nannies.append(await stack.enter_async_context(nanny))
         ended = asyncio.gather(*(nanny.finished() for nanny in nannies))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
+from scanloom.core import counted
 from scanloom.core.process import core_count
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ def nvml_handles() -> Iterator[list[Any] | None]:
             yield handles
 
 
+NEVER_RUN = ("CUDA", "ROCm", "MPS", "XPU")
+"""Kinds of devices, but for the CPU, on which no release of scanloom was run. Their code was tested
+without a device."""
+
 UNNUMBERED_DEVICES = ("auto", "cuda")
 """Device options for which each worker gets a GPU of its own; a numbered one is kept as it is."""
 
@@ -51,7 +57,7 @@ def local_devices(execution: Execution) -> list[str]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a missing CUDA device; torch is imported only if the driver reports too few.
+    """Refuse a missing device; torch is imported only if the driver reports too few.
 
     Raises
     ------
@@ -59,32 +65,76 @@ def check_device(name: str) -> None:
         DEVICE_UNAVAILABLE if there is no such device.
     """
     kind, _, number = name.partition(":")
-    if kind == "cuda" and int(number or 0) >= len(visible_gpus()):
+    if kind in ("mps", "xpu") or (kind == "cuda" and int(number or 0) >= len(visible_gpus())):
         from scanloom.inference.device import choose_device
 
         choose_device(name)
 
 
-def worker_environment(device: str, workers: int) -> dict[str, str]:
-    """Return the environment variables of one of `workers` on this machine: GPU and core share.
+SHARED = "SCANLOOM_SHARED_DEVICES"
+"""Environment variable: the kinds of devices that a worker shares with others of the run."""
+AMD = "hip:"
+"""Prefix of the number of an AMD GPU, by which HIP selects it."""
 
-    Variables set by the user are kept, except for CUDA_VISIBLE_DEVICES.
+
+def worker_environment(device: str, devices: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables of a worker: its GPU, and its share of the cores.
+
+    Variables set by the user are kept, except for CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
+
+    Parameters
+    ----------
+    device : str
+        GPU of the worker, of `local_devices`.
+    devices : sequence of str
+        Those of all workers of this machine.
     """
-    share = str(max(1, core_count() // workers))
+    share = str(max(1, core_count() // len(devices)))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), share)
-    kept = {name: os.environ.get(name, value) for name, value in threads.items()}
-    return {**kept, "CUDA_VISIBLE_DEVICES": device} if device else kept
+    environment = {name: os.environ.get(name, value) for name, value in threads.items()}
+    if len(devices) > 1:
+        environment[SHARED] = "cpu gpu" if devices.count(device) > 1 else "cpu"
+    if device.startswith(AMD):
+        environment["HIP_VISIBLE_DEVICES"] = device.removeprefix(AMD)
+    elif device:
+        environment["CUDA_VISIBLE_DEVICES"] = device
+    return environment
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs and MIG slices of this process, as UUIDs or as the user lists them."""
+    """Return the GPUs and MIG slices of this process, as UUIDs or as the user lists them.
+
+    AMD's GPUs, which NVML does not know, are numbered as by HIP.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return _listed_devices(named)
     uuids: list[str] = []
     with nvml_handles() as handles:
         uuids += [uuid for handle in handles or () for uuid in _uuids(handle)]
-    return uuids
+    return uuids or [f"{AMD}{number}" for number in _amd_numbers()]
+
+
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+"""Processors and GPUs that AMD's driver for computing has, a folder each (Linux)."""
+
+
+def amd_gpu_count() -> int:
+    """Return the number of AMD GPUs that this process may use."""
+    count = 0
+    for file in KFD_NODES.glob("*/gpu_id"):
+        with suppress(OSError, ValueError):  # a GPU that the container may not use
+            count += int(file.read_text()) != 0  # a processor has the id 0
+    return count
+
+
+def _amd_numbers() -> list[str]:
+    """Return the numbers of AMD's GPUs, or those that the user lists for HIP."""
+    count, listed = amd_gpu_count(), os.environ.get("HIP_VISIBLE_DEVICES")
+    if count and (below := os.environ.get("ROCR_VISIBLE_DEVICES")):
+        count = min(count, len(_listed_devices(below)))  # HIP numbers the rest from 0
+    numbers = [str(number) for number in range(count)]
+    return numbers if listed is None or not count else _listed_devices(listed)
 
 
 def _listed_devices(named: str) -> list[str]:
@@ -121,7 +171,8 @@ RAPL_FOLDER = Path("/sys/class/powercap")
 class EnergyMeter:
     """Measures the energy of processor packages (RAPL) and NVIDIA devices (NVML) since creation.
 
-    The counters cover the whole machine, including other work on it.
+    The counters cover the processors of the whole machine, and the GPUs that this process sees,
+    including other work on them.
     """
 
     def __init__(self) -> None:
@@ -138,9 +189,48 @@ class EnergyMeter:
                 range_uj = _counter_value(zone / "max_energy_range_uj") or 0  # wraps there
                 used = now - start if now >= start else now - start + range_uj
                 spent["cpu"] = spent.get("cpu", 0.0) + used / 1e6
-        for before, after in zip(self._gpus, _gpu_millijoules(), strict=False):
-            spent["gpu"] = spent.get("gpu", 0.0) + (after - before) / 1e3
+        for uuid, after in _gpu_millijoules().items():
+            if uuid in self._gpus:
+                spent["gpu"] = spent.get("gpu", 0.0) + (after - self._gpus[uuid]) / 1e3
         return {kind: round(joules, 3) for kind, joules in spent.items()} or None
+
+
+class CaseEnergyMeter(EnergyMeter):
+    """Measures the energy of a case, unless another case ran at the time.
+
+    Counters do not tell whose work they counted. So kinds of devices that other workers use too
+    are left out, and all if this process had another case before `joules` was called.
+    """
+
+    _open: ClassVar[WeakSet[CaseEnergyMeter]] = WeakSet()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self._lock:
+            self._alone = not self._open
+            for meter in self._open:
+                meter._alone = False
+            self._open.add(self)
+
+    def joules(self) -> dict[str, float] | None:
+        """Return the joules of the case by kind of device, once; None if they are not known."""
+        with self._lock:
+            self._open.discard(self)
+        shared = os.environ.get(SHARED, "").split()
+        spent = (super().joules() or {}) if self._alone else {}
+        return {kind: joules for kind, joules in spent.items() if kind not in shared} or None
+
+
+def describe_energy() -> str:
+    """Return which counters of energy this process can read."""
+    packages = [_counter_value(zone / "energy_uj") for zone in _rapl_packages()]
+    readable = sum(value is not None for value in packages)
+    gpus = len(_gpu_millijoules())
+    if not readable and not gpus:
+        hidden = "RAPL's counters are not readable" if packages else "no RAPL counters"
+        return f"not measured: {hidden}, and no NVIDIA device counts (NVML)"
+    return f"measured for {counted(readable, 'processor package')} and {counted(gpus, 'GPU')}"
 
 
 def _rapl_packages() -> tuple[Path, ...]:
@@ -157,13 +247,28 @@ def _counter_value(path: Path) -> int | None:
         return None
 
 
-def _gpu_millijoules() -> list[int]:
-    """Return the energy counters of all NVIDIA devices; none without a driver."""
+def _gpu_millijoules() -> dict[str, int]:
+    """Return the energy counters of the NVIDIA devices that this process sees, by UUID.
+
+    None of a MIG slice, since only the whole GPU counts; none of GPUs that are known by CUDA's
+    numbers, which NVML does not know, unless there is only one.
+    """
     import pynvml
 
-    counters = []
+    counters, devices = {}, 0
     with nvml_handles() as handles:
         for handle in handles or ():
-            with contextlib.suppress(pynvml.NVMLError):  # older devices do not count
-                counters.append(int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-    return counters
+            devices += 1
+            with suppress(pynvml.NVMLError):  # older devices do not count
+                uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+                counters[uuid] = int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = _listed_devices(named or "")
+    if named is None or (seen == ["0"] and devices == 1):
+        return counters
+    # CUDA takes the beginning of a UUID too
+    return {
+        uuid: count
+        for uuid, count in counters.items()
+        if any(device.startswith("GPU-") and uuid.startswith(device) for device in seen)
+    }

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, Series
 from scanloom.engine.prepare import Request
-from scanloom.engine.results.tables import (
-    MANIFEST,
-    MEASUREMENTS,
-    CaseEnding,
-    write_measurements_table,
-    write_tables,
-)
+from scanloom.engine.results import tables
 from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
 from scanloom.engine.run_files import RUNS
@@ -38,32 +32,22 @@ def lacks_tables(out: Path) -> bool:
     runs = _run_folders(out)
     if not runs:
         return False
-    return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out)) or _is_damaged(out)
-
-
-def _is_damaged(out: Path) -> bool:
     import pyarrow as pa
     from pyarrow import parquet
 
-    for name in (MANIFEST, MEASUREMENTS):
-        try:
+    try:
+        for name in (tables.MANIFEST, tables.MEASUREMENTS):
             parquet.read_metadata(out / f"{name}.parquet")
-        except (OSError, pa.ArrowException):
-            return True
-    return False
+    except (OSError, pa.ArrowException):
+        return True
+    return not (runs[-1] / TOTALS).is_file() or bool(missing_tables(out))
 
 
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """Write `measurements`, and with the key `manifest`; return whether `manifest` was written.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, with the index and the workflow of its newest run.
-    key : bytes or None
-        The key of the ids.
-    damaged : set of str
-        As in `scanloom.engine.results.tables.write_tables`.
+    The index of `out` and the workflow of its newest run are read. `damaged` is as in
+    `scanloom.engine.results.tables.write_tables`.
 
     Raises
     ------
@@ -72,14 +56,14 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """
     index = None if key is None else stored_index(out, key_fingerprint(key))
     if key is None or index is None:
-        write_measurements_table(out, damaged)
+        tables.write_measurements_table(out, damaged)
         return False
     run = _run_folders(out)[-1]
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
     workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_WORKFLOW_BYTES))
     request = Request.of(workflow)
     chosen, left_out = select(index.series, workflow, request.cards)
-    endings: dict[str, list[CaseEnding]] = {}
+    endings: dict[str, list[tables.CaseEnding]] = {}
     folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([index.stamp(series) for series in inputs], key)
@@ -88,7 +72,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
             if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:
                 for series in inputs:
                     endings.setdefault(series.id, []).append(ending)
-    write_tables(out, index, left_out, endings, key, None, damaged)
+    tables.write_tables(out, index, left_out, endings, key, None, damaged)
     return True
 
 
@@ -114,15 +98,15 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str])
         yield case
 
 
-def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> CaseEnding | None:
+def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> tables.CaseEnding | None:
     """Return the outcome of a case for the files as they are now; None if it is not known."""
     failure = previous_failure(out, case, recipe, stamp)
     if failure is not None:
-        return CaseEnding(failure.reason.code, failure.detail)
+        return tables.CaseEnding(failure.reason.code, failure.detail)
     try:
         made_by = read_provenance(out / CASES / folder)
     except (OSError, ValueError):
         return None
     if made_by.recipe != recipe:
-        return CaseEnding(Reason.STALE.code, OTHER_RECIPE)
-    return CaseEnding("", "") if made_by.stamp == stamp else None
+        return tables.CaseEnding(Reason.STALE.code, OTHER_RECIPE)
+    return tables.CaseEnding("", "") if made_by.stamp == stamp else None

@@ -8,8 +8,8 @@ the result as OUTDATED.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scanloom.cards.card import ModelCard
@@ -22,58 +22,17 @@ from scanloom.engine.workflow.selection import NO_MODALITY, Inputs, LeftOut, Sco
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.output.crosswalk import (
-    add_sources,
-    case_folders,
-    ids_by_volume_file,
-    known_ids,
-    source_from_series,
-)
-from scanloom.io.output.failures import (
-    failed_cases,
-    previous_failure,
-    remove_failure,
-    write_failure,
-)
+from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
 
 
-def earlier_outcome(
-    out: Path, case: Case, scope: Scope, cards: Sequence[ModelCard]
-) -> CaseRecord | None:
-    """Return how a case ended before, None if it is to be worked on.
-
-    A reason of None stands for a result; a reason with the subject "result" for one that is of
-    another recipe or damaged, and may not be replaced. A case whose files may have changed is to be
-    worked on: its worker compares their content.
-    """
-    folder = out / CASES / case.folder_name
-    try:
-        state = explained_result_state(out, case, cards, replace=scope.replace)
-    except ScanError as error:
-        return CaseRecord(case.id, error.reason, error.detail, (), folder)
-    if state is ResultState.CURRENT:
-        return CaseRecord(case.id, None, "", (), folder)
-    old = previous_failure(out, case.id, case.recipe, case.stamp)
-    if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
-        return None
-    return CaseRecord(case.id, old.reason, old.detail, (), None)
-
-
 class RunCases:
     """Cases of a run or of its plan: pending ones, and the outcomes of all others by series.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    scope : Scope
-        The cases that the run takes.
-    cards : sequence of ModelCard
-        The models, to say in what results of another recipe differ.
+    `cards` are the models, to say in what results of another recipe differ.
 
     Attributes
     ----------
@@ -145,7 +104,7 @@ class RunCases:
 
     def add(self, cases: Iterable[tuple[Inputs, Case]]) -> None:
         """Add cases with their index entries, and name their folders."""
-        folders = case_folders(self._out)
+        folders = crosswalk.case_folders(self._out)
         for inputs, case in cases:
             named = replace(case, folder=folders.get(case.id, ""))
             series = tuple(entry.id for entry in inputs)
@@ -159,7 +118,7 @@ class RunCases:
     def compare(self, cases: Iterable[Case]) -> None:
         """Divide cases by whether they ended in an earlier run; note the outcomes of those."""
         for case in cases:
-            record = earlier_outcome(self._out, case, self._scope, self._cards)
+            record = self._earlier_outcome(case)
             if record is None:
                 self.pending.append(case)
             else:
@@ -175,57 +134,64 @@ class RunCases:
     def note_other_shards(self) -> None:
         """Note the outcomes that cases of other shards have by now."""
         for series, case in self._other_shards:
-            record = earlier_outcome(self._out, case, self._scope, self._cards)
+            record = self._earlier_outcome(case)
             if record is not None:
                 self._series[case.id] = series
                 self.note(record)
+
+    def _earlier_outcome(self, case: Case) -> CaseRecord | None:
+        """Return how a case ended before, None if it is to be worked on.
+
+        A reason of None stands for a result; a reason with the subject "result" for one that is of
+        another recipe or damaged, and may not be replaced. A case whose files may have changed is
+        to be worked on: its worker compares their content.
+        """
+        out, scope, folder = self._out, self._scope, self._out / CASES / case.folder_name
+        try:
+            state = explained_result_state(out, case, self._cards, replace=scope.replace)
+        except ScanError as error:
+            return CaseRecord(case.id, error.reason, error.detail, (), folder)
+        if state is ResultState.CURRENT:
+            return CaseRecord(case.id, None, "", (), folder)
+        old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
+        if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
+            return None
+        return CaseRecord(case.id, old.reason, old.detail, (), None)
 
 
 def record_sources(
     out: Path, fingerprint: str, cases: Iterable[Case], pending: Iterable[Case]
 ) -> None:
     """Add the cases that are new or pending to the crosswalk, all at once."""
-    known = known_ids(out) - {case.id for case in pending}
-    new = [source_from_series(case.series, case.id) for case in cases if case.id not in known]
+    known = crosswalk.known_ids(out) - {case.id for case in pending}
+    new = [
+        crosswalk.source_from_series(case.series, case.id) for case in cases if case.id not in known
+    ]
     if new:
         with private_folder(out, fingerprint) as private:
-            add_sources(private, new)
+            crosswalk.add_sources(private, new)
 
 
-_CHANGED = "the scan has changed and no longer gives this case"
-
-
-@dataclass(frozen=True)
 class OutdatedMarker:
-    """Mark outdated results in an output folder.
+    """Marks results in an output folder that are outdated by the index of all files found.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    key : bytes
-        The key of the ids.
-    recipe : str
-        The recipe of the run.
+    `key` is that of the ids, `recipe` that of the run.
     """
 
-    out: Path
-    key: bytes
-    recipe: str
+    def __init__(self, out: Path, key: bytes, recipe: str, index: Index) -> None:
+        self._out, self._key, self._recipe, self._index = out, key, recipe, index
+        self._folders, self._ids_by_path = (
+            crosswalk.case_folders(out),
+            crosswalk.ids_by_volume_file(out),
+        )
 
     def mark(
-        self,
-        index: Index,
-        series: Iterable[IndexedSeries],
-        left_out: Sequence[LeftOut],
-        cases: set[str],
+        self, series: Iterable[IndexedSeries], left_out: Sequence[LeftOut], cases: set[str]
     ) -> None:
         """Mark outdated results of some series; remove their marks that no longer apply.
 
         Parameters
         ----------
-        index : Index
-            The index of all files found.
         series : iterable of IndexedSeries
             The series within the scope of the run.
         left_out : sequence of LeftOut
@@ -235,78 +201,66 @@ class OutdatedMarker:
         """
         exclusions = {entry.series.id: entry for entry in left_out}
         failed = {name for name, entry in exclusions.items() if entry.reason.expects_result}
-        folders, marked = case_folders(self.out), failed_cases(self.out) - cases - failed
-        ids_by_path = ids_by_volume_file(self.out)
+        marked = failures.failed_cases(self._out) - cases - failed
         for entry in series:
-            for case in self._results(index, entry, folders, ids_by_path):
+            for case in self._results(entry):
                 if case in cases:
                     continue
-                exclusion = exclusions.get(entry.id)
-                reason, detail = self._changed(index, entry, case, folders, exclusion)
+                reason, detail = self._changed(entry, case, exclusions.get(entry.id))
                 if reason is not None:
                     marked.discard(case)
                     if case not in failed:
                         record = CaseRecord(case, reason, detail, (), None)
-                        write_failure(self.out, record, self.recipe)
+                        failures.write_failure(self._out, record, self._recipe)
             if entry.id in marked:
-                remove_failure(self.out, entry.id)
+                failures.remove_failure(self._out, entry.id)
 
-    def _results(
-        self,
-        index: Index,
-        series: IndexedSeries,
-        folders: Mapping[str, str],
-        ids_by_path: Mapping[str, set[str]],
-    ) -> Iterator[str]:
+    def _folder(self, case: str) -> Path:
+        return self._out / CASES / self._folders.get(case, case)
+
+    def _results(self, series: IndexedSeries) -> Iterator[str]:
         """Yield the case ids under which a series has results: its own, its phases', its file's."""
 
         def has_result(case: str) -> bool:
-            return bool(case) and (self.out / CASES / folders.get(case, case)).is_dir()
+            return bool(case) and self._folder(case).is_dir()
 
         if has_result(series.id):
             yield series.id
         if series.series_uid:
             source = Series(series.kind, (), series.study_uid, series.series_uid)
-            phases = (case_id(source, self.key, phase) for phase in itertools.count())
+            phases = (case_id(source, self._key, phase) for phase in itertools.count())
             yield from itertools.takewhile(has_result, phases)
-        elif len(series.files) == 1 and ids_by_path:
-            path, in_archive, _ = _first_path(index, series).partition(MEMBER_SEPARATOR)
-            current = {entry.id for entry in index.series} if in_archive else {series.id}
-            yield from filter(has_result, sorted(ids_by_path.get(path, set()) - current))
+        elif len(series.files) == 1 and self._ids_by_path:
+            path, in_archive, _ = self._first_path(series).partition(MEMBER_SEPARATOR)
+            current = {entry.id for entry in self._index.series} if in_archive else {series.id}
+            yield from filter(has_result, sorted(self._ids_by_path.get(path, set()) - current))
 
-    @staticmethod
-    def _candidates(index: Index, series: IndexedSeries, case: str) -> Sequence[IndexedSeries]:
+    def _first_path(self, series: IndexedSeries) -> str:
+        return self._index.table.entries[series.files[0]].path
+
+    def _candidates(self, series: IndexedSeries, case: str) -> Sequence[IndexedSeries]:
         """Return the series that a result may come from: for an archive, each file inside it."""
-        archive, in_archive, _ = _first_path(index, series).partition(MEMBER_SEPARATOR)
+        archive, in_archive, _ = self._first_path(series).partition(MEMBER_SEPARATOR)
         if not in_archive or series.series_uid or case == series.id:
             return (series,)
         prefix = archive + MEMBER_SEPARATOR
-        return [entry for entry in index.series if _first_path(index, entry).startswith(prefix)]
+        return [each for each in self._index.series if self._first_path(each).startswith(prefix)]
 
     def _changed(
-        self,
-        index: Index,
-        series: IndexedSeries,
-        case: str,
-        folders: Mapping[str, str],
-        exclusion: LeftOut | None,
+        self, series: IndexedSeries, case: str, exclusion: LeftOut | None
     ) -> tuple[Reason | None, str]:
         """Return why a result does not match the current files; None if it does."""
         try:
-            made_by = read_provenance(self.out / CASES / folders.get(case, case))
+            made_by = read_provenance(self._folder(case))
         except (OSError, ValueError):
             return None, ""  # a damaged result is reported by `verify` and the report
         first, *further = made_by.stamp.split() or [""]
         reason = None if exclusion is None else exclusion.reason
         lacks_channel = bool(further) and reason is Reason.CHANNEL_MISSING
-        candidates = self._candidates(index, series, case)
-        stamps = {source_stamp([index.stamp(entry)], self.key) for entry in candidates}
+        candidates = self._candidates(series, case)
+        stamps = {source_stamp([self._index.stamp(entry)], self._key) for entry in candidates}
         if first in stamps and not lacks_channel:
             return None, ""
         if exclusion is not None and case == series.id:
             return exclusion.reason, exclusion.detail
-        return Reason.SOURCE_CHANGED, _CHANGED
-
-
-def _first_path(index: Index, series: IndexedSeries) -> str:
-    return index.table.entries[series.files[0]].path
+        return Reason.SOURCE_CHANGED, "the scan has changed and no longer gives this case"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,17 +73,13 @@ def write_tables(
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    index : Index
-        The index of all files found.
+    out, index, key
+        The output folder, the index of all files found, and the key of the ids.
     left_out : sequence of LeftOut
         Series without a case.
     endings : mapping
         Outcomes of the cases of each series, by series id; a series that is missing was not
         worked on yet.
-    key : bytes
-        The key of the ids.
     shard : Path or None
         The folder of the run if it works on one shard of the cases: its manifest is written there,
         and the manifest of `out` is merged from those of all shards.
@@ -109,7 +105,8 @@ def write_tables(
             counts[row["outcome"]] += 1
             yield row
 
-    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows)
+    # The manifest first: `measurements` flags the cases that it calls STALE
+    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
     if shard is None:
         write_measurements_table(out, damaged)
     else:
@@ -119,19 +116,9 @@ def write_tables(
 
 
 def merge_shard_tables(out: Path, damaged: set[str] | None = None) -> bool:
-    """Write both tables over all shards, if the run that ended last was a shard.
+    """Write both tables over all shards, and return True, if the run that ended last was a shard.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    damaged : set of str, optional
-        As in `write_tables`.
-
-    Returns
-    -------
-    bool
-        Whether it was a shard.
+    `damaged` is as in `write_tables`.
 
     Raises
     ------
@@ -153,13 +140,14 @@ def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
         for run in (out / "runs").iterdir()
         if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
     ]
+    # By time, not by name: shards of one job array start together, and end apart
     manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(manifests))
+    _write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
     write_measurements_table(out, damaged)
 
 
-def _manifest_of(run: Path) -> Path:
-    return (run / MANIFEST).with_suffix(".parquet")
+def _manifest_of(folder: Path) -> Path:
+    return folder / f"{MANIFEST}.parquet"
 
 
 def _workflow_of(run: Path) -> bytes:
@@ -207,7 +195,7 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
 
 def write_measurements_table(out: Path, damaged: set[str]) -> None:
     """Write `measurements` from the published cases; parameters as in `write_tables`."""
-    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: _measurement_rows(out, damaged))
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, _measurement_rows(out, damaged))
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
@@ -225,11 +213,10 @@ def stale_cases(out: Path) -> set[str]:
     import pyarrow as pa
     from pyarrow import parquet
 
+    filters = [("reason", "==", Reason.STALE.code)]
     with suppress(OSError, pa.ArrowException):
-        columns = ["case", "reason"]
-        filters = [("reason", "==", Reason.STALE.code)]
-        path = (out / MANIFEST).with_suffix(".parquet")
-        return set(parquet.read_table(path, columns=columns, filters=filters)["case"].to_pylist())
+        table = parquet.read_table(_manifest_of(out), columns=["case", "reason"], filters=filters)
+        return set(table["case"].to_pylist())
     return set()
 
 
@@ -294,15 +281,14 @@ def _manifest_rows(
 
 def _series_outcome(cases: Sequence[CaseEnding]) -> tuple[str, str, str]:
     """Return outcome, reason and detail of a series: "used" if any of its cases was published."""
-    unpublished = [case for case in cases if case.reason]
-    if len(unpublished) < len(cases):
+    if not all(case.reason for case in cases):
         return "used", "", ""
-    first = unpublished[0]
-    return Reason[first.reason].outcome, first.reason, first.detail
+    return Reason[cases[0].reason].outcome, cases[0].reason, cases[0].detail
 
 
 def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
     """Return the id of a file; if the file can't be read, an id of its path."""
+    # From the SOPInstanceUID if there is one: a copy of a file then has the same id
     instance = ""
     if packed:
         instance = decode_elements(packed).raw(_SOP_INSTANCE_UID).decode("ascii", "replace")
@@ -312,18 +298,15 @@ def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> s
         return file_id(Path(), f"path {path}", key)
 
 
-def _write_table(
-    stem: Path, columns: Sequence[str], rows: Callable[[], Iterable[dict[str, Any]]]
-) -> None:
+def _write_table(stem: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as CSV and Parquet in one pass, a batch at a time."""
-    parquet_file, csv_file = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
-
-    def write(parquet_draft: Path) -> None:
-        atomic_write(
-            csv_file, lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows())
-        )
-
-    atomic_write(parquet_file, write)
+    atomic_write(
+        stem.with_suffix(".parquet"),
+        lambda parquet_draft: atomic_write(
+            stem.with_suffix(".csv"),
+            lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows),
+        ),
+    )
 
 
 def _write_both(
@@ -351,15 +334,8 @@ def _write_both(
 def _schema(columns: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([(name, _column_type(name)) for name in columns])
-
-
-def _column_type(column: str) -> pa.DataType:
-    import pyarrow as pa
-
-    if column in _TEXT_COLUMNS:
-        return pa.string()
-    return pa.int64() if column in _INTEGER_COLUMNS else pa.float64()
+    types = dict.fromkeys(_TEXT_COLUMNS, pa.string()) | dict.fromkeys(_INTEGER_COLUMNS, pa.int64())
+    return pa.schema([(name, types.get(name, pa.float64())) for name in columns])
 
 
 def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, SourceRecord], ...]:
@@ -368,21 +344,14 @@ def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, 
     The index of the output folder tells their paths; a file is opened only if it has no
     SOPInstanceUID, and only among the files of the same series.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    ids : collection of str
-        File ids; those that the manifest lacks are passed over.
-    key : bytes
-        The key of the ids.
+    Ids that the manifest lacks are passed over.
 
     Raises
     ------
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    series_ids = _series_of(out / f"{MANIFEST}.parquet", ids)
+    series_ids = _series_of(out, ids)
     index = stored_index(out, key_fingerprint(key)) if series_ids else None
     if index is None:
         return ()
@@ -400,10 +369,10 @@ def find_files(out: Path, ids: Collection[str], key: bytes) -> tuple[tuple[int, 
 
 def is_in_manifest(out: Path, ids: Collection[str]) -> bool:
     """Return whether the manifest of an output folder has files with one of these ids."""
-    return bool(_series_of(out / f"{MANIFEST}.parquet", ids))
+    return bool(_series_of(out, ids))
 
 
-def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
+def _series_of(out: Path, ids: Collection[str]) -> set[str]:
     """Return the ids of the series of files, empty for files of none, as the manifest gives them.
 
     An unreadable manifest has none: `verify` names it.
@@ -412,7 +381,7 @@ def _series_of(manifest: Path, ids: Collection[str]) -> set[str]:
     from pyarrow import compute, parquet
 
     try:
-        table = parquet.read_table(manifest, columns=["file", "case"])
+        table = parquet.read_table(_manifest_of(out), columns=["file", "case"])
     except (OSError, pa.ArrowException):
         return set()
     matching = compute.is_in(table.column("file"), value_set=pa.array(sorted(ids), pa.string()))

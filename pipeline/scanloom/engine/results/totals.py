@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scanloom.core import OUTCOMES
 from scanloom.engine.monitor import Status
 from scanloom.engine.run_files import LOG
 from scanloom.io.output.crosswalk import case_folders
@@ -30,12 +31,12 @@ def write_totals(
 ) -> dict[str, Any]:
     """Write the totals of a run to `OUT/runs/<run id>/totals.json`.
 
+    The manifest, crosswalk and cases of `out` are read, and the run's log.
+
     Parameters
     ----------
-    out : Path
-        The output folder; its manifest, crosswalk, cases and the run's log are read.
-    status : Status
-        The final status of the run.
+    out, status
+        The output folder, and the final status of the run.
     joules : dict or None
         Energy that this machine used during the run, by kind of device; None if unknown.
     price : float or None
@@ -57,16 +58,20 @@ def write_totals(
     device = busy_share(entries)
     done = status.done
     energy = sum(joules.values()) if joules else None
+    cost = None
+    if price is not None:  # each worker with its device is paid from start to end
+        hours = status.elapsed_s * (device["workers"] if device else 1) / 3600
+        cost = {
+            "price_per_hour": price,
+            "worker_hours": round(hours, 4),
+            "amount": round(hours * price, 4),
+        }
     totals = {
         "run": status.run,
         "state": status.state,
         "cases": {
             "planned": status.cases,
-            "before": status.before,
-            "done": done,
-            "skipped": status.skipped,
-            "ambiguous": status.ambiguous,
-            "failed": status.failed,
+            **{name: getattr(status, name) for name in ("before", "done", *OUTCOMES)},
         },
         "reasons": status.reasons,
         "files": _files(out / "manifest.parquet"),
@@ -75,7 +80,7 @@ def write_totals(
         "device": device,
         "joules": joules,
         "joules_a_scan": round(energy / done, 1) if energy is not None and done else None,
-        "cost": _cost(price, status.elapsed_s, device["workers"] if device else 1),
+        "cost": cost,
         "slowest": [
             {"case": case, "seconds": round(seconds[case], 2)}
             for case in sorted(seconds, key=lambda case: (-seconds[case], case))[:_SLOWEST_CASES]
@@ -164,15 +169,3 @@ def _files(manifest: Path) -> dict[str, dict[str, int]]:
     for row in sorted(counted, key=lambda row: (row["outcome"], -row["count_all"], row["reason"])):
         files[row["outcome"]][row["reason"]] = row["count_all"]
     return dict(files)
-
-
-def _cost(price: float | None, elapsed: float, workers: int) -> dict[str, float] | None:
-    """Return the cost of a run if each worker with its device is paid from start to end."""
-    if price is None:
-        return None
-    hours = elapsed * workers / 3600
-    return {
-        "price_per_hour": price,
-        "worker_hours": round(hours, 4),
-        "amount": round(hours * price, 4),
-    }

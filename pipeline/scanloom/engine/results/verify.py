@@ -7,56 +7,44 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import itertools
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from scanloom.core import ScanError
-from scanloom.engine.results.tables import (
-    BATCH_ROWS,
-    MANIFEST,
-    MEASUREMENTS,
-    measurement_rows,
-    stale_cases,
-)
+from scanloom.engine.results import tables
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
 from scanloom.io.output.layout import CASES, no_results, published_cases
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
-from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS, LineError, read_lines
 
 _Row = dict[str, str]
 """A row of a table, each cell as the CSV file has it."""
-_CaseRows = tuple[str, list[_Row]]
-"""A case, and its rows."""
 
 
 class TableUnreadableError(Exception):
-    """A table can't be read; `file` is its name in the output folder."""
-
-    def __init__(self, file: str) -> None:
-        super().__init__(file)
-        self.file = file
+    """A table can't be read; its argument is the table's name in the output folder."""
 
 
 def recorded_cases(out: Path) -> set[str]:
     """Return the names of the published cases according to the tables, or else the crosswalk."""
-    tables = _existing_files(out, MEASUREMENTS)
+    files = _existing_files(out, tables.MEASUREMENTS)
     names: set[str] = set()
-    for file in tables:
+    for file in files:
         with suppress(TableUnreadableError):  # the other table may be readable
             names.update(row["case"] for row in _rows(out / file, ["case"]))
-    if not tables:
+    if not files:
         with suppress(ScanError, OSError):  # the crosswalk is readable for its owner alone
             names.update(case_folders(out).values())
     return names
@@ -64,10 +52,10 @@ def recorded_cases(out: Path) -> set[str]:
 
 def missing_tables(out: Path) -> list[str]:
     """Return the tables that are missing although a run has written them."""
-    existing = {*_existing_files(out, MANIFEST), *_existing_files(out, MEASUREMENTS)}
+    existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
     if not existing and not any((out / "runs").glob("*/totals.json")):
         return []
-    return sorted({*_files(MANIFEST), *_files(MEASUREMENTS)} - existing)
+    return sorted({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing)
 
 
 def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
@@ -86,12 +74,15 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
         If a table can't be read.
     """
     altered: set[str] = set()
-    stale = stale_cases(out)
-    groups = {file: _by_case(_rows(out / file)) for file in _existing_files(out, MEASUREMENTS)}
+    stale = tables.stale_cases(out)
+    groups = {
+        file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
+        for file in _existing_files(out, tables.MEASUREMENTS)
+    }
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = measurement_rows(out / CASES / case, stale) if case in intact else None
+        rows = tables.measurement_rows(out / CASES / case, stale) if case in intact else None
         expected = None if rows is None else [_as_csv(row) for row in rows]
         for file, head in heads.items():
             if head is None or head[0] != case:
@@ -113,11 +104,11 @@ def altered_manifest(out: Path) -> set[str]:
     TableUnreadableError
         If a table can't be read.
     """
-    files = _existing_files(out, MANIFEST)
+    files = _existing_files(out, tables.MANIFEST)
     if len(files) < 2:
         return set()
-    pairs = itertools.zip_longest(*(_rows(out / file) for file in files))
-    return set() if all(a == b for a, b in pairs) else {f"{MANIFEST}.csv"}
+    pairs = zip_longest(*(_rows(out / file) for file in files))
+    return set() if all(a == b for a, b in pairs) else {f"{tables.MANIFEST}.csv"}
 
 
 def _files(table: str) -> tuple[str, str]:
@@ -126,11 +117,6 @@ def _files(table: str) -> tuple[str, str]:
 
 def _existing_files(out: Path, table: str) -> list[str]:
     return [file for file in _files(table) if (out / file).exists()]
-
-
-def _by_case(rows: Iterator[_Row]) -> Iterator[_CaseRows]:
-    for case, group in itertools.groupby(rows, itemgetter("case")):
-        yield case, list(group)
 
 
 def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
@@ -143,38 +129,23 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
                 yield from csv.DictReader(text, strict=True)
             return
         with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(tables.BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
         raise TableUnreadableError(path.name) from exc
 
 
 def _as_csv(row: dict[str, Any]) -> _Row:
-    return {name: _cell(value) for name, value in row.items()}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, str):
-        return escape_formula(value)
-    return "" if value is None else str(value)
-
-
-DiscrepancyKind = Literal["changed", "missing", "extra", "unreadable"]
+    texts = {name: "" if value is None else str(value) for name, value in row.items()}
+    # Only text is escaped, as in the table: a minus sign of a number is no formula
+    return {n: escape_formula(t) if isinstance(row[n], str) else t for n, t in texts.items()}
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A file, or a whole case, that differs from its published state.
+    """A file, or a whole case, that differs from its published state; relative to the output."""
 
-    Parameters
-    ----------
-    fault : DiscrepancyKind
-        The kind of difference.
-    file : str
-        Path relative to the output folder.
-    """
-
-    fault: DiscrepancyKind
+    fault: Literal["changed", "missing", "extra", "unreadable"]
     file: str
 
 
@@ -195,6 +166,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     folders, expected = published_cases(out), recorded_cases(out)
     if not expected and not (out / CASES).is_dir():
         raise no_results(out)
+    # Cases first: rows of a case that was changed can't be checked
     intact = set()
     for folder in folders:
         findings = list(_verify_case(folder, f"{CASES}/{folder.name}"))
@@ -206,11 +178,11 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
     measurements = partial(altered_measurements, out, intact)
-    for altered in (measurements, partial(altered_manifest, out)):
+    for find_altered in (measurements, partial(altered_manifest, out)):
         try:
-            yield from (Discrepancy("changed", name) for name in sorted(altered()))
+            yield from (Discrepancy("changed", name) for name in sorted(find_altered()))
         except TableUnreadableError as error:
-            yield Discrepancy("unreadable", error.file)
+            yield Discrepancy("unreadable", str(error))
 
 
 def _verify_review(out: Path) -> Iterator[Discrepancy]:

@@ -25,12 +25,12 @@ from contextlib import contextmanager, suppress
 
 from scanloom.core import StepTimer, blame, keep_memory_private, settle_in
 from scanloom.engine.case.models import import_heavy
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
 from scanloom.engine.prepare import failed_record, placement_of, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.worker.memory_admission import AdmissionGate, memory_gate
 from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
+from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, receive
 from scanloom.own_python import safe_path
 
@@ -57,14 +57,11 @@ class WorkerLoop:
                     request: CaseRequest = receive(self._connection)
                 except (EOFError, OSError):
                     return
-                self._begin(pool, request)
-
-    def _begin(self, pool: ThreadPoolExecutor, request: CaseRequest) -> None:
-        """Start a case; it fails if no thread can be started."""
-        try:
-            pool.submit(self._work, request)
-        except RuntimeError as error:
-            self._send(CaseReply(request.number, failed_record(request.case.id, error), None))
+                try:
+                    pool.submit(self._work, request)
+                except RuntimeError as error:  # no thread can be started
+                    record = failed_record(request.case.id, error)
+                    self._send(CaseReply(request.number, record, None))
 
     def _make_models(self) -> None:
         try:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from scanloom.core import Grid
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.prepare import estimate_case, placement_of
+from scanloom.inference.graph import Predictor
 
 
 class AdmissionGate:
@@ -88,18 +88,8 @@ def memory_gate(
 ) -> AdmissionGate:
     """Return the gate that distributes a process's memory among cases before they are read.
 
-    Cases take the memory that they need in addition to the models.
-
-    Parameters
-    ----------
-    predictors : sequence of Predictor
-        The models.
-    limit : int or None
-        Bytes that the process may use; None for its share of the machine's memory.
-    places : int
-        Maximum number of concurrent cases.
-    neighbours : int
-        Number of such processes on the machine.
+    `places` cases at most take the memory that they need in addition to the models, up to the bytes
+    of `limit`; None for the process's share of the machine's memory, with `neighbours` like it.
     """
     from scanloom.inference.memory import base_bytes, machine_memory  # torch comes in here
 

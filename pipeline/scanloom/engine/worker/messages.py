@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine.case.types import Predictor
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.workflow.schema import Execution
+from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, from_json, register
 from scanloom.own_python import safe_path
 
@@ -64,17 +64,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a top-level function, named by its module so that another process can make it.
-
-    Parameters
-    ----------
-    target : str
-        MODULE:FUNCTION.
-    arguments : tuple
-        Positional arguments.
-    keywords : dict
-        Keyword arguments.
-    """
+    """A call of a top-level function, as MODULE:FUNCTION, so that another process can make it."""
 
     target: str
     arguments: tuple[Any, ...] = ()
@@ -105,15 +95,7 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class CaseRequest:
-    """A case to be processed.
-
-    Parameters
-    ----------
-    number : int
-        Identifies the case in `Step` and `CaseReply`.
-    case : Case
-        The case.
-    """
+    """A case to be processed; the number identifies it in `Step` and `CaseReply`."""
 
     number: int
     case: Case
@@ -191,10 +173,6 @@ class CaseFile:
 
     def __len__(self) -> int:
         return len(self._offsets)
-
-    def case(self, case_id: str) -> Case:
-        """Return a case."""
-        return self.read(self.path, self._offsets[case_id])
 
     @staticmethod
     def read(path: Path, offset: int) -> Case:

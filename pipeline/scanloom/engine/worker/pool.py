@@ -45,14 +45,7 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Pool of one engine of this process, without Dask.
-
-    Parameters
-    ----------
-    engine : WorkerSupervisor
-    window : int
-        Number of concurrent cases.
-    """
+    """Pool of one engine of this process, without Dask; `window` is the number of its cases."""
 
     def __init__(self, engine: WorkerSupervisor, window: int) -> None:
         self.window, self._engine = window, engine
@@ -60,21 +53,13 @@ class LocalPool:
 
     def submit(self, case: Case) -> Future[CaseOutcome]:
         """Submit a case."""
-        return self._threads.submit(self._run, case)
+        return self._threads.submit(self._engine.run, case)
 
     def stop(self, patience: float) -> None:
         """End the engine."""
         self._engine.stop(patience)
         self._threads.shutdown(cancel_futures=True)
 
-    def _run(self, case: Case) -> CaseOutcome:
-        outcome = self._engine.run(case)
-        if outcome.fault is not None:
-            raise outcome.fault  # no case can be processed on this machine
-        return outcome
-
-
-OnOutcome = Callable[[Case, CaseOutcome], None]
 
 _POLL_INTERVAL_S = 0.2
 """Time between two checks whether the run is to stop."""
@@ -83,7 +68,7 @@ _POLL_INTERVAL_S = 0.2
 def dispatch_cases(
     cases: Iterable[Case],
     pool: Pool,
-    on_outcome: OnOutcome,
+    on_outcome: Callable[[Case, CaseOutcome], None],
     *,
     on_start: Callable[[Case], None] | None = None,
     stop: threading.Event | None = None,
@@ -93,10 +78,8 @@ def dispatch_cases(
 
     Parameters
     ----------
-    cases : iterable of Case
-        Taken one by one, as the pool has room.
-    pool : Pool
-        Processes the cases.
+    cases, pool
+        Cases are taken one by one, as the pool has room.
     on_outcome, on_start : callable
         Called in this thread. If `on_outcome` raises, no further case is started, the pool is
         stopped, and the error propagates.
@@ -134,13 +117,7 @@ def dispatch_cases(
 
 
 class _Queue:
-    """Cases of a pool: those that wait, those in flight, and those that lost their worker.
-
-    Parameters
-    ----------
-    cases, pool, on_start
-        As in `dispatch_cases`.
-    """
+    """Cases of a pool: those that wait, those in flight, and those that lost their worker."""
 
     def __init__(
         self, cases: Iterable[Case], pool: Pool, on_start: Callable[[Case], None] | None
@@ -160,6 +137,7 @@ class _Queue:
     def submit(self, stop: threading.Event) -> None:
         """Submit cases while the pool has room; first those that lost their worker."""
         while self.in_flight < self._pool.window and not stop.is_set():
+            # A case that lost its worker goes first: the end of a run must not wait for it
             case = self._lost.pop() if self._lost else next(self._waiting, None)
             if case is None:
                 self._exhausted = True
@@ -202,7 +180,7 @@ class _Queue:
             record = CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None)
             yield case, CaseOutcome(record, ())
 
-    def drain(self, patience: float, on_outcome: OnOutcome) -> None:
+    def drain(self, patience: float, on_outcome: Callable[[Case, CaseOutcome], None]) -> None:
         """Collect the cases that end within `patience` seconds; the others are aborted."""
         self._pool.stop(patience)
         for _ in range(self.in_flight):

@@ -21,16 +21,8 @@ from typing import Any
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.process import is_limited, limit_met
 from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
+from scanloom.engine.worker import messages
 from scanloom.engine.worker.memory_admission import AdmissionGate
-from scanloom.engine.worker.messages import (
-    QUEUED,
-    CaseReply,
-    CaseRequest,
-    FunctionCall,
-    Ready,
-    Step,
-    WorkerSetup,
-)
 from scanloom.io.output.private import append_private
 from scanloom.io.system.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
@@ -49,14 +41,6 @@ class ChildDiedError(Exception):
         self.code = code
 
 
-class WorkerUnusableError(Exception):
-    """No case can be processed, because of `fault`."""
-
-    def __init__(self, fault: ScanError) -> None:
-        super().__init__(fault.code)
-        self.fault = fault
-
-
 class CaseTimeoutError(Exception):
     """The case exceeded the time limit, and the child was killed."""
 
@@ -66,7 +50,7 @@ class _RunningCase:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.done: CaseReply | None = None
+        self.done: messages.CaseReply | None = None
         self._since: float | None = None
         self._worked = 0.0
 
@@ -78,9 +62,9 @@ class _RunningCase:
 
     def begin(self, step: str) -> None:
         self._worked = self.worked
-        self._since = None if step == QUEUED else time.monotonic()
+        self._since = None if step == messages.QUEUED else time.monotonic()
 
-    def finish(self, done: CaseReply | None) -> None:
+    def finish(self, done: messages.CaseReply | None) -> None:
         self.done = done
         self.ended.set()
 
@@ -98,12 +82,16 @@ class WorkerProcess:
 
     Attributes
     ----------
+    ready : bool
+        Whether its models are loaded; before that, no failure is caused by a case.
     late : bool
-        Whether the child took too long to load its models.
+        Whether it took too long to load them.
     """
 
-    def __init__(self, setup: WorkerSetup, log: Path | None = None) -> None:
-        first = Message(replace(setup, make_predictors=FunctionCall.of(setup.make_predictors)))
+    def __init__(self, setup: messages.WorkerSetup, log: Path | None = None) -> None:
+        first = Message(
+            replace(setup, make_predictors=messages.FunctionCall.of(setup.make_predictors))
+        )
         self._socket, theirs = socketpair()
         with theirs, _open_log(log) as output:
             self._process = subprocess.Popen(  # noqa: S603  # this very program
@@ -117,10 +105,10 @@ class WorkerProcess:
             )
         self._lock = threading.Lock()
         self._waiting: dict[int, _RunningCase] = {}
-        self._number, self._ready, self._began = 0, False, time.monotonic()
+        self._number, self._began = 0, time.monotonic()
         self._code: int | None = None
         self._fault: ScanError | None = None
-        self.late = False
+        self.ready = self.late = False
         with suppress(OSError):  # the child died, which the listener thread finds
             first.send(self._socket)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
@@ -131,30 +119,20 @@ class WorkerProcess:
         return self._code is None and self._fault is None
 
     @property
-    def ready(self) -> bool:
-        """Whether its models are loaded; before that, no failure is caused by a case."""
-        return self._ready
-
-    @property
     def fault(self) -> ScanError | None:
         """Why its models could not be loaded; None if they were, or still may be."""
-        if self._ready or self.alive:
+        if self.ready or self.alive:
             return None
         return self._fault or _never_ready(self._code or 0)
 
-    def ask(self, case: Case, limit: float) -> CaseReply:
+    def ask(self, case: Case, limit: float) -> messages.CaseReply:
         """Process a case in the child, and wait for its end.
 
-        Parameters
-        ----------
-        case : Case
-            The case.
-        limit : float
-            Processing time in seconds; waiting for models and the device does not count.
+        `limit` is its processing time in s; waiting for models and the device does not count.
 
         Raises
         ------
-        WorkerUnusableError
+        ScanError
             If the child could not load the models.
         ChildDiedError
             If the child died meanwhile, for whatever cause.
@@ -169,12 +147,12 @@ class WorkerProcess:
             number = self._number
             self._waiting[number] = waiting
             with suppress(OSError):  # the child is dying, which the listener thread finds
-                send(self._socket, CaseRequest(number, case))
+                send(self._socket, messages.CaseRequest(number, case))
         while not waiting.ended.wait(_POLL_INTERVAL_S):
             if waiting.worked > limit:
                 self.kill()
                 raise CaseTimeoutError
-            if not self._ready and time.monotonic() - self._began > _START_TIMEOUT_S:
+            if not self.ready and time.monotonic() - self._began > _START_TIMEOUT_S:
                 detail = f"the models were not loaded within {_START_TIMEOUT_S:.0f} s"
                 self._fault, self.late = ScanError(Reason.ENVIRONMENT, detail), True
                 self.kill()
@@ -185,7 +163,7 @@ class WorkerProcess:
 
     def _check_alive(self) -> None:
         if self._fault is not None:
-            raise WorkerUnusableError(self._fault)
+            raise self._fault
         if self._code is not None:
             raise ChildDiedError(self._code)
 
@@ -225,13 +203,13 @@ class WorkerProcess:
         for waiting in unfinished.values():
             waiting.finish(None)
 
-    def _take(self, message: Ready | Step | CaseReply) -> None:
-        if isinstance(message, Ready):
-            self._ready, self._fault = message.fault is None, message.fault
+    def _take(self, message: messages.Ready | messages.Step | messages.CaseReply) -> None:
+        if isinstance(message, messages.Ready):
+            self.ready, self._fault = message.fault is None, message.fault
             if message.fault is not None:
                 self._wake_all()
             return
-        if isinstance(message, Step):
+        if isinstance(message, messages.Step):
             waiting = self._waiting.get(message.number)
             if waiting is not None:
                 waiting.begin(message.name)
@@ -244,8 +222,7 @@ class WorkerProcess:
 
 def _never_ready(code: int) -> ScanError:
     """Return the error for a child that ended before its models were loaded."""
-    limit = limit_met(code)
-    if limit is not None:
+    if (limit := limit_met(code)) is not None:
         return limit
     if code == -signal.SIGKILL:
         detail = "the worker process was killed while loading models, probably for lack of memory"
@@ -255,13 +232,11 @@ def _never_ready(code: int) -> ScanError:
 
 
 def _open_log(log: Path | None) -> Any:
-    if log is None:
-        return Path(os.devnull).open("ab")
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return append_private(log)
-    except OSError:  # no case fails for lack of a log
-        return Path(os.devnull).open("ab")
+    if log is not None:
+        with suppress(OSError):  # no case fails for lack of a log
+            log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return append_private(log)
+    return Path(os.devnull).open("ab")
 
 
 Span = tuple[float, float]
@@ -293,16 +268,12 @@ class CaseOutcome:
         When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
     engine : str
         Random name of the engine.
-    fault : ScanError or None
-        Why this engine cannot process any case: models that cannot be loaded, or a machine that
-        lacks a resource all cases need. Then `record` is None.
     """
 
     record: CaseRecord | None
     tries: tuple[Attempt, ...]
     device: tuple[float, float] | None = None
     engine: str = ""
-    fault: ScanError | None = None
 
 
 KILLED = f"died -{signal.SIGKILL.value}"
@@ -316,17 +287,13 @@ class WorkerSupervisor:
     the time limit, every case in it is a suspect. Each is retried alone in a new child, and only
     a case that fails there is reported (CASE_TIMEOUT, CRASHED). A concurrent case is never blamed.
 
-    Parameters
-    ----------
-    setup : WorkerSetup
-        Settings of the child.
-    time_limit : float
-        Longest time for a case in seconds, without waiting.
-    log : Path or None
-        File for the output of the child.
+    `time_limit` is the longest time for a case in s, without waiting. The output of the child goes
+    to the file `log`.
     """
 
-    def __init__(self, setup: WorkerSetup, time_limit: float, log: Path | None = None) -> None:
+    def __init__(
+        self, setup: messages.WorkerSetup, time_limit: float, log: Path | None = None
+    ) -> None:
         self._name = secrets.token_hex(4)
         self._setup, self._limit, self._log = setup, time_limit, log
         self._gate = AdmissionGate(setup.in_flight)
@@ -338,27 +305,30 @@ class WorkerSupervisor:
 
     def warm_up(self) -> None:
         """Start the child, so that models are loaded before the first case."""
-        with suppress(WorkerUnusableError):  # the first case reports it
+        with suppress(ScanError):  # the first case reports it
             self._running()
 
     def run(self, case: Case) -> CaseOutcome:
         """Process a case until its outcome is certain, with retries by the policy of its reason.
 
-        Several threads may call this; it never raises.
+        Several threads may call this.
+
+        Raises
+        ------
+        ScanError
+            If no case can be processed: models cannot be loaded, or the machine lacks a resource
+            that all cases need.
         """
         tries: list[Attempt] = []
-        try:
-            for retries in itertools.count():
-                record, device = self._try_until_sure(case, tries)
-                pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
-                if not pauses:
-                    break
-                if self._stopped.wait(pauses[0]):  # a later run retries it
-                    record = None
-                    break
-            return CaseOutcome(record, tuple(tries), device, self._name)
-        except WorkerUnusableError as error:
-            return CaseOutcome(None, tuple(tries), None, self._name, error.fault)
+        for retries in itertools.count():
+            record, device = self._try_until_sure(case, tries)
+            pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
+            if not pauses:
+                break
+            if self._stopped.wait(pauses[0]):  # a later run retries it
+                record = None
+                break
+        return CaseOutcome(record, tuple(tries), device, self._name)
 
     def _try_until_sure(
         self, case: Case, tries: list[Attempt]
@@ -391,7 +361,7 @@ class WorkerSupervisor:
     ) -> tuple[CaseRecord | None, Span | None]:
         """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
-        done: CaseReply | None = None
+        done: messages.CaseReply | None = None
         try:
             done = self._ask(case)
             reason = done.record.reason
@@ -403,24 +373,18 @@ class WorkerSupervisor:
         tries.append(Attempt(end, alone, time.monotonic() - began))
         return (done.record, done.device) if done else (None, None)
 
-    def _ask(self, case: Case) -> CaseReply:
+    def _ask(self, case: Case) -> messages.CaseReply:
         """Give the case to a child; start another one if it died before its models were loaded."""
         while True:
             child = self._running()
             try:
                 return child.ask(case, self._limit)
-            except (ChildDiedError, WorkerUnusableError):
+            except (ChildDiedError, ScanError):
                 if child.ready or self._stopped.is_set():
                     raise
 
     def _running(self) -> WorkerProcess:
-        """Return the running child, or start one.
-
-        Raises
-        ------
-        WorkerUnusableError
-            If no child can process any case.
-        """
+        """Return the running child, or start one; raise ScanError if none can process a case."""
         with self._starting:
             if self._stopped.is_set():
                 raise ChildDiedError(0)
@@ -430,11 +394,11 @@ class WorkerSupervisor:
                 self._check_end(self._child)
                 self._child = None
             if self._fault is not None:
-                raise WorkerUnusableError(self._fault)
+                raise self._fault
             try:
                 self._child = WorkerProcess(self._setup, self._log)
             except (OSError, RuntimeError) as error:
-                raise WorkerUnusableError(blame(error)) from error
+                raise blame(error) from error
             return self._child
 
     def _check_end(self, ended: WorkerProcess) -> None:
@@ -457,21 +421,18 @@ class WorkerSupervisor:
 
 def _record_of_death(case: Case, last: Attempt) -> CaseRecord:
     """Return the record of a case whose process failed while it was alone."""
-    if last.end == "late":
-        return CaseRecord(
-            case.id, Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s", (), None
-        )
     code = last.end.removeprefix("died ")
+    how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
+    reason, detail = Reason.CRASHED, f"the worker process ended with {how}"
     # Known causes first: a limit of the machine also ends a process by a signal, and only an end
     # that nothing explains is a crash of the code
-    limit = limit_met(int(code))
-    if limit is not None:
-        return CaseRecord(case.id, limit.reason, limit.detail, (), None)
-    if last.end == KILLED:
+    if last.end == "late":
+        reason, detail = Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s"
+    elif (limit := limit_met(int(code))) is not None:
+        reason, detail = limit.reason, limit.detail
+    elif last.end == KILLED:
         detail = "the worker process of the case was killed twice, probably for lack of memory"
-        return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
-    how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
-    if is_limited("AS"):  # native code may crash if it gets no memory
-        detail = f"the worker process ended with {how}, with limited address space (ulimit -v)"
-        return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
-    return CaseRecord(case.id, Reason.CRASHED, f"the worker process ended with {how}", (), None)
+        reason = Reason.OUT_OF_MEMORY
+    elif is_limited("AS"):  # native code may crash if it gets no memory
+        reason, detail = Reason.ENVIRONMENT, f"{detail}, with limited address space (ulimit -v)"
+    return CaseRecord(case.id, reason, detail, (), None)

@@ -13,7 +13,6 @@ from typing import (
     Any,
     Literal,
     Self,
-    TypeGuard,
     TypeVar,
     get_args,
     get_origin,
@@ -43,9 +42,9 @@ from scanloom.core import (
     is_slug,
     parse_bytes,
 )
-from scanloom.core import relations as core_relations
+from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.options import EXTRAS, Modality, take
+from scanloom.options import DEVICES, EXTRAS, Modality, take
 
 T = TypeVar("T")
 
@@ -104,6 +103,7 @@ _EXPECTED = (
     ("string_type", "text, in quotes where YAML sees yes, no or a number"),
     ("tuple_type", "a word, or a list of them, in quotes where YAML sees yes, no or a number"),
     ("model_type", "keys and values"),
+    ("dataclass_type", "keys and values"),
     ("dict_type", "keys and values"),
 )
 """Expected values by the prefix of pydantic's error types."""
@@ -128,22 +128,15 @@ def duplicate_keys(node: yaml.Node | None) -> list[str]:
 def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
     """Return a message with line, key, expected value, and the nearest valid word.
 
-    Parameters
-    ----------
-    model : type
-        The model that the document is validated with.
-    root : yaml.Node or None
-        Root of the file's YAML; None without a file.
-    error : mapping
-        One of pydantic's errors.
+    `error` is one of pydantic's errors, `root` that of the file's YAML; None without a file.
     """
     loc = tuple(error["loc"])
     names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
     key = ".".join(names) or "the workflow"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
-    if error["type"] == "extra_forbidden" and section is not None:
-        known = sorted(section.model_fields)
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument") and section is not None:
+        known = sorted(_keys(section))
         return f"{where} is not a key here; {did_you_mean(names[-1], known)}"
     if error["type"] == "missing":
         return f"{where} is missing"
@@ -196,27 +189,28 @@ def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
     return line
 
 
-def _section(model: type[BaseModel], names: Sequence[str]) -> type[BaseModel] | None:
+def _section(model: type[BaseModel], names: Sequence[str]) -> object:
+    """Return the section, a model or dataclass, at a path of keys; None if there is none."""
     kind: object = model
     for name in names:
-        if get_origin(kind) is dict:
-            kind = get_args(kind)[1]
-        elif _is_section(kind) and name in kind.model_fields:
-            kind = kind.model_fields[name].annotation
-        else:
-            return None
+        kind = get_args(kind)[1] if get_origin(kind) is dict else _keys(kind).get(name)
         if get_origin(kind) is tuple:  # a list of sections
             kind = get_args(kind)[0]
-    return kind if _is_section(kind) else None
+    return kind if _keys(kind) else None
 
 
-def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+def _keys(kind: object) -> dict[str, object]:
+    """Return the keys of a section with their types; empty for other types."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: entry.annotation for name, entry in kind.model_fields.items()}
+    return get_type_hints(kind) if isinstance(kind, type) and is_dataclass(kind) else {}
 
 
 def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
     section = _section(model, names[:-1])
-    return section.model_fields.get(names[-1]) if section and names else None
+    if not names or not isinstance(section, type) or not issubclass(section, BaseModel):
+        return None
+    return section.model_fields.get(names[-1])
 
 
 def _choices(annotation: object) -> list[str]:
@@ -238,99 +232,15 @@ def _checked_slug(value: str) -> str:
 Name = Annotated[str, AfterValidator(_checked_slug)]
 
 
-class StructuresOf(Section, frozen=True):
-    """Structures of another model."""
-
-    model: str = Field(description="Name of the other model, or of an ensemble")
-    structures: WordList = Field(default=(), description="Labels of that model; by default, all")
-
-    @property
-    def reference(self) -> core_relations.StructuresOf:
-        """The structures."""
-        return core_relations.StructuresOf(self.model, self.structures)
-
-
-class CropBy(StructuresOf, frozen=True):
-    """Structures of another model, around which the scan is cropped."""
-
-    margin_mm: float = Field(default=0.0, ge=0, description="Distance around them, mm")
-
-
-class Unite(Section, frozen=True):
-    """One label map of structures of several models, instead of those of the models."""
-
-    priority: tuple[StructuresOf, ...] = Field(
-        min_length=1,
-        description="Models with their structures: where several label a voxel, the first has it",
-    )
-
-
-class Share(Section, frozen=True):
-    """Volumes measured as shares of a whole; structures by LABEL, or MODEL/LABEL if ambiguous."""
-
-    of: Annotated[WordList, Field(min_length=1)] = Field(
-        description="The whole: a structure, or several whose volumes are added"
-    )
-    structures: WordList = Field(
-        default=(), description="Structures whose share is measured; by default, all others"
-    )
-
-
-Crops = Annotated[
-    dict[Name, CropBy],
-    Field(description="Models that run on the box around structures of another model, by name"),
-]
-Restrictions = Annotated[
-    dict[Name, StructuresOf],
-    Field(
-        description="Models whose labels outside structures of another model become background, "
-        "by name"
-    ),
-]
-Ensembles = Annotated[
-    dict[Name, Annotated[WordList, Field(min_length=2)]],
-    Field(
-        description="Models of equal structures and grid whose scores are averaged, by the name of "
-        "their result"
-    ),
-]
-Unions = Annotated[
-    dict[Name, Unite],
-    Field(
-        description="Label maps of structures of several models, by name; they take the place of "
-        "the models' own results"
-    ),
-]
-Shares = Annotated[
-    tuple[Share, ...], Field(description="Volumes to measure as shares of other volumes")
-]
-
-
-def make_relations(
-    crop_by: Crops,
-    restrict_to: Restrictions,
-    ensembles: Ensembles,
-    unite: Unions,
-    shares: Shares,
-) -> Relations:
-    """Return the relations of a workflow as cases have them."""
-    return Relations(
-        crop_by=tuple(
-            core_relations.CropBy(name, crop.reference, crop.margin_mm)
-            for name, crop in crop_by.items()
-        ),
-        restrict_to=tuple(
-            core_relations.RestrictTo(name, rule.reference) for name, rule in restrict_to.items()
-        ),
-        ensembles=tuple(
-            core_relations.Ensemble(name, models) for name, models in ensembles.items()
-        ),
-        unite=tuple(
-            core_relations.Unite(name, tuple(source.reference for source in union.priority))
-            for name, union in unite.items()
-        ),
-        shares=tuple(core_relations.Share(share.of, share.structures) for share in shares),
-    )
+def names_listed(value: object) -> object:
+    """Return the relations of a workflow's file with lists of one where a single name stands."""
+    if isinstance(value, dict):
+        names = ("structures", "of")
+        return {
+            key: (entry,) if key in names and isinstance(entry, str) else names_listed(entry)
+            for key, entry in value.items()
+        }
+    return [names_listed(entry) for entry in value] if isinstance(value, list) else value
 
 
 MAX_WORKFLOW_BYTES = 1 << 20
@@ -498,9 +408,9 @@ class Execution(Section, ComputeOptions, frozen=True):
     in_flight: int = Field(default=3, ge=1, le=8, description="Most concurrent cases in a worker")
     device: str = Field(
         default="auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        pattern=f"^({DEVICES})$",
         examples=["cuda:0"],
-        description="auto, cpu, cuda, cuda:N",
+        description="auto, cpu, cuda, cuda:N, mps, xpu, xpu:N",
     )
     time_limit: Seconds = Field(
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
@@ -524,11 +434,28 @@ class Workflow(Section, frozen=True):
         description="For models with several inputs: criteria for the series of a study for each "
         "input, by its name and in the model's order; `select` applies to all of them",
     )
-    crop_by: Crops = Field(default={})
-    restrict_to: Restrictions = Field(default={})
-    ensembles: Ensembles = Field(default={})
-    unite: Unions = Field(default={})
-    shares: Shares = ()
+    crop_by: Annotated[dict[Name, CropBy], BeforeValidator(names_listed)] = Field(
+        default={},
+        description="Models that run on the box around structures of another model, by name",
+    )
+    restrict_to: Annotated[dict[Name, StructuresOf], BeforeValidator(names_listed)] = Field(
+        default={},
+        description="Models whose labels outside structures of another model become background, "
+        "by name",
+    )
+    ensembles: dict[Name, Annotated[WordList, Field(min_length=2)]] = Field(
+        default={},
+        description="Models of equal structures and grid whose scores are averaged, by the name of "
+        "their result",
+    )
+    unite: Annotated[dict[Name, Unite], BeforeValidator(names_listed)] = Field(
+        default={},
+        description="Label maps of structures of several models, by name; they take the place of "
+        "the models' own results",
+    )
+    shares: Annotated[tuple[Share, ...], BeforeValidator(names_listed)] = Field(
+        default=(), description="Volumes to measure as shares of other volumes"
+    )
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
     execution: Execution = Field(default=Execution(), description=Execution.__doc__)
@@ -546,8 +473,7 @@ class Workflow(Section, frozen=True):
     @property
     def relations(self) -> Relations:
         """Relations between the models."""
-        relations = (self.crop_by, self.restrict_to, self.ensembles, self.unite, self.shares)
-        return make_relations(*relations)
+        return take(Relations, dict(self))
 
     @property
     def computed_labels(self) -> tuple[str, ...]:

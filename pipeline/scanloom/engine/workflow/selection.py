@@ -68,19 +68,8 @@ def select(
 ) -> tuple[list[Inputs], list[LeftOut]]:
     """Split the series of an index into inputs of cases and series that are left out.
 
-    Parameters
-    ----------
-    indexed : iterable of IndexedSeries
-        All series of an index.
-    workflow : Workflow
-        Its `select`, `channels` and `policy` are applied.
-    cards : sequence of ModelCard
-        Cards of its models, which decide which of several series is the best.
-
-    Returns
-    -------
-    (chosen, left_out)
-        Each series is in exactly one of the two lists.
+    `select`, `channels` and `policy` of the workflow are applied; the cards of its models decide
+    which of several series is the best. Each series is in exactly one of the two lists.
     """
     matching: list[IndexedSeries] = []
     left_out: list[LeftOut] = []

@@ -8,9 +8,7 @@ that the next slab still needs are kept apart. The result is that of a forward p
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, cast
 
 import torch
@@ -25,12 +23,6 @@ _ACTIVATIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "relu": lambda values: functional.relu(values, inplace=True),
     "gelu": lambda values: functional.gelu(values, approximate="tanh"),
 }
-
-State = dict[str, torch.Tensor]
-ONE_ARRAY: Final = "values"
-"""Entry of a state dict with all weights as one array."""
-_KERNEL_DIMS: Final = 5
-_LAST_BIAS: Final = "classifier.bias"
 
 
 class MeshNet(nn.Module):
@@ -49,8 +41,7 @@ class MeshNet(nn.Module):
     affine : bool
         Whether the norm has weights.
     bias, classifier_bias : bool
-        Whether the layers, and the final convolution, have a bias. A bias of the final convolution
-        in the weights is ignored if it has none here.
+        Whether the layers, and the final convolution, have a bias.
 
     Attributes
     ----------
@@ -151,76 +142,3 @@ class MeshNet(nn.Module):
     def _planes_at_once(self, values: torch.Tensor, channels: int) -> int:
         """Return the number of planes of a slab with so many channels."""
         return max(1, self.slab_values // max(1, channels * values[:, 0, 0].numel()))
-
-    def convert_state(self, state: State) -> State:
-        """Return weights of brainchop, or of a bundle of MONAI, under the names of this class."""
-        shapes = {name: values.shape for name, values in self.state_dict().items()}
-        return convert_state(state, shapes)
-
-
-def convert_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]) -> State:
-    """Return weights under the names of `MeshNet`.
-
-    A bias of the classifier is dropped if the network has none. Weights that do not correspond to
-    the network keep their names.
-
-    Parameters
-    ----------
-    state : mapping
-        Weights: kernels (C', C, x, y, z), biases (C',) and weights of norms (C',); or one array.
-    shapes : mapping
-        Shapes of the network's weights by name, in the order of the layers.
-    """
-    if set(state) == {ONE_ARRAY}:
-        return _cut(state[ONE_ARRAY], shapes)
-    prefixes = sorted({name.rpartition(".")[0] for name in state}, key=_order)
-    kernels = [p for p in prefixes if _dims(state, p) == _KERNEL_DIMS]
-    norms = [p for p in prefixes if _dims(state, p) == 1]
-    renamed = {norm: f"norms.{n}" for n, norm in enumerate(norms)}
-    renamed.update({kernel: f"layers.{n}" for n, kernel in enumerate(kernels[:-1])})
-    renamed.update(dict.fromkeys(kernels[-1:], "classifier"))
-    converted = {}
-    for name, values in state.items():
-        prefix, _, leaf = name.rpartition(".")
-        converted[f"{renamed.get(prefix, prefix)}.{leaf}"] = values
-    return _without_bias(converted, shapes)
-
-
-def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Return a key that sorts names by the numbers in them; the classifier comes last."""
-    pieces = re.split(r"(\d+)", name)
-    numbers = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in pieces]
-    return name == "classifier", numbers
-
-
-def _dims(state: Mapping[str, torch.Tensor], prefix: str) -> int:
-    """Return the number of dimensions of a layer's weight; 0 if it has none."""
-    weight = state.get(f"{prefix}.weight")
-    return 0 if weight is None else weight.ndim
-
-
-def _cut(values: torch.Tensor, shapes: Mapping[str, torch.Size]) -> State:
-    """Return weights from one array: kernel, then bias of each layer, kernels with channels last.
-
-    The array itself if it has too few or too many values.
-    """
-    expected = dict(shapes)
-    classes = list(shapes.values())[-1][0]
-    if len(values) - sum(map(math.prod, expected.values())) == classes:
-        expected.setdefault(_LAST_BIAS, torch.Size((classes,)))
-    if len(values) != sum(map(math.prod, expected.values())):
-        return {ONE_ARRAY: values}
-    arrays = torch.split(values, [math.prod(shape) for shape in expected.values()])
-    state = {}
-    for (name, shape), array in zip(expected.items(), arrays, strict=True):
-        if len(shape) == _KERNEL_DIMS:
-            stored = array.view(*shape[2:], shape[1], shape[0])
-            state[name] = stored.permute(4, 3, 0, 1, 2).contiguous()
-        else:
-            state[name] = array.clone()
-    return _without_bias(state, shapes)
-
-
-def _without_bias(state: State, shapes: Mapping[str, torch.Size]) -> State:
-    """Return weights without the classifier's bias if the network has none."""
-    return {name: v for name, v in state.items() if name != _LAST_BIAS or name in shapes}

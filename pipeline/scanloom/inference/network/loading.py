@@ -28,7 +28,6 @@ from scanloom.inference.engines.cache import (
     exports_folder,
     save_measurement,
 )
-from scanloom.inference.nets.meshnet import MeshNet
 from scanloom.inference.network.architectures import (
     build_network,
     check_dimensions,
@@ -116,8 +115,6 @@ def _trained(spec: NetworkSpec, weights: Weights) -> nn.Module:
     """Return a network with its weights, in float32."""
     state = read_weights(weights)
     network = build_network(spec, sum(values.numel() for values in state.values()))
-    if isinstance(network, MeshNet):
-        state = network.convert_state(state)
     load_weights(network, state)
     return network
 

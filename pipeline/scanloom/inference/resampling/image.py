@@ -15,7 +15,7 @@ from scipy import ndimage
 
 from scanloom.cards.card import Crop, ModelCard, Normalize
 from scanloom.core import Grid, Reason, ScanError, Volume
-from scanloom.inference.device import all_finite
+from scanloom.inference.device import all_finite, float64_device
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.resample import (
@@ -261,7 +261,7 @@ def network_image(
     ScanError
         NOT_FINITE if intensities overflow.
     """
-    device = where[0]
+    device = float64_device(where[0])
 
     def resample() -> list[torch.Tensor]:
         options = ResampleOptions(decisive_values(card), _filled(scan.volumes, card))
@@ -271,7 +271,7 @@ def network_image(
             for volume, own_steps in zip(scan.volumes, steps, strict=True)
         ]
 
-    channels = shared.channels(card, str(device), resample) if shared else resample()
+    channels = shared.channels(card, str(where[0]), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
     crop, box = card.grid.crop, None
     # The card says how many steps come before its crop, whose foreground they change
@@ -298,7 +298,7 @@ def network_image(
         )
         previous = stage_channels(scan.stage_labels, inside, plan, tuple(used), device)
         image = torch.cat((image, previous if box is None else previous[:, *box]))
-    return NetworkImage(image, seen, box)
+    return NetworkImage(image.to(where[0]), seen if seen is None else seen.to(where[0]), box)
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:

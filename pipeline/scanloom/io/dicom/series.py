@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume, counted
+from scanloom.core import Flag, Gaps, Grid, ReadOptions, Reason, ScanError, Volume, counted
 from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dataset_text import decimal_strings
 from scanloom.io.dicom import tags
@@ -32,15 +32,14 @@ from scanloom.io.dicom.geometry.stack import (
     stack_slices,
 )
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS, has_contradicting_groups
 from scanloom.io.dicom.header.header import (
     PATIENT_KEYWORDS,
     Header,
     HeaderCache,
-    pydicom_muted,
+    parsing,
     read_headers,
 )
-from scanloom.io.dicom.header.parser import read_first_bytes
+from scanloom.io.dicom.header.parser import has_contradicting_groups, read_first_bytes
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.slice_attributes import SERIES_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
@@ -49,7 +48,7 @@ from scanloom.io.dicom.suv import suv_factor, tracer
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
-from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, rounding_flags
+from scanloom.io.voxel_values import rounding_flags, voxel_limit
 
 _PADDING_LIMIT, _ACQUISITION = tags.PIXEL_PADDING_RANGE_LIMIT, tags.MR_ACQUISITION_TYPE
 _SUV_ROUNDING = 1e-5
@@ -58,12 +57,7 @@ _FLOAT32_BITS = 24  # precision of float32
 
 
 def read_dicom(
-    files: Sequence[Path],
-    *,
-    modality: str | None = None,
-    phase: int | None = None,
-    gaps: Gaps = "refuse",
-    limit: int = VOXEL_LIMIT_BYTES,
+    files: Sequence[Path], phase: int | None = None, options: ReadOptions = ReadOptions()
 ) -> Scan:
     """Read one volume of a series.
 
@@ -71,14 +65,10 @@ def read_dicom(
     ----------
     files : sequence of Path
         Files of the series, in any order.
-    modality : str or None
-        Used only if the headers name no known modality.
     phase : int or None
         Number of the volume in a series of several, from 0, in the order of `SLICE_ATTRIBUTES`.
-    gaps : "refuse" or "interpolate"
-        Whether to refuse or to interpolate missing slices.
-    limit : int
-        Largest size of the voxels, in bytes.
+    options : ReadOptions
+        Its modality is used only if the headers name no known one; voxels are never NaN.
 
     Raises
     ------
@@ -86,13 +76,17 @@ def read_dicom(
         With a reason code for each fault or ambiguity; nothing is guessed.
     """
     headers = _usable_headers(files)
-    stack = _stack_volume(_split_slices(headers), phase, gaps)
+    stack = _stack_volume(headers, phase, options.gaps)
     duplicates = _count_duplicates(stack)
-    array = read_values(stack.slices, limit)
+    array = read_values(stack.slices, voxel_limit(options))
     padding, padding_limit = _padding(stack.real)
     fill_gaps(array, stack.slices, padding)
-    modality = _modality(stack.real) or modality
-    unit = _unit(stack.real, modality)
+    stated = stack.real[0].header.modality  # which slices share
+    modality = stated if stated in MODALITIES else options.modality
+    unit: Unit = "unknown" if modality is None else "a.u."
+    # Only a CT whose rescale gives Hounsfield units (DICOM PS3.3 C.8.2.1.1.2)
+    if modality == "CT" and all(s.hounsfield for s in stack.real):
+        unit = "HU"
     factor, is_factor_doubtful = _suv_factor(stack.real) if modality == "PT" else (None, False)
     flags = list(stack.flags)
     if duplicates:
@@ -119,10 +113,7 @@ def read_dicom(
 
 
 def dicom_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    gaps: Gaps = "refuse",
-    limit: int | None = None,
+    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse", limit: int | None = None
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
@@ -131,7 +122,7 @@ def dicom_outline(
     """
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
-    stack = _stack_volume(_split_slices(headers), phase, gaps)
+    stack = _stack_volume(headers, phase, gaps)
     outline = _outline(stack)
     if limit is not None:
         check_size(stack.slices, limit)
@@ -145,7 +136,7 @@ def probe_headers(
 
     Pixels are read only where slices share a position: whether they were sent twice, or differ.
     """
-    return _outline(_stack_volume(_split_slices(headers), phase, gaps))
+    return _outline(_stack_volume(headers, phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -158,14 +149,7 @@ def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
 
 
 def _split_slices(headers: Sequence[Header]) -> list[Slice]:
-    """Return the slices of all files, in an order that does not depend on file names.
-
-    Raises
-    ------
-    ScanError
-        If the tiles or frames of a file can't be distinguished, or no frame is a slice of a volume;
-        as for `_check_faults`.
-    """
+    """Return the slices of all files, in an order that does not depend on file names."""
     _check_faults(headers)
     slices: list[Slice] = []
     multiframe_headers: list[Header] = []
@@ -187,13 +171,7 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
 
 
 def _check_faults(headers: Sequence[Header]) -> None:
-    """Refuse several patients, contradictory repeated elements, float pixels and reversed rows.
-
-    Raises
-    ------
-    ScanError
-        SEVERAL_PATIENTS, HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
-    """
+    """Refuse several patients, contradictory repeated elements, float pixels and reversed rows."""
     distinct = {h.shared: h for h in headers}.values()
     # Before the series is split: volumes of several patients are not phases to choose from
     patients = max(_count_values(list(distinct), n) for n in range(len(PATIENT_KEYWORDS)))
@@ -227,14 +205,9 @@ def _count_values(headers: Sequence[Header], n: int) -> int:
     return len({header.decoded_patient(n) for header in header_of.values()})
 
 
-def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
-    """Return the stack of the only volume, or of the chosen one.
-
-    Raises
-    ------
-    ScanError
-        PHASES if there are several volumes and none was chosen; as for `stack_slices`.
-    """
+def _stack_volume(headers: Sequence[Header], phase: int | None, gaps: Gaps) -> Stack:
+    """Return the stack of the only volume, or of the chosen one; PHASES if none was chosen."""
+    slices = _split_slices(headers)
     if have_distinct_frames_of_reference(slices):
         return stack_across_frames_of_reference(slices, phase, gaps)
     volumes = split_volumes(slices)
@@ -246,13 +219,9 @@ def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Sta
 
 
 def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
-    """Return the stack of one of several volumes.
+    """Return the stack of one of several volumes; PHASES if none was chosen.
 
-    Raises
-    ------
-    ScanError
-        PHASES if none was chosen; SLICE_GAP if slices at its ends are missing and gaps are
-        refused; as for `stack_slices`.
+    SLICE_GAP if slices at its ends are missing and gaps are refused.
     """
     try:
         slices, missing = volumes.choose(phase)
@@ -272,12 +241,9 @@ def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
 
 
 def _check_any_readable(volumes: Volumes, choice: ScanError) -> None:
-    """Refuse several volumes of which no choice would be read.
+    """Refuse several volumes of which no choice would be read, with the reason of the first.
 
-    Raises
-    ------
-    ScanError
-        With the reason of the first; `choice` says how many there are.
+    `choice` says how many there are.
     """
     first: ScanError | None = None
     for group in volumes.groups:
@@ -295,19 +261,12 @@ def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
     """Return the stack of one volume that was sent repeatedly; None if slices differ."""
     try:
         stack = stack_slices(slices, gaps, SERIES_ATTRIBUTES)
-        if first_disagreement(slices) and len({k for k, _ in stack.twins}) < len(stack.real):
+        if first_disagreement(slices) and len({kept for kept, _ in stack.twins}) < len(stack.real):
             return None  # parts of several series, of which only some are the same
-        same = all(same_pixels(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
+        same = all(same_pixels(kept, duplicate) for kept, duplicate in stack.twins)
     except ScanError:
         return None
     return stack if same and stack.twins else None
-
-
-def _slice_at(stack: Stack, k: int) -> Slice:
-    slice_ = stack.slices[k]
-    if slice_ is None:
-        raise ValueError("a duplicate of a missing slice")
-    return slice_
 
 
 def _source(stack: Stack) -> DicomSource:
@@ -362,23 +321,13 @@ def _suv_factor(slices: Sequence[Slice]) -> tuple[float | None, bool]:
     """Return `Volume.suv_factor`, and whether it is None since slices differ in its attributes.
 
     Headers keep no nested sequences, in which PET names its tracer and dose: slices are compared
-    here, and not by the index.
-
-    Raises
-    ------
-    ScanError
-        MIXED_SLICES; DAMAGED if an element can't be parsed; UNREADABLE if a file was changed since
-        its header was read.
+    here, and not by the index. Several tracers are MIXED_SLICES.
     """
     headers = {id(slice_.header): slice_.header for slice_ in slices}.values()
-    try:
-        with pydicom_muted():
-            datasets = [header.read_dataset() for header in headers]
-            tracers = [name for dataset in datasets if (name := tracer(dataset))]
-            factors = [suv_factor(dataset) for dataset in datasets]
-    except PARSE_ERRORS as exc:
-        detail = f"tracer and dose can't be parsed ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
+    with parsing("tracer and dose"):
+        datasets = [header.read_dataset() for header in headers]
+        tracers = [name for dataset in datasets if (name := tracer(dataset))]
+        factors = [suv_factor(dataset) for dataset in datasets]
     if len(set(tracers)) > 1:
         detail = f"Radiopharmaceutical has {len(set(tracers))} values in {len(slices)} slices"
         raise ScanError(Reason.MIXED_SLICES, detail)
@@ -404,28 +353,11 @@ def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:
 def _count_duplicates(stack: Stack) -> int:
     """Return the number of duplicate slices.
 
-    Raises
-    ------
-    ScanError
-        DUPLICATE_SLICES or SLICE_GAP if slices at one position hold different pixels.
+    DUPLICATE_SLICES or SLICE_GAP if slices at one position hold different pixels.
     """
-    for k, duplicate in stack.twins:
-        if not same_pixels(_slice_at(stack, k), duplicate):
-            raise duplicate_position_error(stack)
+    if not all(same_pixels(kept, duplicate) for kept, duplicate in stack.twins):
+        raise duplicate_position_error(stack)
     return len(stack.twins)
-
-
-def _modality(slices: Sequence[Slice]) -> str | None:
-    """Return the modality of a stack, which its slices share; None if it is not supported."""
-    modality = slices[0].header.modality
-    return modality if modality in MODALITIES else None
-
-
-def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
-    """Return HU only for a CT whose rescale gives Hounsfield units (DICOM PS3.3 C.8.2.1.1.2)."""
-    if modality == "CT" and all(s.hounsfield for s in slices):
-        return "HU"
-    return "a.u." if modality is not None else "unknown"
 
 
 def _padding(slices: Sequence[Slice]) -> tuple[float | None, float | None]:
@@ -449,11 +381,9 @@ def _slice_padding(slice_: Slice) -> tuple[float | None, float | None]:
 
 
 # --- a frame of reference for each slice ----------------------------------------------------------
-# Series in which each slice has a different frame of reference, as some anonymisers leave them.
-#
-# They replace every UID by a new one, and overlook that slices share this one. Positions are not
-# comparable across frames of reference; but slices do not form one complete regular stack by
-# chance.
+# Some anonymisers replace every UID by a new one, and overlook that slices share this one.
+# Positions are not comparable across frames of reference; but slices do not form one complete
+# regular stack by chance.
 
 
 def have_distinct_frames_of_reference(slices: Sequence[Slice]) -> bool:
@@ -475,8 +405,12 @@ def stack_across_frames_of_reference(
         FRAME_OF_REFERENCE if they form several stacks, or slices share a position: nothing shows
         which of them belong together. Errors of the stack as in `stack_slices`.
     """
-    volumes = split_volumes([_without_frame_of_reference(slice_) for slice_ in slices])
-    stack = None
+    blank = []
+    for slice_ in slices:
+        header = copy(slice_.header)
+        header.frame_of_reference = ""
+        blank.append(replace(slice_, header=header))
+    volumes, stack = split_volumes(blank), None
     if len(volumes.groups) == 1 and not volumes.crossing:
         stack = stack_slices(volumes.choose(phase)[0], gaps)
     if stack is None or stack.twins:
@@ -484,9 +418,3 @@ def stack_across_frames_of_reference(
         detail = f"{count} slices have {count} frames of reference, and do not form a single stack"
         raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
     return stack.with_flag(Flag.FRAMES_OF_REFERENCE)
-
-
-def _without_frame_of_reference(slice_: Slice) -> Slice:
-    header = copy(slice_.header)
-    header.frame_of_reference = ""
-    return replace(slice_, header=header)

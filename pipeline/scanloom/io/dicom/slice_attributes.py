@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from datetime import date
 from enum import Enum
+from functools import partial
 from typing import Literal, NamedTuple
 
 from scanloom.io.dicom import tags
@@ -38,7 +39,7 @@ _DAY_S = 86400.0
 
 _NEUTRAL = "-"
 """Kind of all values without relevant information."""
-_JOINTS = re.compile(r"[\s_-]+")
+_JOINTS = re.compile(r"[\s_-]+")  # between words that scanners join differently: "SE_2D", "SE 2D"
 _SEPARATORS = re.compile(r"[\\/ ]+")
 _CONTENT_WORD = re.compile(
     r"[MPRIWF]|[MPRI]_[A-Z0-9]+|[IO]P|FF|WF|FA|SUB|B0|INV\d|UNI|SWI|MI?NIP|TTP|MTT|NORM|[MC]PR"
@@ -132,16 +133,18 @@ def _numbers(share: float) -> Normalise:
         references: list[tuple[tuple[float, ...], str]] = []
         for vector, value in vectors:
             near = (text for reference, text in references if _is_near(reference, vector, share))
-            equivalent = next(near, None)
-            if equivalent is None:
+            kinds[value] = next(near, value)
+            # A value is compared with the lowest of its kind, not with its neighbour: a chain of
+            # small steps must not join the ends
+            if kinds[value] == value:
                 references.append((vector, value))
-            kinds[value] = value if equivalent is None else equivalent
         return kinds
 
     return normalise
 
 
 def _is_near(reference: tuple[float, ...], vector: tuple[float, ...], share: float) -> bool:
+    # Of the largest component: a direction's small components are as inaccurate as the large ones
     scale = max(map(abs, reference + vector), default=0.0)
     return len(reference) == len(vector) and all(
         abs(a - b) <= share * scale for a, b in zip(reference, vector, strict=True)
@@ -169,8 +172,8 @@ def _sequence_name(values: Collection[str]) -> dict[str, str]:
     kinds = {}
     for value in values:
         name = value.upper()
-        diffusion = _SEQUENCE_WITH_B_VALUE.search(name)
-        start = diffusion.start() if diffusion else len(name)
+        b_value = _SEQUENCE_WITH_B_VALUE.search(name)
+        start = b_value.start() if b_value else len(name)
         kinds[value] = re.sub(r"[\d_#*]+", "", name[:start]) + name[start:]
     return kinds
 
@@ -230,11 +233,8 @@ def _times_without_pause(values: Collection[str]) -> dict[str, str]:
     """Treat times of day as equivalent if no pause lies between them; a scan may pass midnight."""
     ordered = sorted((seconds_of(value), value) for value in values)
     kinds = dict.fromkeys(values, _NEUTRAL)
-    pauses = [
-        n
-        for n, (time, _) in enumerate(ordered)
-        if (time - ordered[n - 1][0]) % _DAY_S > MAX_PAUSE_S
-    ]
+    delays = [time - ordered[n - 1][0] for n, (time, _) in enumerate(ordered)]
+    pauses = [n for n, delay in enumerate(delays) if delay % _DAY_S > MAX_PAUSE_S]
     if len(pauses) > 1:  # one of them is the rest of the day
         for n, (_, value) in enumerate(ordered):
             kinds[value] = str(sum(n >= pause for pause in pauses) % len(pauses))
@@ -317,31 +317,23 @@ class SliceAttribute(NamedTuple):
         """
         if self.counts and not exact and len(values) == count > 1:
             return dict.fromkeys(values, min(values))
-        present = set(values) - {""}
         normalise = self.normalise
         if exact:
-            is_number = normalise in _NUMERIC
-            normalise = _exact_number if is_number else _unordered
-        kinds = _lowest(normalise(present))
+            normalise = _exact_number if normalise in _NUMERIC else _unordered
+        forms = dict(sorted(normalise(set(values) - {""}).items()))
+        lowest: dict[str, str] = {}
+        for value, form in forms.items():
+            lowest.setdefault(form, value)
+        kinds = {value: lowest[form] for value, form in forms.items()}
         if "" in values:
-            same = not exact and present and self.absent != "differs"
-            kinds[""] = self._kind_of_absent(present, kinds) if same else ""
+            if exact or not kinds or self.absent == "differs":
+                kinds[""] = ""
+            elif self.absent == "says nothing":
+                silent = (kinds[value] for value in kinds if forms[value] in ("", _NEUTRAL))
+                kinds[""] = next(silent, _NEUTRAL)
+            else:
+                kinds[""] = min(kinds.values())
         return kinds
-
-    def _kind_of_absent(self, present: Iterable[str], kinds: dict[str, str]) -> str:
-        if self.absent == "says nothing":
-            normal = self.normalise(set(present))
-            silent = (kinds[v] for v in sorted(present) if normal[v] in ("", _NEUTRAL))
-            return next(silent, _NEUTRAL)
-        return min(kinds.values())
-
-
-def _lowest(normal: dict[str, str]) -> dict[str, str]:
-    """Return the lowest of the values with the same normal form as each value."""
-    lowest: dict[str, str] = {}
-    for value, form in sorted(normal.items()):
-        lowest.setdefault(form, value)
-    return {value: lowest[form] for value, form in normal.items()}
 
 
 _TOLERANCES: dict[Normalise, str] = {
@@ -365,10 +357,15 @@ _TOLERANCES: dict[Normalise, str] = {
 }
 _NUMERIC = (_number, _adapted_number, _voltage, _first_number, _exact_number)
 
+_PET_CORRECTION = "a correction of PET; absent if not made"
+_ANOTHER_VISIT = "another visit; a scan may pass midnight"
+_MADE_AGAIN = "another visit; some slices are reconstructed again"
+_PADDING = "padding, which is known only if slices agree on it"
 _SERIES_LEVEL = "of the series (PS3.3 C.7.3.1): slices that differ were merged from several"
 
 
-def _meaning(
+def _attribute(
+    rule: Rule,
     name: str,
     why: str,
     *kept_tags: int,
@@ -377,249 +374,184 @@ def _meaning(
     counts: bool = False,
     positive: bool = False,
 ) -> SliceAttribute:
-    """Return an attribute of which slices with different values are never mixed."""
-    return SliceAttribute(
-        name, kept_tags, Rule.MEANING, why, by, absent, counts=counts, positive=positive
-    )
+    return SliceAttribute(name, kept_tags, rule, why, by, absent, counts=counts, positive=positive)
 
 
-def _varies(name: str, why: str, *kept_tags: int) -> SliceAttribute:
-    """Return an attribute that changes from slice to slice by nature."""
-    return SliceAttribute(name, kept_tags, Rule.VARIES, why)
+_meaning, _recorded, _varies = (
+    partial(_attribute, rule) for rule in (Rule.MEANING, Rule.RECORDED, Rule.VARIES)
+)
+# Slices without a stated attribute have another meaning; without an optional one, the usual meaning
+_stated, _optional = partial(_meaning, absent="differs"), partial(_meaning, absent="says nothing")
+_nuclear_vector = partial(_meaning, by=_exact_number, absent="ignored")
 
-
-def _recorded(
-    name: str, why: str, *kept_tags: int, by: Normalise = _text, absent: Absent = "flagged"
-) -> SliceAttribute:
-    """Return an attribute of which different values are flagged."""
-    return SliceAttribute(name, kept_tags, Rule.RECORDED, why, by, absent)
-
-
-def _separating(how: Separates, attributes: Iterable[SliceAttribute]) -> tuple[SliceAttribute, ...]:
-    """Return attributes that separate volumes which share positions."""
-    return tuple(attribute._replace(separates=how) for attribute in attributes)
-
-
-_BY_PURPOSE = _separating(
-    "first",
-    (
-        _recorded(
-            "StackID",
-            "frames that belong together; a slab of several has its own, too",
-            absent="ignored",
-        ),
-        _meaning(
-            "TemporalPositionIdentifier",
-            "the time point, as of a contrast agent; some number each slice",
-            tags.TEMPORAL_POSITION_IDENTIFIER,
-            by=_exact_number,
-            counts=True,
-        ),
-        _varies("TemporalPositionTimeOffset", "the time of a frame from the start of the scan"),
-        _meaning("EchoNumbers", "the echo; some number each slice", tags.ECHO_NUMBERS, counts=True),
-        _meaning(
-            "EchoTime",
-            "the weighting by T2",
-            tags.ECHO_TIME,
-            tags.EFFECTIVE_ECHO_TIME,
-            by=_number,
-            absent="differs",
-        ),
-        _meaning(
-            "DiffusionBValue",
-            "the weighting by diffusion",
-            tags.DIFFUSION_B_VALUE,
-            by=_number,
-            absent="differs",
-        ),
-        _meaning(
-            "DiffusionGradientOrientation",
-            "the direction of diffusion",
-            tags.DIFFUSION_GRADIENT_ORIENTATION,
-            by=_number,
-            absent="differs",
-        ),
-        _varies(
-            "AcquisitionNumber",
-            "a pass, a rotation or a step of one scan has its own",
-            tags.ACQUISITION_NUMBER,
-        ),
-        _meaning(
-            "ImageType",
-            "its words that name the content: part of a complex image, water or fat, map, reformat",
-            tags.IMAGE_TYPE,
-            tags.FRAME_TYPE,
-            by=_image_content,
-            absent="says nothing",
-        ),
-        _meaning(
-            "EnergyWindowVector",
-            "the energies that were counted (nuclear medicine)",
-            by=_exact_number,
-            absent="ignored",
-        ),
-        _meaning(
-            "DetectorVector", "the detector (nuclear medicine)", by=_exact_number, absent="ignored"
-        ),
-        _meaning(
-            "PhaseVector", "the time point (nuclear medicine)", by=_exact_number, absent="ignored"
-        ),
-        _meaning(
-            "RRIntervalVector",
-            "the class of heartbeats (nuclear medicine)",
-            by=_exact_number,
-            absent="ignored",
-        ),
-        _meaning(
-            "TimeSlotVector",
-            "the part of the heartbeat (nuclear medicine)",
-            by=_exact_number,
-            absent="ignored",
-        ),
-        _meaning(
-            "TimeSliceVector",
-            "the time point (nuclear medicine)",
-            by=_exact_number,
-            absent="ignored",
-        ),
-        _varies("DimensionIndexValues", "numbers of a frame along dimensions other than space"),
+_BY_PURPOSE = (
+    _recorded(
+        "StackID",
+        "frames that belong together; a slab of several has its own, too",
+        absent="ignored",
     ),
+    _meaning(
+        "TemporalPositionIdentifier",
+        "the time point, as of a contrast agent; some number each slice",
+        tags.TEMPORAL_POSITION_IDENTIFIER,
+        by=_exact_number,
+        counts=True,
+    ),
+    _varies("TemporalPositionTimeOffset", "the time of a frame from the start of the scan"),
+    _meaning("EchoNumbers", "the echo; some number each slice", tags.ECHO_NUMBERS, counts=True),
+    _stated(
+        "EchoTime", "the weighting by T2", tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME, by=_number
+    ),
+    _stated("DiffusionBValue", "the weighting by diffusion", tags.DIFFUSION_B_VALUE, by=_number),
+    _stated(
+        "DiffusionGradientOrientation",
+        "the direction of diffusion",
+        tags.DIFFUSION_GRADIENT_ORIENTATION,
+        by=_number,
+    ),
+    _varies(
+        "AcquisitionNumber",
+        "a pass, a rotation or a step of one scan has its own",
+        tags.ACQUISITION_NUMBER,
+    ),
+    _optional(
+        "ImageType",
+        "its words that name the content: part of a complex image, water or fat, map, reformat",
+        tags.IMAGE_TYPE,
+        tags.FRAME_TYPE,
+        by=_image_content,
+    ),
+    _nuclear_vector("EnergyWindowVector", "the energies that were counted (nuclear medicine)"),
+    _nuclear_vector("DetectorVector", "the detector (nuclear medicine)"),
+    _nuclear_vector("PhaseVector", "the time point (nuclear medicine)"),
+    _nuclear_vector("RRIntervalVector", "the class of heartbeats (nuclear medicine)"),
+    _nuclear_vector("TimeSlotVector", "the part of the heartbeat (nuclear medicine)"),
+    _nuclear_vector("TimeSliceVector", "the time point (nuclear medicine)"),
+    _varies("DimensionIndexValues", "numbers of a frame along dimensions other than space"),
 )
 """Attributes whose purpose is to separate volumes of a series; `phase=` counts in this order."""
-_OF_THE_ACQUISITION = _separating(
-    "then",
-    (
-        _meaning("KVP", "the voltage, which CT values depend on", tags.KVP, by=_voltage),
-        _meaning(
-            "ConvolutionKernel",
-            "sharp or soft; edges and noise depend on it",
-            tags.CONVOLUTION_KERNEL,
-            by=_unordered,
-        ),
-        _meaning(
-            "SliceThickness",
-            "a value is the mean over it; it is rounded, and computed from the pitch",
-            tags.SLICE_THICKNESS,
-            by=_adapted_number,
-            positive=True,
-        ),
-        _meaning(
-            "InversionTime",
-            "the weighting by T1",
-            tags.INVERSION_TIME,
-            tags.INVERSION_TIMES,
-            by=_adapted_number,
-            absent="differs",
-        ),
-        _meaning("FlipAngle", "the weighting by T1", tags.FLIP_ANGLE, by=_number),
-        _meaning(
-            "private b-value",
-            "the weighting by diffusion",
-            tags.SIEMENS_B_VALUE,
-            tags.GE_B_VALUE,
-            tags.PHILIPS_DIFFUSION_B_FACTOR,
-            tags.UIH_B_VALUE,
-            by=_first_number,
-            absent="differs",
-        ),
-        _meaning(
-            "ScanningSequence",
-            "spin echo, gradient echo, inversion",
-            tags.SCANNING_SEQUENCE,
-            by=_unordered,
-        ),
-        _meaning(
-            "SequenceVariant",
-            "preparation, such as magnetisation transfer",
-            tags.SEQUENCE_VARIANT,
-            by=_unordered,
-        ),
-        _meaning(
-            "ScanOptions",
-            "options, such as suppression of fat; empty if there are none",
-            tags.SCAN_OPTIONS,
-            by=_unordered,
-            absent="says nothing",
-        ),
-        _meaning(
-            "SequenceName",
-            "the pulse sequence, with b-value and direction; its other numbers count echoes",
-            tags.SEQUENCE_NAME,
-            by=_sequence_name,
-        ),
-        _meaning(
-            "RepetitionTime",
-            "the weighting by T1; it follows heart or breath",
-            tags.REPETITION_TIME,
-            by=_adapted_number,
-        ),
-        _meaning(
-            "FilterType",
-            "the filter in the beam, which CT values depend on",
-            tags.FILTER_TYPE,
-            by=_unordered,
-        ),
-        _meaning("Units", "the unit of PET", tags.UNITS, absent="differs"),
-        _meaning(
-            "CorrectedImage",
-            "corrections of PET and nuclear images",
-            tags.CORRECTED_IMAGE,
-            by=_unordered,
-            absent="differs",
-        ),
-        _meaning(
-            "ReconstructionMethod",
-            "the reconstruction of PET, which sets its resolution and bias",
-            tags.RECONSTRUCTION_METHOD,
-        ),
-        _meaning("ProtocolName", _SERIES_LEVEL, tags.PROTOCOL_NAME, counts=True),
-        _meaning("SeriesNumber", _SERIES_LEVEL, tags.SERIES_NUMBER, by=_exact_number, counts=True),
-        _meaning("SeriesDescription", _SERIES_LEVEL, tags.SERIES_DESCRIPTION, counts=True),
-        _meaning(
-            "ContrastBolusAgent",
-            "whether an agent was given: its name, which may be written in several ways, or else "
-            "its ingredient, volume or dose",
-            tags.CONTRAST_BOLUS_AGENT,
-            tags.CONTRAST_BOLUS_INGREDIENT,
-            tags.CONTRAST_BOLUS_VOLUME,
-            tags.CONTRAST_BOLUS_TOTAL_DOSE,
-            by=_contrast_agent,
-            absent="says nothing",
-        ),
-        _meaning(
-            "ContrastBolusAgentAdministered",
-            "which agents a frame has, by their numbers",
-            tags.CONTRAST_BOLUS_AGENT_ADMINISTERED,
-            by=_unless_none,
-            absent="says nothing",
-        ),
+_OF_THE_ACQUISITION = (
+    _meaning("KVP", "the voltage, which CT values depend on", tags.KVP, by=_voltage),
+    _meaning(
+        "ConvolutionKernel",
+        "sharp or soft; edges and noise depend on it",
+        tags.CONVOLUTION_KERNEL,
+        by=_unordered,
+    ),
+    _meaning(
+        "SliceThickness",
+        "a value is the mean over it; it is rounded, and computed from the pitch",
+        tags.SLICE_THICKNESS,
+        by=_adapted_number,
+        positive=True,
+    ),
+    _stated(
+        "InversionTime",
+        "the weighting by T1",
+        tags.INVERSION_TIME,
+        tags.INVERSION_TIMES,
+        by=_adapted_number,
+    ),
+    _meaning("FlipAngle", "the weighting by T1", tags.FLIP_ANGLE, by=_number),
+    _stated(
+        "private b-value",
+        "the weighting by diffusion",
+        tags.SIEMENS_B_VALUE,
+        tags.GE_B_VALUE,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+        tags.UIH_B_VALUE,
+        by=_first_number,
+    ),
+    _meaning(
+        "ScanningSequence",
+        "spin echo, gradient echo, inversion",
+        tags.SCANNING_SEQUENCE,
+        by=_unordered,
+    ),
+    _meaning(
+        "SequenceVariant",
+        "preparation, such as magnetisation transfer",
+        tags.SEQUENCE_VARIANT,
+        by=_unordered,
+    ),
+    _optional(
+        "ScanOptions",
+        "options, such as suppression of fat; empty if there are none",
+        tags.SCAN_OPTIONS,
+        by=_unordered,
+    ),
+    _meaning(
+        "SequenceName",
+        "the pulse sequence, with b-value and direction; its other numbers count echoes",
+        tags.SEQUENCE_NAME,
+        by=_sequence_name,
+    ),
+    _meaning(
+        "RepetitionTime",
+        "the weighting by T1; it follows heart or breath",
+        tags.REPETITION_TIME,
+        by=_adapted_number,
+    ),
+    _meaning(
+        "FilterType",
+        "the filter in the beam, which CT values depend on",
+        tags.FILTER_TYPE,
+        by=_unordered,
+    ),
+    _stated("Units", "the unit of PET", tags.UNITS),
+    _stated(
+        "CorrectedImage",
+        "corrections of PET and nuclear images",
+        tags.CORRECTED_IMAGE,
+        by=_unordered,
+    ),
+    _meaning(
+        "ReconstructionMethod",
+        "the reconstruction of PET, which sets its resolution and bias",
+        tags.RECONSTRUCTION_METHOD,
+    ),
+    _meaning("ProtocolName", _SERIES_LEVEL, tags.PROTOCOL_NAME, counts=True),
+    _meaning("SeriesNumber", _SERIES_LEVEL, tags.SERIES_NUMBER, by=_exact_number, counts=True),
+    _meaning("SeriesDescription", _SERIES_LEVEL, tags.SERIES_DESCRIPTION, counts=True),
+    _optional(
+        "ContrastBolusAgent",
+        "whether an agent was given: its name, which may be written in several ways, or else "
+        "its ingredient, volume or dose",
+        tags.CONTRAST_BOLUS_AGENT,
+        tags.CONTRAST_BOLUS_INGREDIENT,
+        tags.CONTRAST_BOLUS_VOLUME,
+        tags.CONTRAST_BOLUS_TOTAL_DOSE,
+        by=_contrast_agent,
+    ),
+    _optional(
+        "ContrastBolusAgentAdministered",
+        "which agents a frame has, by their numbers",
+        tags.CONTRAST_BOLUS_AGENT_ADMINISTERED,
+        by=_unless_none,
     ),
 )
 """Attributes of the acquisition or reconstruction as a whole."""
-_TIMES = _separating(
-    "as a time",
-    (
-        _varies(
-            "TriggerTime",
-            "the time in a heartbeat; slices of one phase differ a little",
-            tags.TRIGGER_TIME,
-        ),
-        _recorded(
-            "AcquisitionTime",
-            "slices are acquired one after the other; a pause of more than ten minutes may mean "
-            "two scans",
-            tags.ACQUISITION_TIME,
-            by=_times_without_pause,
-            absent="ignored",
-        ),
-        _varies("ContentTime", "slices are reconstructed one after the other", tags.CONTENT_TIME),
-        _varies("InstanceNumber", "the number of a slice, in any order", tags.INSTANCE_NUMBER),
+_TIMES = (
+    _varies(
+        "TriggerTime",
+        "the time in a heartbeat; slices of one phase differ a little",
+        tags.TRIGGER_TIME,
     ),
+    _recorded(
+        "AcquisitionTime",
+        "slices are acquired one after the other; a pause of more than ten minutes may mean "
+        "two scans",
+        tags.ACQUISITION_TIME,
+        by=_times_without_pause,
+        absent="ignored",
+    ),
+    _varies("ContentTime", "slices are reconstructed one after the other", tags.CONTENT_TIME),
+    _varies("InstanceNumber", "the number of a slice, in any order", tags.INSTANCE_NUMBER),
 )
 """Attributes that also differ within a volume: they count only if positions repeat, or slices are
 not evenly spaced."""
 _FURTHER = (
-    _meaning("Modality", "the modality", tags.MODALITY, absent="differs"),
+    _stated("Modality", "the modality", tags.MODALITY),
     _meaning("Manufacturer", "the scanner", tags.MANUFACTURER),
     _meaning("PatientSex", "the patient", tags.PATIENT_SEX),
     _meaning(
@@ -640,26 +572,19 @@ _FURTHER = (
         by=_image_content,
     ),
     _meaning("private image component", "part of a complex image", tags.GE_IMAGE_TYPE),
-    _meaning(
-        "ComplexImageComponent",
-        "part of a complex image",
-        tags.COMPLEX_IMAGE_COMPONENT,
-        absent="differs",
-    ),
-    _meaning("AcquisitionContrast", "the weighting", tags.ACQUISITION_CONTRAST, absent="differs"),
-    _meaning(
+    _stated("ComplexImageComponent", "part of a complex image", tags.COMPLEX_IMAGE_COMPONENT),
+    _stated("AcquisitionContrast", "the weighting", tags.ACQUISITION_CONTRAST),
+    _optional(
         "VolumeBasedCalculationTechnique",
         "a reformat or another computation over slices",
         tags.VOLUME_BASED_CALCULATION_TECHNIQUE,
         by=_unless_none,
-        absent="says nothing",
     ),
-    _meaning(
+    _optional(
         "DerivationDescription",
         "how the image was computed (PS3.3 C.7.6.1.1.3); compression is not counted",
         tags.DERIVATION_DESCRIPTION,
         by=_derivation,
-        absent="says nothing",
         counts=True,
     ),
     _meaning(
@@ -670,77 +595,37 @@ _FURTHER = (
         by=_derivation,
         counts=True,
     ),
-    _meaning(
+    _optional(
         "MagnetizationTransfer",
         "a preparation, which the contrast depends on",
         tags.MAGNETIZATION_TRANSFER,
         by=_unless_none,
-        absent="says nothing",
     ),
-    _meaning(
+    _optional(
         "SpectrallySelectedSuppression",
         "suppression of fat or water",
         tags.SPECTRALLY_SELECTED_SUPPRESSION,
         by=_unless_none,
-        absent="says nothing",
     ),
-    _meaning("ASLContext", "label or control", tags.ASL_CONTEXT, absent="differs"),
-    _meaning("SUVType", "the unit of PET", tags.SUV_TYPE, absent="differs"),
-    _meaning("DecayCorrection", "a correction of PET", tags.DECAY_CORRECTION, absent="differs"),
-    _meaning(
-        "AttenuationCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.ATTENUATION_CORRECTION_METHOD,
-        absent="differs",
-    ),
-    _meaning(
-        "ScatterCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.SCATTER_CORRECTION_METHOD,
-        absent="differs",
-    ),
-    _meaning(
-        "RandomsCorrectionMethod",
-        "a correction of PET; absent if not made",
-        tags.RANDOMS_CORRECTION_METHOD,
-        absent="differs",
-    ),
+    _stated("ASLContext", "label or control", tags.ASL_CONTEXT),
+    _stated("SUVType", "the unit of PET", tags.SUV_TYPE),
+    _stated("DecayCorrection", "a correction of PET", tags.DECAY_CORRECTION),
+    _stated("AttenuationCorrectionMethod", _PET_CORRECTION, tags.ATTENUATION_CORRECTION_METHOD),
+    _stated("ScatterCorrectionMethod", _PET_CORRECTION, tags.SCATTER_CORRECTION_METHOD),
+    _stated("RandomsCorrectionMethod", _PET_CORRECTION, tags.RANDOMS_CORRECTION_METHOD),
     _meaning("Radiopharmaceutical", "the tracer of PET", tags.RADIOPHARMACEUTICAL),
-    _meaning(
-        "private diffusion direction (Siemens)",
-        "the direction of diffusion",
-        tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
-        by=_number,
-    ),
-    _meaning(
-        "private diffusion direction (GE, first)",
-        "the direction of diffusion",
-        tags.GE_USER_DATA_20,
-        by=_number,
-    ),
-    _meaning(
-        "private diffusion direction (GE, second)",
-        "the direction of diffusion",
-        tags.GE_USER_DATA_21,
-        by=_number,
-    ),
-    _meaning(
-        "private diffusion direction (GE, third)",
-        "the direction of diffusion",
-        tags.GE_USER_DATA_22,
-        by=_number,
-    ),
-    _meaning(
-        "private diffusion direction (Philips, RL)",
-        "the direction of diffusion",
-        tags.PHILIPS_DIFFUSION_DIRECTION_RL,
-        by=_number,
-    ),
-    _meaning(
-        "private diffusion direction (Philips, AP)",
-        "the direction of diffusion",
-        tags.PHILIPS_DIFFUSION_DIRECTION_AP,
-        by=_number,
+    *(
+        _meaning(
+            f"private diffusion direction ({part})", "the direction of diffusion", tag, by=_number
+        )
+        for part, tag in (
+            ("Siemens", tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION),
+            ("GE, first", tags.GE_USER_DATA_20),
+            ("GE, second", tags.GE_USER_DATA_21),
+            ("GE, third", tags.GE_USER_DATA_22),
+            ("Philips, RL", tags.PHILIPS_DIFFUSION_DIRECTION_RL),
+            ("Philips, AP", tags.PHILIPS_DIFFUSION_DIRECTION_AP),
+        )
     ),
     _meaning("ReceiveCoilName", "a coil has its own sensitivity", tags.RECEIVE_COIL_NAME),
     _meaning(
@@ -758,28 +643,16 @@ _FURTHER = (
     _meaning(
         "PerformedProcedureStepID", _SERIES_LEVEL, tags.PERFORMED_PROCEDURE_STEP_ID, counts=True
     ),
-    _meaning(
-        "StudyDate", "another visit; a scan may pass midnight", tags.STUDY_DATE, by=_same_session
-    ),
+    _meaning("StudyDate", _ANOTHER_VISIT, tags.STUDY_DATE, by=_same_session),
     _meaning(
         "AcquisitionDate",
-        "another visit; a scan may pass midnight",
+        _ANOTHER_VISIT,
         tags.ACQUISITION_DATE,
         tags.ACQUISITION_DATE_TIME,
         by=_same_session,
     ),
-    _meaning(
-        "SeriesDate",
-        "another visit; some slices are reconstructed again",
-        tags.SERIES_DATE,
-        by=_same_year,
-    ),
-    _meaning(
-        "ContentDate",
-        "another visit; some slices are reconstructed again",
-        tags.CONTENT_DATE,
-        by=_same_year,
-    ),
+    _meaning("SeriesDate", _MADE_AGAIN, tags.SERIES_DATE, by=_same_year),
+    _meaning("ContentDate", _MADE_AGAIN, tags.CONTENT_DATE, by=_same_year),
     _recorded(
         "ImageType, other words",
         "original or derived, correction of distortion (ND, DIS2D), words unknown to us",
@@ -794,18 +667,8 @@ _FURTHER = (
         tags.RECONSTRUCTION_DIAMETER,
         by=_number,
     ),
-    _recorded(
-        "PixelPaddingValue",
-        "padding, which is known only if slices agree on it",
-        tags.PIXEL_PADDING_VALUE,
-        by=_exact_number,
-    ),
-    _recorded(
-        "PixelPaddingRangeLimit",
-        "padding, which is known only if slices agree on it",
-        tags.PIXEL_PADDING_RANGE_LIMIT,
-        by=_exact_number,
-    ),
+    _recorded("PixelPaddingValue", _PADDING, tags.PIXEL_PADDING_VALUE, by=_exact_number),
+    _recorded("PixelPaddingRangeLimit", _PADDING, tags.PIXEL_PADDING_RANGE_LIMIT, by=_exact_number),
     _varies("SliceLocation", "a position; ImagePositionPatient decides"),
     _varies("TableHeight", "a position; ImagePositionPatient decides"),
     _varies("SpacingBetweenSlices", "geometry: positions decide, with ATTRIBUTES_CONTRADICT"),
@@ -825,7 +688,15 @@ _FURTHER = (
     _varies("DecayFactor", "follows the time of a bed position"),
 )
 
-SLICE_ATTRIBUTES = (*_BY_PURPOSE, *_OF_THE_ACQUISITION, *_TIMES, *_FURTHER)
+_SEPARATING: tuple[tuple[Separates, tuple[SliceAttribute, ...]], ...] = (
+    ("first", _BY_PURPOSE),
+    ("then", _OF_THE_ACQUISITION),
+    ("as a time", _TIMES),
+    ("", _FURTHER),
+)
+SLICE_ATTRIBUTES = tuple(
+    attribute._replace(separates=how) for how, attributes in _SEPARATING for attribute in attributes
+)
 """The table. Its order decides which attribute a message names, which separates volumes first, and
 so how `phase=` counts. Names are distinct: `Slice.phase` has the values of a frame by name."""
 SERIES_ATTRIBUTES = tuple(a for a in SLICE_ATTRIBUTES if a.why is _SERIES_LEVEL)

@@ -11,32 +11,24 @@ from scanloom.core import Reason
 from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.header.header import Header
 
-_VOLUMES = (
-    uids.CT_IMAGE_STORAGE,
+_ENHANCED_VOLUMES = (
     uids.ENHANCED_CT_IMAGE_STORAGE,
     uids.LEGACY_CONVERTED_ENHANCED_CT_IMAGE_STORAGE,
-    uids.MR_IMAGE_STORAGE,
     uids.ENHANCED_MR_IMAGE_STORAGE,
     uids.LEGACY_CONVERTED_ENHANCED_MR_IMAGE_STORAGE,
-    uids.POSITRON_EMISSION_TOMOGRAPHY_IMAGE_STORAGE,
     uids.LEGACY_CONVERTED_ENHANCED_PET_IMAGE_STORAGE,
     uids.ENHANCED_PET_IMAGE_STORAGE,
-    uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,
     uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
     uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
     uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,
 )
-_ENHANCED = (
-    uids.ENHANCED_CT_IMAGE_STORAGE,
-    uids.LEGACY_CONVERTED_ENHANCED_CT_IMAGE_STORAGE,
-    uids.ENHANCED_MR_IMAGE_STORAGE,
-    uids.ENHANCED_MR_COLOR_IMAGE_STORAGE,
-    uids.LEGACY_CONVERTED_ENHANCED_MR_IMAGE_STORAGE,
-    uids.LEGACY_CONVERTED_ENHANCED_PET_IMAGE_STORAGE,
-    uids.ENHANCED_PET_IMAGE_STORAGE,
-    uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
-    uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
-    uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,
+_ENHANCED = (*_ENHANCED_VOLUMES, uids.ENHANCED_MR_COLOR_IMAGE_STORAGE)
+_VOLUMES = (
+    uids.CT_IMAGE_STORAGE,
+    uids.MR_IMAGE_STORAGE,
+    uids.POSITRON_EMISSION_TOMOGRAPHY_IMAGE_STORAGE,
+    uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,
+    *_ENHANCED_VOLUMES,
 )
 _PROJECTIONS = (
     uids.COMPUTED_RADIOGRAPHY_IMAGE_STORAGE,  # with digital radiography and mammography below it
@@ -63,7 +55,6 @@ _NOT_IMAGES = (
     uids.RT_PLAN_STORAGE,
     uids.RT_ION_PLAN_STORAGE,
 )
-_NUCLEAR_MEDICINE = (uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,)
 _REFORMATS = frozenset(
     ("REFORMATTED", "MPR", "CPR", "CURVED", "CURVED_MPR", "CSA MPR", "CSA RESAMPLED", "RESAMPLED")
 )
@@ -89,11 +80,13 @@ def rejection_reason(header: Header) -> Reason | None:
 
     The order matters: a colour secondary capture is reported as a secondary capture.
     """
-    if _is_class(header, _NOT_IMAGES) or _lacks_pixels(header):
+    sop_class, is_volume = header.sop_class, _is_class(header.sop_class, _VOLUMES)
+    # Without pixels, a CT, MR or PET file was cut off, which makes its series TRUNCATED
+    if _is_class(sop_class, _NOT_IMAGES) or (header.pixels is None and not is_volume):
         return Reason.NOT_AN_IMAGE
-    if _is_class(header, _SECONDARY_CAPTURES):
+    if _is_class(sop_class, _SECONDARY_CAPTURES):
         return Reason.SECONDARY_CAPTURE
-    if _is_class(header, _PROJECTIONS):
+    if _is_class(sop_class, _PROJECTIONS):
         return Reason.PROJECTION
     if header.samples > 1 or (header.photometric and "MONOCHROME" not in header.photometric):
         return Reason.COLOR
@@ -103,7 +96,7 @@ def rejection_reason(header: Header) -> Reason | None:
         return Reason.PROJECTION
     if "LOCALIZER" in header.image_type[2:]:  # PS3.3 C.8.2.1.1.1, value 3
         return Reason.LOCALIZER
-    known = _is_class(header, _VOLUMES) or header.modality in _MODALITIES
+    known = is_volume or header.modality in _MODALITIES
     if known or (header.position is not None and header.orientation is not None):
         return None
     return Reason.NOT_AN_IMAGE
@@ -123,7 +116,7 @@ def object_name(header: Header) -> str:
     """Return the kind of an object that is not a slice, such as "RT Structure Set"."""
     from pydicom.uid import UID
 
-    if _is_class(header, _VOLUMES):
+    if _is_class(header.sop_class, _VOLUMES):
         reason = rejection_reason(header)
         return _KINDS.get(reason, "object without pixels") if reason else "slice"
     name = UID(header.sop_class).name
@@ -147,7 +140,7 @@ def may_lack_geometry(header: Header) -> bool:
 
     Only the frames show it: most tomographies of the eye are located on a photograph of its fundus.
     """
-    return _is_class(header, (uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,))
+    return _is_class(header.sop_class, (uids.OPHTHALMIC_TOMOGRAPHY_IMAGE_STORAGE,))
 
 
 def has_reversed_rows(header: Header) -> bool:
@@ -165,22 +158,14 @@ def is_derived(header: Header) -> bool:
     return header.image_type[0] == "DERIVED" and not _REFORMATS.isdisjoint(header.image_type[2:])
 
 
-def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
-    """Return whether the SOP class is one of `classes` or below one in the tree of UIDs."""
-    return _is_in_families(header.sop_class, classes)
-
-
 @lru_cache(1024)
-def _is_in_families(sop_class: str, classes: tuple[str, ...]) -> bool:
+def _is_class(sop_class: str, classes: tuple[str, ...]) -> bool:
+    """Return whether a SOP class is one of `classes` or below one in the tree of UIDs."""
     return any(sop_class == root or sop_class.startswith(root + ".") for root in classes)
 
 
 def _is_planar_nuclear(header: Header) -> bool:
     """Return whether a nuclear image is not made of reconstructed slices (PS3.3 C.8.4.9.1.1)."""
+    is_nuclear = _is_class(header.sop_class, (uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,))
     kind = header.image_type[2:3]
-    return _is_class(header, _NUCLEAR_MEDICINE) and bool(kind) and not kind[0].startswith("RECON")
-
-
-def _lacks_pixels(header: Header) -> bool:
-    """Return whether an object has no pixels, but is not a CT, MR or PET file that was cut off."""
-    return header.pixels is None and not _is_class(header, _VOLUMES)
+    return is_nuclear and bool(kind) and not kind[0].startswith("RECON")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -21,12 +22,6 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, counted
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.positions import (
-    SlicePositions,
-    is_rounded_stack,
-    locate_slices,
-    spacing_deviation,
-)
 from scanloom.io.dicom.geometry.slices import (
     Slice,
     attribute_name,
@@ -38,8 +33,12 @@ from scanloom.io.dicom.geometry.slices import (
 from scanloom.io.dicom.geometry.stack import (
     MIN_SLICES,
     SPACING_TOLERANCE,
+    SlicePositions,
     all_have_geometry,
     direction_cosines,
+    is_rounded_stack,
+    locate_slices,
+    spacing_deviation,
 )
 from scanloom.io.dicom.slice_attributes import (
     SLICE_ATTRIBUTES,
@@ -79,21 +78,16 @@ class Volumes:
     crossing : int
         Number of slices that were set aside because they cross the others, as localisers do.
     cut : tuple of int
-        Number of slices that each volume lacks at its ends and another has; empty if none does.
+        Number of slices that each volume lacks at its ends and another has.
     """
 
     groups: tuple[tuple[Slice, ...], ...]
     told_by: tuple[str, ...] = ()
     crossing: int = 0
-    cut: tuple[int, ...] = ()
+    cut: tuple[int, ...] = (0,)
 
     def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
-        """Return the slices of the selected volume, and how many it lacks at its ends.
-
-        Parameters
-        ----------
-        phase : int or None
-            Number of the volume, from 0; None for the only one.
+        """Return the slices of volume `phase`, or of the only one, and how many its ends lack.
 
         Raises
         ------
@@ -103,7 +97,7 @@ class Volumes:
         """
         count = len(self.groups)
         if phase is not None and 0 <= phase < count:
-            return self.groups[phase], self.cut[phase] if self.cut else 0
+            return self.groups[phase], self.cut[phase]
         if phase is None and count == 1:
             return self.groups[0], 0
         if count == 1:
@@ -123,25 +117,23 @@ def split_volumes(slices: Sequence[Slice]) -> Volumes:
     Slices that cannot be distinguished, or are damaged, stay one volume: `stack_slices` reports
     the reason.
     """
+    whole = Volumes((tuple(slices),))
     if (
         not slices
         or not all_have_geometry(slices)
         or not all(map(_has_spacing, unique_by_shared(slices)))
     ):
-        return Volumes((tuple(slices),))
-    stacks = _group_by_geometry(slices)
-    crossing = 0
-    if len(stacks) > 1:
-        kept = _without_localisers(stacks)
-        crossing = sum(map(len, stacks)) - sum(map(len, kept))
-        stacks = kept
-    if len(stacks) > 1 and min(len(stack) for stack in stacks) < MIN_SLICES:
-        return Volumes((tuple(slices),))
+        return whole
+    # Localisers are set aside first: with fewer than three of them, the series would not be split
+    stacks = _without_localisers(_group_by_geometry(slices))
+    crossing = len(slices) - sum(map(len, stacks))
+    if len(stacks) > 1 and min(map(len, stacks)) < MIN_SLICES:
+        return whole
     split = [_split_stack(stack) for stack in stacks]
     names = ["direction, size or frame of reference"] if len(stacks) > 1 else []
     names += [name for volumes in split for name in volumes.told_by]
     groups = tuple(group for volumes in split for group in volumes.groups)
-    cut = tuple(n for volumes in split for n in volumes.cut or (0,) * len(volumes.groups))
+    cut = tuple(n for volumes in split for n in volumes.cut)
     return Volumes(groups, tuple(dict.fromkeys(names)), crossing, cut)
 
 
@@ -155,25 +147,23 @@ def _has_spacing(slice_: Slice) -> bool:
 
 def _group_by_geometry(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     """Group slices by size, frame of reference, direction and pixel spacing, the largest first."""
-    groups: list[tuple[Slice, list[Slice]]] = []
+    stacks: list[list[Slice]] = []
     for slice_ in slices:
-        if len(groups) > MAX_GEOMETRIES:
+        if len(stacks) > MAX_GEOMETRIES:
             return [tuple(slices)]
-        for first, members in reversed(groups):
-            if _has_same_geometry(slice_, first):
-                members.append(slice_)
-                break
+        # The latest first: slices are sorted by UID, so that the next often is of the same stack
+        same = (stack for stack in reversed(stacks) if _has_same_geometry(slice_, stack[0]))
+        stack = next(same, None)
+        if stack is None:
+            stacks.append([slice_])
         else:
-            groups.append((slice_, [slice_]))
-    stacks = [tuple(members) for _, members in groups]
-    if len(stacks) == 1:
-        return stacks
+            stack.append(slice_)
 
     def key(stack: Sequence[Slice]) -> tuple[Any, ...]:
         geometry = ((s.position or (), s.orientation or (), (s.rows, s.columns)) for s in stack)
         return -len(stack), min(geometry)
 
-    return sorted(stacks, key=key)
+    return [tuple(stack) for stack in sorted(stacks, key=key)]
 
 
 def _has_same_geometry(slice_: Slice, first: Slice) -> bool:
@@ -217,22 +207,17 @@ def _normal(slice_: Slice) -> NDArray[np.float64]:
 # --- slices that could be in one stack -----------------------------------------------------------
 
 
-def _split_stack(slices: Sequence[Slice]) -> Volumes:
+def _split_stack(slices: tuple[Slice, ...]) -> Volumes:
     """Split slices of one geometry."""
     try:
         row, column, _ = direction_cosines(slices)
     except ScanError:
-        return Volumes((tuple(slices),))
-    whole = SliceGroup(tuple(slices), locate_slices(slices, np.cross(row, column)))
+        return Volumes((slices,))
+    whole = SliceGroup(slices, locate_slices(slices, np.cross(row, column)))
     groups, names = _split_by_attributes(whole, _BY_PURPOSE)
-    volumes: list[SliceGroup] = []
-    for group in groups:
-        subgroups, further_names = split_by_other_attributes(group)
-        names += further_names
-        volumes += subgroups
+    volumes, names = _split_further(groups, names, split_by_other_attributes)
     cut = tuple(_count_cut(volume, volumes) for volume in volumes)
-    slices_of_volumes = tuple(volume.slices for volume in volumes)
-    return Volumes(slices_of_volumes, tuple(dict.fromkeys(names)), cut=cut)
+    return Volumes(tuple(volume.slices for volume in volumes), names, cut=cut)
 
 
 def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
@@ -241,31 +226,17 @@ def _count_cut(volume: SliceGroup, volumes: Sequence[SliceGroup]) -> int:
     for reference in volumes:
         missing = reference.ids - ids
         if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+            # Slices that are missing inside are gaps, which `stack_slices` reports
             count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
     return count
 
 
-def _split_by_attributes(
-    group: SliceGroup, attributes: Sequence[SliceAttribute]
-) -> tuple[list[SliceGroup], tuple[str, ...]]:
-    """Split by each attribute that distinguishes volumes.
-
-    Parameters
-    ----------
-    group : SliceGroup
-        Slices of one geometry.
-    attributes : sequence of SliceAttribute
-        Attributes to try, in this order.
-
-    Returns
-    -------
-    list of SliceGroup, tuple of str
-        The volumes, and the names of the attributes that distinguish them.
-    """
+def _split_by_attributes(group: SliceGroup, attributes: Sequence[SliceAttribute]) -> Split:
+    """Split by each attribute, in this order, that distinguishes volumes."""
     if not group.repeats:
-        volumes, names = split_interleaved(group)
-        return volumes or [group], names
-    phases = group.phases
+        return split_interleaved(group)
+    # An object that slices share is looked at once
+    phases = {id(slice_.phase): slice_.phase for slice_ in group.slices}.values()
     varying = [a for a in attributes if len({phase.get(a.name) for phase in phases}) > 1]
     splits = {a: group.split_by(a, exact=True) for a in varying}
     # From the strictest test to the weakest, each for all attributes before the next: an attribute
@@ -283,17 +254,22 @@ def _split_by_attributes(
             further = attributes
             if accept is have_same_positions:  # earlier attributes gave no complete volumes
                 further = attributes[attributes.index(attribute) + 1 :]
-            volumes, used_names = [], [attribute.name]
-            for subgroup in subgroups.values():
-                finer, finer_names = _split_by_attributes(subgroup, further)
-                volumes += finer
-                used_names += finer_names
-            return volumes, tuple(dict.fromkeys(used_names))
+            split = partial(_split_by_attributes, attributes=further)
+            return _split_further(subgroups.values(), (attribute.name,), split)
     return [group], ()
 
 
+def _split_further(
+    groups: Iterable[SliceGroup], names: tuple[str, ...], split: Callable[[SliceGroup], Split]
+) -> Split:
+    """Split each group, and add the names of the attributes by which it was split."""
+    splits = [split(group) for group in groups]
+    finer_names = (name for _, names_of_group in splits for name in names_of_group)
+    volumes = [volume for volumes_of_group, _ in splits for volume in volumes_of_group]
+    return volumes, tuple(dict.fromkeys((*names, *finer_names)))
+
+
 # --- groups of slices -----------------------------------------------------------------------------
-# `SliceGroup`: parallel slices of one size, of one volume or several, and how to split them.
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,11 +293,6 @@ class SliceGroup:
         return frozenset(self.positions.ids.tolist())
 
     @property
-    def phases(self) -> Sequence[Mapping[str, str]]:
-        """Phase attributes of the slices; an object that slices share is listed once."""
-        return tuple({id(slice_.phase): slice_.phase for slice_ in self.slices}.values())
-
-    @property
     def repeats(self) -> bool:
         """Whether any position has several slices."""
         return len(self.slices) > len(self.ids)
@@ -343,12 +314,6 @@ class SliceGroup:
         ids = sorted(self.ids)
         off, allowed = spacing_deviation(self.positions.depth[ids])
         return off <= allowed or is_rounded_stack(self.positions.positions[ids])
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        """First and last position along the normal, mm."""
-        depth = self.positions.depth[list(self.ids)]
-        return float(depth.min()), float(depth.max())
 
     def split(self, key: Callable[[Slice], str]) -> dict[str, SliceGroup]:
         """Return the slices of each value of `key`, in the order of values."""
@@ -386,6 +351,10 @@ def indices_by_key(keys: Sequence[Hashable]) -> dict[Any, list[int]]:
     return members
 
 
+Split = tuple[list[SliceGroup], tuple[str, ...]]
+"""The groups, and the attributes that distinguish them; both empty if none does."""
+
+
 def have_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup]) -> bool:
     """Return whether each group has every position, so that it may be one or more volumes."""
     return len(whole.ids) >= MIN_SLICES and all(g.ids == whole.ids for g in groups.values())
@@ -405,7 +374,8 @@ def are_interleaved_stacks(whole: SliceGroup, groups: dict[str, SliceGroup]) -> 
         return True
     if not all(group.regular for group in groups.values()):
         return False
-    extents = sorted(group.reach for group in groups.values())
+    depth = whole.positions.depth
+    extents = sorted((depth[min(group.ids)], depth[max(group.ids)]) for group in groups.values())
     return all(start < end for (_, end), (start, _) in itertools.pairwise(extents))
 
 
@@ -427,13 +397,9 @@ def have_nearly_same_positions(whole: SliceGroup, groups: dict[str, SliceGroup])
 
 
 # --- fallback rules -------------------------------------------------------------------------------
-# Fallback rules for splitting a series into volumes.
-#
-# They apply if the attributes whose purpose it is do not distinguish the volumes.
+# If the attributes whose purpose it is do not distinguish the volumes.
 
-_TRIGGER = "TriggerTime"
 _TIMES = tuple(attribute.name for attribute in attributes_that_separate("as a time"))
-_NUMBER = "InstanceNumber"
 _ACQUISITION, _MEANING = attributes_that_separate("then"), attributes_with(Rule.MEANING)
 _DATES = {
     "AcquisitionTime": (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
@@ -443,9 +409,8 @@ _DATES = {
 _NOISE = 1e-4
 """Largest difference of numbers within a volume, as a share of the largest number."""
 _HALF_A_DAY_S = 12 * 3600.0
+"""No scan takes so long: larger differences of times without different dates pass midnight."""
 
-Split = tuple[list[SliceGroup], tuple[str, ...]]
-"""The groups, and the attributes that distinguish them; both empty if none does."""
 _NO_SPLIT: Split = ([], ())
 
 
@@ -460,25 +425,33 @@ def split_by_other_attributes(group: SliceGroup) -> Split:
         return [group], ()
     for rule in _RULES_IF_BALANCED if group.even else _RULES_IF_SLICES_MISSING:
         subgroups, names = rule(group)
-        if len(subgroups) == 1:
+        if len(subgroups) == 1:  # a contradiction, which a weaker rule must not decide
             break
         if subgroups:
-            splits = [split_by_other_attributes(subgroup) for subgroup in subgroups]
-            names = (*names, *(name for _, finer_names in splits for name in finer_names))
-            volumes = [volume for finer, _ in splits for volume in finer]
-            return volumes, tuple(dict.fromkeys(names))
+            return _split_further(subgroups, names, split_by_other_attributes)
     return [group], ()
+
+
+def _first_split(
+    group: SliceGroup,
+    attributes: Iterable[SliceAttribute],
+    accept: Callable[[SliceGroup, dict[str, SliceGroup]], bool],
+    *,
+    exact: bool = False,
+) -> Split:
+    """Split by the first attribute whose values give several groups that are accepted."""
+    for attribute in attributes:
+        subgroups = group.split_by(attribute, exact=exact)
+        if len(subgroups) > 1 and accept(group, subgroups):
+            return list(subgroups.values()), (attribute.name,)
+    return _NO_SPLIT
 
 
 def _by_acquisition(group: SliceGroup) -> Split:
     """Split by acquisition attributes. This precedes times, whose order may be arbitrary."""
     if len(unique_by_shared(group.slices)) < 2:
         return _NO_SPLIT
-    for attribute in _ACQUISITION:
-        subgroups = group.split_by(attribute, exact=True)
-        if len(subgroups) > 1 and have_same_positions(group, subgroups):
-            return list(subgroups.values()), (attribute.name,)
-    return _NO_SPLIT
+    return _first_split(group, _ACQUISITION, have_same_positions, exact=True)
 
 
 def split_interleaved(group: SliceGroup) -> Split:
@@ -488,30 +461,24 @@ def split_interleaved(group: SliceGroup) -> Split:
     attribute that changes the meaning of a value separates them. If the spacing is uneven, the
     slices are no volume, and any attribute may tell the stacks of which they consist.
     """
-    if group.repeats or len(group.ids) < 2 * MIN_SLICES:
-        return _NO_SPLIT
-    split = _interleaved_by_meaning(group)
-    if split[0] or group.regular:
-        return split
-    for attribute in SLICE_ATTRIBUTES:
-        subgroups = group.split_by(attribute, exact=True)
-        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
-            return list(subgroups.values()), (attribute.name,)
-    return _interleaved_frames(group) if group.slices[0].group is not None else _NO_SPLIT
+    if len(group.ids) < 2 * MIN_SLICES:
+        return [group], ()
+    volumes, names = _interleaved_by_meaning(group)
+    if len(volumes) > 1 or group.regular:
+        return volumes, names
+    volumes, names = _first_split(group, SLICE_ATTRIBUTES, are_interleaved_stacks, exact=True)
+    if not volumes and group.slices[0].group is not None:
+        volumes, names = _interleaved_frames(group)
+    return volumes or [group], names
 
 
 def _interleaved_by_meaning(group: SliceGroup) -> Split:
-    for attribute in differing(group.slices, _MEANING):
-        subgroups = group.split_by(attribute)
-        if len(subgroups) > 1 and are_interleaved_stacks(group, subgroups):
-            volumes: list[SliceGroup] = []
-            names = [attribute.name]
-            for subgroup in subgroups.values():
-                finer, finer_names = _interleaved_by_meaning(subgroup)
-                volumes += finer or [subgroup]
-                names += finer_names
-            return volumes, tuple(dict.fromkeys(names))
-    return _NO_SPLIT
+    subgroups, names = _first_split(
+        group, differing(group.slices, _MEANING), are_interleaved_stacks
+    )
+    if not subgroups:
+        return [group], ()
+    return _split_further(subgroups, names, _interleaved_by_meaning)
 
 
 def _interleaved_frames(group: SliceGroup) -> Split:
@@ -545,10 +512,17 @@ def _by_times(group: SliceGroup) -> Split:
     The result is the group itself if times contradict each other. A time that slices of a volume
     share is a single witness for many slices: the order by number must not contradict it either.
     """
-    shared = [split for name in _TIMES if (split := _by_shared_time(group, name))[0]]
-    passes = [split for name in _TIMES if (split := _by_passes(group, name))[0]]
+    shared: list[Split] = []
+    passes: list[Split] = []
+    for name in _TIMES:
+        subgroups = group.split(methodcaller("phase_text", name))
+        if len(subgroups) == group.most and have_same_positions(group, subgroups):
+            shared.append((list(subgroups.values()), (name,)))
+        order = _OrderAtPositions.of(group, name)
+        if order is not None and order.in_passes:
+            passes.append((order.split(), (name,)))
     partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
-    by_number = _OrderAtPositions.of(group, _NUMBER) if shared else None
+    by_number = _OrderAtPositions.of(group, "InstanceNumber") if shared else None
     if by_number is not None:
         partitions.add(_partition(by_number.split()))
     if len(partitions) > 1:
@@ -561,25 +535,9 @@ def _partition(groups: Sequence[SliceGroup]) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(map(id, group.slices)) for group in groups)
 
 
-def _by_shared_time(group: SliceGroup, name: str) -> Split:
-    subgroups = group.split(methodcaller("phase_text", name))
-    if len(subgroups) == group.most and have_same_positions(group, subgroups):
-        return list(subgroups.values()), (name,)
-    return _NO_SPLIT
-
-
-def _by_passes(group: SliceGroup, name: str) -> Split:
-    order = _OrderAtPositions.of(group, name)
-    return (order.split(), (name,)) if order is not None and order.in_passes else _NO_SPLIT
-
-
 def _incomplete_by_meaning(group: SliceGroup) -> Split:
     """Split volumes with missing slices by the meaning of their values."""
-    for attribute in differing(group.slices, _MEANING):
-        subgroups = group.split_by(attribute)
-        if _lack_few(group, subgroups):
-            return list(subgroups.values()), (attribute.name,)
-    return _NO_SPLIT
+    return _first_split(group, differing(group.slices, _MEANING), _lack_few)
 
 
 def _incomplete_by_times(group: SliceGroup) -> Split:
@@ -641,30 +599,20 @@ def _by_rank_at_position(group: SliceGroup) -> Split:
     Other ranks at a position do not distinguish volumes: their order may alternate from position to
     position. But other times and numbers must not contradict the trigger times.
     """
-    orders = {}
-    for name in _TIMES:
-        order = _OrderAtPositions.of(group, name)
-        if order is not None:
-            orders[name] = order
-    by_trigger = orders.get(_TRIGGER)
-    same_ranks = len({order.ranks for order in orders.values()}) == 1
+    orders = {name: _OrderAtPositions.of(group, name) for name in _TIMES}
+    by_trigger = orders["TriggerTime"]
+    same_ranks = len({order.ranks for order in orders.values() if order is not None}) == 1
     if by_trigger is None or not same_ranks or not by_trigger.in_beats:
         return _NO_SPLIT
-    return by_trigger.split(), (_TRIGGER,)
+    return by_trigger.split(), ("TriggerTime",)
 
 
 @dataclass(frozen=True, eq=False)
 class _OrderAtPositions:
     """Order of the slices at each position by a time or number.
 
-    Parameters
-    ----------
-    group : SliceGroup
-        The slices.
-    ranks : tuple of int
-        Rank of each slice among those at its position, from 0.
-    times : tuple
-        Time or number of each slice, as `_sortable_times` returns it.
+    `ranks` has the rank of each slice among those at its position, from 0; `times` are those of
+    `_sortable_times`.
     """
 
     group: SliceGroup
@@ -701,6 +649,7 @@ class _OrderAtPositions:
             return False  # not numbers
         times = np.array([[time[0] for time in beat] for beat in beats])
         first, last = times[:, 0], times[:, -1]
+        # The first time is within one share of the beat's start, or counting began elsewhere
         if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
             return False
         shares = times / last[:, None]

@@ -16,13 +16,7 @@ _WEIGHT_KG = (0.3, 500.0)
 
 
 def suv_factor(dataset: Any) -> float | None:
-    """Return the SUV (g/ml) of a voxel with the value 1; None if the headers do not state it.
-
-    Parameters
-    ----------
-    dataset : pydicom.Dataset
-        Header of an image of the series.
-    """
+    """Return the SUV (g/ml) of a voxel with the value 1 by an image's header; None if unstated."""
     units, kind = _text(dataset, "Units"), _text(dataset, "SUVType")
     if units == "GML":
         return 1.0 if kind in ("", "BW") else None
@@ -41,13 +35,7 @@ def suv_factor(dataset: Any) -> float | None:
 
 
 def tracer(dataset: Any) -> str:
-    """Return the names of the tracers of an image, in capitals; empty if it states none.
-
-    Parameters
-    ----------
-    dataset : pydicom.Dataset
-        Header of the image.
-    """
+    """Return the names of the tracers of an image, in capitals; empty if it states none."""
     names = []
     for injection in dataset.get("RadiopharmaceuticalInformationSequence") or ():
         codes = injection.get("RadiopharmaceuticalCodeSequence") or ()
@@ -65,6 +53,7 @@ def _remaining(dataset: Any, injection: Any) -> float:
     started = _series_start(dataset)
     if reference != "START" or not half_life > 0 or started is None:
         return math.nan
+    # The date first, which is right where it gives a likely delay; else the time of day alone
     half_lives = [elapsed / half_life for elapsed in _times_elapsed(injection, started)]
     likely = [n for n in half_lives if 0 <= n <= _MOST_HALF_LIVES]
     return 0.5 ** likely[0] if likely else math.nan

@@ -13,6 +13,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -224,7 +225,7 @@ def build_index(
         check_foreign_entries(out)  # the index claims it
     path = cached_index_path(paths) if out is None else out / PRIVATE / INDEX_NAME
     stored = read_index(path, fingerprint)
-    with HeaderWorkers(processes or core_count()) as workers:
+    with closing(HeaderWorkers(processes or core_count())) as workers:
         start_workers = workers.start if stored is None else None
         entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
         unchanged = None if stored is None else stored.rows_of(entries)
@@ -286,23 +287,9 @@ def _inspect(
 ) -> tuple[list[FileInfo], dict[tuple[int, ...], SeriesInfo], int]:
     """Inspect the files that the stored index does not have.
 
-    Parameters
-    ----------
-    entries : sequence of FileEntry
-    stored_rows : sequence of int
-        Row of each file in the stored index; -1 if it is new or changed.
-    stored : StoredIndex or None
-    workers : HeaderWorkers
-        Started if there are many files to open.
-
-    Returns
-    -------
-    list of FileInfo
-        One for each entry.
-    dict of tuple of int to SeriesInfo
-        Series whose files were all inspected in one chunk, by the indices of the files.
-    int
-        Number of files that were opened.
+    `stored_rows` has the row of each file in the stored index, -1 if it is new or changed. The
+    results are an info for each entry; the series whose files were all inspected in one chunk, by
+    the indices of the files; and the number of files that were opened.
     """
     infos, paths = known_infos(
         entries,
@@ -415,10 +402,6 @@ def _series(
 def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
     try:
         with private_folder(out, fingerprint) as folder:
-            for draft in folder.glob(
-                f".{INDEX_NAME}.*"
-            ):  # of a killed process: the folder is locked
-                draft.unlink(missing_ok=True)
             write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
         error = output_error(exc, "the index")
@@ -466,16 +449,7 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
 def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:
     """Add the series of an index that have one of these IDs and are not in the crosswalk yet.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    fingerprint : str
-        Fingerprint of the key.
-    index : Index
-        All series that were found. Series without an ID are left out.
-    ids : iterable of str
-        The IDs of the series to add.
+    Series without an ID are left out.
 
     Raises
     ------

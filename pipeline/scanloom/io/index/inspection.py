@@ -16,15 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanloom.core import DICOM, MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
+from scanloom.core import DICOM, MODALITIES, Grid, ReadOptions, Reason, ScanError, Series, blame
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
-from scanloom.io.dicom.header.header import (
-    Header,
-    pydicom_muted,
-    read_elements,
-    read_headers,
-)
+from scanloom.io.dicom.header.header import Header, pydicom_muted, read_header, read_headers
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, is_truncated_header, rejection_reason
 from scanloom.io.formats import FORMATS, format_by_suffix
@@ -167,26 +162,22 @@ def inspect_chunk(files: Sequence[tuple[str, int]]) -> ChunkInfo:
 def _inspect(path: str) -> tuple[FileInfo, Header | None]:
     if kind := format_by_suffix(path):
         return FileInfo(kind), None
-    try:
-        elements = read_elements(path)
-    except OSError as exc:
-        detail = f"a file can't be read ({type(exc).__name__})"
-        return FileInfo("", reason=Reason.UNREADABLE.code, detail=detail), None
-    except ScanError as error:
-        return FileInfo(DICOM, reason=error.code, detail=error.detail), None
-    if elements is None:
+    header = read_header(path)
+    if header is None:
         return _NO_IMAGE, None
-    header = Header(path, elements)
+    if isinstance(header, ScanError):
+        kind = "" if header.reason is Reason.UNREADABLE else DICOM
+        return FileInfo(kind, reason=header.code, detail=header.detail), None
     if is_truncated_header(header):
         return _TRUNCATED, None
     reason = rejection_reason(header)
     info = FileInfo(
         kind=DICOM,
-        gzipped=elements.gzipped,
+        gzipped=header.elements.gzipped,
         study=header.study_uid,
         series=header.series_uid,
         reason="" if reason is None else reason.code,
-        packed=elements.packed(),
+        packed=header.elements.packed(),
     )
     return info, header
 
@@ -216,12 +207,9 @@ def describe_files(
 
 
 def describe_as_read(
-    series: Series,
-    phase: int | None = None,
-    gaps: Gaps = "refuse",
-    orientation: str | None = None,
+    series: Series, phase: int | None = None, options: ReadOptions = ReadOptions()
 ) -> SeriesInfo:
-    """Describe a series as it is when read with these options of `load_volume`."""
+    """Describe a series as it is when read with these options."""
     from scanloom.io.probe import probe
 
     info, headers = SeriesInfo(modality=series.modality or ""), []
@@ -230,7 +218,7 @@ def describe_as_read(
             headers = [h for h in read_headers(series.files) if isinstance(h, Header)]
             with pydicom_muted():
                 info = _attributes(headers[0]) if headers else info
-        return _checked(info, headers, probe(series, phase, orientation, gaps)[0])
+        return _checked(info, headers, probe(series, phase, options)[0])
     except ScanError as error:
         return info._replace(reason=error.code, detail=error.detail)
 

@@ -199,7 +199,7 @@ def _narrowed(widths: dict[str, int], total: int) -> dict[str, int]:
     """Return widths of which those of long texts are reduced until all fit into a total."""
     widths = dict(widths)
     excess = sum(widths.values()) - total
-    while excess > 0:
+    while excess > 0:  # a column a step, so that all shrink to their shares
         longest = max(_SHARES, key=lambda name: widths[name] / _SHARES[name])
         if widths[longest] <= _LEAST:
             break

@@ -102,10 +102,6 @@ class _Neighbour(NamedTuple):
     is_dicom: bool
     is_foreign: bool
 
-    def is_like(self, patterns: Set[str], suffixes: Set[str]) -> bool:
-        """Return whether slices with names of these patterns and suffixes may include it."""
-        return self.is_dicom or self.pattern in patterns or self.suffix in suffixes - {""}
-
 
 class UnreadableFiles:
     """Counts the unreadable files that may belong to a series.
@@ -135,7 +131,14 @@ class UnreadableFiles:
         for n in no_images:
             del faults[n]
         excluded = set(faults)
-        short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in excluded]
+        # Too short for DICOM; pipes are too
+        short = [
+            n
+            for n, entry in enumerate(entries)
+            if entry.size < MIN_DICOM_BYTES
+            and entry.reason in (None, Reason.NOT_AN_IMAGE)
+            and n not in excluded
+        ]
         foreign = set(no_images).difference(short)
         foreign = {n for n in foreign if _may_be_named_like_slices(entries[n].path)}
         if not (faults or short or foreign):
@@ -204,7 +207,12 @@ class UnreadableFiles:
             return near
         patterns = {_pattern(path) for path in paths}
         suffixes = {_locate(path).suffix for path in paths}
-        like = {file: number for file, number in near.items() if file.is_like(patterns, suffixes)}
+        suffixes.discard("")
+        like = {
+            file: number
+            for file, number in near.items()
+            if file.is_dicom or file.pattern in patterns or file.suffix in suffixes
+        }
         return Counter(like)
 
     def _add_neighbour(self, path: str, fault: str, *, is_foreign: bool) -> None:
@@ -216,9 +224,9 @@ class UnreadableFiles:
         if archive_kind(path) is None or MEMBER_SEPARATOR in path:
             location = _locate(path)
             is_dicom = fault not in ("", Reason.UNREADABLE.code)
-            is_other = not fault and (
-                location.suffix in _SUFFIXES_OF_OTHER_FILES or _is_hidden(path)
-            )
+            name = path[len(_folder(path)) :].lstrip("/" + MEMBER_SEPARATOR)
+            is_other = location.suffix in _SUFFIXES_OF_OTHER_FILES or name.startswith(".")
+            is_other = is_other and not fault
             suffix = "" if is_dicom or is_other else location.suffix
             file = _Neighbour(location.folder, _pattern(path), suffix, is_dicom, is_foreign)
             self._neighbours_in[location.folder][file] += 1
@@ -247,17 +255,9 @@ class UnreadableFiles:
         excluded: set[int],
         dicom: Set[tuple[str, str]],
     ) -> Iterator[_Location]:
-        """Yield the locations of short files that may have been slices.
+        """Yield the locations of files that are too `short` for DICOM, but may have been slices.
 
-        Parameters
-        ----------
-        entries : sequence of FileEntry
-        short : sequence of int
-            Files that are too short for DICOM.
-        excluded : set of int
-            Short and unreadable files.
-        dicom : set of (folder, suffix)
-            Those of DICOM files.
+        `excluded` are short and unreadable files, `dicom` the folders and suffixes of DICOM files.
         """
         locations = [_locate(entries[n].path) for n in short]
         unread = {file.folder for file in locations if (file.folder, file.suffix) not in dicom}
@@ -310,21 +310,12 @@ def _locate_unreadable(entry: FileEntry) -> _Location:
     return _locate(path)._replace(suffix=_ANY)
 
 
-def _is_short(entry: FileEntry) -> bool:
-    """Return whether a file is too short for DICOM; pipes are too."""
-    return entry.size < MIN_DICOM_BYTES and entry.reason in (None, Reason.NOT_AN_IMAGE)
-
-
 def _may_be_named_like_slices(path: str) -> bool:
     """Return whether to compare the name of a file with those of slices: most notes need not be."""
     name = path[len(_folder(path)) :]
     suffix = os.path.splitext(name)[1].lower()
     is_sign = suffix and suffix not in _SUFFIXES_OF_OTHER_FILES
     return bool(is_sign or _DIGITS.search(name)) and archive_kind(path) is None
-
-
-def _is_hidden(path: str) -> bool:
-    return path[len(_folder(path)) :].lstrip("/" + MEMBER_SEPARATOR).startswith(".")
 
 
 def _studies(series: Iterable[tuple[str, Set[_Location]]]) -> dict[str, str]:

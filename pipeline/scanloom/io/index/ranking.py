@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.core import Gaps, Reason, ScanError, Series, counted
+from scanloom.core import ReadOptions, Reason, ScanError, Series, counted
 from scanloom.io.index.inspection import MAX_INTEGER_DIGITS, SeriesInfo, describe_as_read
 from scanloom.io.index.listing import displayed_name, list_candidates
 
@@ -79,15 +79,6 @@ class Preference:
     newest: bool = False
 
 
-@dataclass(frozen=True)
-class RankingOptions:
-    """Options of `load_volume` for the series to read; they decide which series are readable."""
-
-    phase: int | None = None
-    gaps: Gaps = "refuse"
-    orientation: str | None = None
-
-
 def preference_of(cards: Sequence[ModelCard]) -> Preference:
     """Return the preferences that several models share; on conflict, none."""
     ranges = [card.checks.spacing for card in cards if card.checks.spacing is not None]
@@ -119,7 +110,8 @@ def select_series(
     candidates: Sequence[Series],
     selection: str | None = None,
     preference: Preference = Preference(),
-    options: RankingOptions = RankingOptions(),
+    options: ReadOptions = ReadOptions(),
+    phase: int | None = None,
 ) -> tuple[Series, ...]:
     """Return the series that `--series` selects.
 
@@ -133,8 +125,10 @@ def select_series(
         derived.
     preference : Preference
         Ranks the candidates for "best".
-    options : RankingOptions
+    options : ReadOptions
         How the series will be read; for "best", a series that these refuse is not a candidate.
+    phase : int or None
+        Index of the volume that will be read, as in `scanloom.load_volume`.
 
     Returns
     -------
@@ -149,7 +143,7 @@ def select_series(
         largest.
     """
     if selection == BEST:
-        return (_best(candidates, preference, options),)
+        return (_best(candidates, preference, options, phase),)
     if selection is not None and selection != ALL:
         return (_selected_by_text(candidates, selection.strip()),)
     original = tuple(series for series in candidates if not series.derived)
@@ -187,16 +181,7 @@ def kernel_kind(kernel: str) -> Kernel | None:
 def describe_selection(
     candidates: Sequence[Series], selection: str | None, chosen: Series
 ) -> tuple[str, ...]:
-    """Return other meanings that a selection may have, as sentences without full stop.
-
-    Parameters
-    ----------
-    candidates : sequence of Series
-    selection : str or None
-        As for `select_series`.
-    chosen : Series
-        The series that it selected.
-    """
+    """Return other meanings that a selection may have, as sentences without full stop."""
     if selection == BEST:
         studies = len({series.study_uid or series.files for series in candidates})
         if studies == 1:
@@ -231,7 +216,7 @@ def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
     shared = "have this UID"
     if not matching and number is not None and 1 <= number <= len(candidates):
         matching = [candidates[number - 1]]
-    if not matching and number is None:
+    if not matching and number is None:  # digits are a number of the list, never part of a name
         matching, shared = _named(candidates, text), "have this name, or this in their names"
     if len(matching) == 1:
         return matching[0]
@@ -267,11 +252,10 @@ def _unknown(candidates: Sequence[Series], text: str) -> ScanError:
     return ScanError(Reason.SERIES_UNKNOWN, detail, list_candidates(candidates))
 
 
-def _best(candidates: Sequence[Series], preference: Preference, options: RankingOptions) -> Series:
-    described = [
-        describe_as_read(series, options.phase, options.gaps, options.orientation)
-        for series in candidates
-    ]
+def _best(
+    candidates: Sequence[Series], preference: Preference, options: ReadOptions, phase: int | None
+) -> Series:
+    described = [describe_as_read(series, phase, options) for series in candidates]
     usable = [n for n, info in enumerate(described) if not info.reason]
     if not usable:
         first = next((n for n, series in enumerate(candidates) if not series.derived), 0)

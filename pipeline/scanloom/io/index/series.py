@@ -15,12 +15,7 @@ from scanloom.io.dicom.header.header import Header, HeaderCache, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, object_name
 from scanloom.io.formats import EMPTY_FILE, FORMATS
-from scanloom.io.index.inspection import (
-    FileInfo,
-    inspect_files,
-    series_description,
-    series_number,
-)
+from scanloom.io.index.inspection import FileInfo, inspect_files, series_description, series_number
 from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
@@ -120,7 +115,8 @@ def find_series(
     scans = [
         replace(make_series(group, entries, infos), **_lost(group, entries, unreadable)._asdict())
         for group in groups
-        if group.members and (not requested or _contains(group, entries, requested))
+        if group.members
+        and (not requested or any(entries[n].path == requested for n in group.members))
     ]
     if not scans:
         raise _no_scan_error(entries, infos)
@@ -236,13 +232,7 @@ def _inspect(entries: Sequence[FileEntry]) -> list[FileInfo]:
 
 
 def _check_file(path: Path | str) -> None:
-    """Refuse a path to a pipe, a socket, a device or an empty file; others are left to the search.
-
-    Raises
-    ------
-    ScanError
-        NO_IMAGES or TRUNCATED.
-    """
+    """Refuse a path to a pipe, socket or device (NO_IMAGES), or to an empty file (TRUNCATED)."""
     try:
         state = os.stat(path)
     except (OSError, ValueError):
@@ -278,10 +268,6 @@ def _lost(
     if group.kind != DICOM:
         return LostFiles()
     return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
-
-
-def _contains(group: SeriesFiles, entries: Sequence[FileEntry], path: str) -> bool:
-    return any(entries[n].path == path for n in group.members)
 
 
 def _voxel_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[int, list[int]]:

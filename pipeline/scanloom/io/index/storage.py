@@ -140,7 +140,16 @@ class StoredIndex:
     @cached_property
     def infos(self) -> list[FileInfo]:
         """Stored inspection result of each file."""
-        return _read_infos(self._path)
+        with _open_parquet(self._path) as file:
+            first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
+            table = file.read(columns=list(_INFO_COLUMNS)).slice(0, first)
+        *texts, shared, own = (table.column(name).to_pylist() for name in _INFO_COLUMNS)
+        interned: dict[bytes, bytes] = {}
+        elements = (
+            EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
+            for common, per_file in zip(shared, own, strict=True)
+        )
+        return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]
 
     def is_whole(self) -> bool:
         """Return whether `infos` can be read too; damage to them is not detected earlier."""
@@ -154,6 +163,7 @@ class StoredIndex:
         if len(entries) != len(self._table) or self._to_retry():
             return None
         table = self._table
+        # Numbers first, then text: nearly every change shows in them, and arrays compare fast
         equal = (
             np.array_equal(table.column(name).to_numpy(), np.fromiter(values, kind, len(entries)))
             for name, kind, values in (
@@ -303,14 +313,11 @@ def _read_errors() -> tuple[type[Exception], ...]:
 
 
 def _version() -> bytes:
-    return f"{INDEX_VERSION} {__version__} {_suffix_digest()}".encode()
-
-
-def _suffix_digest() -> str:
-    """Return a digest of the formats and kinds of archives with their suffixes."""
+    """Return the versions, and a digest of formats and kinds of archives with their suffixes."""
     formats = [(f.name, f.suffixes, f.detached_suffixes) for f in VOLUME_FORMATS]
     archives = [(kind.name, kind.suffixes) for kind in ARCHIVE_KINDS]
-    return hashlib.blake2b(repr((formats, archives)).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(repr((formats, archives)).encode(), digest_size=8).hexdigest()
+    return f"{INDEX_VERSION} {__version__} {digest}".encode()
 
 
 def _unopened(entries: Iterable[FileEntry]) -> list[str]:
@@ -381,16 +388,3 @@ def _read_series(path: Path, series_numbers: Sequence[int]) -> list[IndexedSerie
         own = {name: row[f"{_SERIES}{name}"] for name in _SERIES_FIELDS}
         all_series.append(IndexedSeries(**own, files=tuple(members), info=info))
     return all_series
-
-
-def _read_infos(path: Path) -> list[FileInfo]:
-    with _open_parquet(path) as file:
-        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
-        table = file.read(columns=list(_INFO_COLUMNS)).slice(0, first)
-    *texts, shared, own = (table.column(name).to_pylist() for name in _INFO_COLUMNS)
-    interned: dict[bytes, bytes] = {}
-    elements = (
-        EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
-        for common, per_file in zip(shared, own, strict=True)
-    )
-    return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]

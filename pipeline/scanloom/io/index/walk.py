@@ -93,7 +93,8 @@ def list_files(
     roots = [root for path in explicit for root in _expand(path)]
     listed_below = frozenset(roots)
     walker = _Walker(explicit, out, archives=archives)
-    for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
+    # The longest paths first: a named path is never excluded by the folder around it
+    for root in sorted(roots, key=len, reverse=True):
         for entry in _list_root(root, walker):
             if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
                 continue
@@ -204,14 +205,8 @@ def _entry_of_state(path: str, state: os.stat_result, reason: Reason | None = No
 class _Walker:
     """Lists folders recursively; linked folders come last, so that real paths take precedence.
 
-    Parameters
-    ----------
-    explicit : iterable of str
-        Explicitly given folders, which are never excluded.
-    out : Path or None
-        The caller's output folder.
-    archives : bool
-        Whether to list the members of archives that were not given explicitly.
+    `explicit` folders are never excluded; `out` is the caller's output folder; `archives` says
+    whether to list the members of archives that were not given explicitly.
     """
 
     def __init__(
@@ -278,7 +273,7 @@ class _Walker:
         folders: list[tuple[str, Reason | None]],
     ) -> FileEntry | None:
         """Return the entry of a file; None for a folder, which is added to a list."""
-        if child.is_dir(follow_symlinks=False):
+        if child.is_dir(follow_symlinks=False):  # first: a listing tells it without another call
             folders.append((child.path, reason))
             return None
         if not child.is_file():

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from scanloom.core import keep_memory_private
 from scanloom.io.dicom.header.elements import EncodedElements
@@ -52,7 +51,7 @@ class DescribeTask(NamedTuple):
 
 
 class HeaderWorkers:
-    """Worker processes for the duration of a `with` block; this process works too.
+    """Worker processes, until they are closed; this process works too.
 
     Each worker gets its next task before it finishes the previous one. This process serves the
     workers between two tasks of its own: threads for that would slow down its tasks.
@@ -68,20 +67,13 @@ class HeaderWorkers:
         self._count = min(count, MAX_WORKERS) - 1 if sys.executable else 0
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Self:
-        return self
-
     def start(self) -> None:
         """Start the workers unless they are running; they need 0.2 s, in the background."""
         if not self._workers:
             self._workers = [_Worker() for _ in range(self._count)]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop the workers."""
         for worker in self._workers:
             worker.stop()
 

@@ -72,12 +72,7 @@ class CaseFolder:
     """
 
     def __init__(
-        self,
-        out: Path,
-        name: str,
-        fingerprint: str | None = None,
-        *,
-        target: Path | None = None,
+        self, out: Path, name: str, fingerprint: str | None = None, *, target: Path | None = None
     ) -> None:
         self.out, self.name, self.fingerprint = out, name, fingerprint
         self.target = target or out / "cases" / name

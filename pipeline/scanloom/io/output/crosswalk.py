@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import DICOM, Reason, ScanError, Series
-from scanloom.io.formats import VOLUME_SUFFIXES as VOLUME_SUFFIXES
+from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.private import CROSSWALK, PRIVATE, write_private
 from scanloom.io.session import current_session
-from scanloom.io.system.archives import ARCHIVE_SUFFIXES as ARCHIVE_SUFFIXES
+from scanloom.io.system.archives import ARCHIVE_SUFFIXES
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.unpacking import UnpackedFiles
 
@@ -119,7 +119,7 @@ def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
     """
     before, others = _split(private / CROSSWALK, [row.id for row in sources])
     folders = {row.id: row.folder for row in before if row.folder}
-    added = [_in_folder(row, folders.get(row.id, "")) for row in sources]
+    added = [replace(row, folder=row.folder or folders.get(row.id, "")) for row in sources]
     after = {(row.id, row.path): row for row in before}
     for row in added:
         after.pop((row.id, row.path), None)  # the newest row comes last
@@ -250,10 +250,6 @@ def _table(rows: Sequence[SourceRecord]) -> pa.Table:
     return pa.table(columns, pa.schema(types.items()))
 
 
-def _in_folder(row: SourceRecord, folder: str) -> SourceRecord:
-    return row if row.folder or not folder else replace(row, folder=folder)
-
-
 def _header_attributes(files: Sequence[Path]) -> dict[str, str]:
     """Return the patient's attributes from the first readable header; empty if no file has any."""
     from pydicom import dcmread
@@ -289,8 +285,7 @@ def _text(text: str) -> str:
     return text.replace("\0", "").strip().encode("utf-8", "backslashreplace").decode()
 
 
-# --- names of case folders from sources -----------------------------------------------------------
-# Names of case folders that are derived from their sources; used only on request.
+# --- names of case folders from sources, on request -----------------------------------------------
 
 MAX_NAME_BYTES = 80
 """Maximum length of a name in bytes of UTF-8: file systems allow 255, and other programs append to

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason, ScanError
@@ -17,12 +16,8 @@ _MAX_RECORD_BYTES = 1 << 20
 """Size limit of a record; a larger file was not written by scanloom."""
 
 _OUTPUT_REASONS = (
-    Reason.DISK_FULL,
-    Reason.OUTPUT_UNWRITABLE,
-    Reason.STALE,
-    Reason.RESULT_DAMAGED,
-    Reason.NEWER_VERSION,
-    Reason.KEY_MISMATCH,
+    *(Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.KEY_MISMATCH),
+    *(Reason.STALE, Reason.RESULT_DAMAGED, Reason.NEWER_VERSION),
 )
 """Reasons that concern OUT and not the case."""
 
@@ -36,16 +31,7 @@ def is_failure(record: CaseRecord) -> bool:
 def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
     """Write the failure record of a case, in place of an older one.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    record : CaseRecord
-        Record with an id and a reason.
-    recipe : str
-        Hash of the recipe, as in `case.json`.
-    stamp : str
-        Stamp of the source's files, as in `Case`.
+    The record has an id and a reason; recipe and stamp are those of its `Case`.
 
     Raises
     ------
@@ -74,14 +60,6 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
     return path
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Reason and detail of a failure in an earlier run."""
-
-    reason: Reason
-    detail: str
-
-
 def has_failed(out: Path, case_id: str) -> bool:
     """Return whether the last attempt at a case failed."""
     return (out / FAILED / f"{case_id}.json").exists()
@@ -92,7 +70,7 @@ def failed_cases(out: Path) -> set[str]:
     return {path.stem for path in (out / FAILED).glob("*.json")}
 
 
-def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
+def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> ScanError | None:
     """Return the recorded failure of the same recipe on the same files, or None."""
     path = out / FAILED / f"{case_id}.json"
     try:
@@ -100,7 +78,7 @@ def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> Failur
         if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
             return None
         reason = Reason[document["reason"]]
-        return Failure(reason, str(document["detail"])) if reason.expects_result else None
+        return ScanError(reason, str(document["detail"])) if reason.expects_result else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
         return None  # missing or not written by scanloom: the case is tried again
 

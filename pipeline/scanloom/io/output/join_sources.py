@@ -53,14 +53,7 @@ class JoinedColumns:
 
 
 def read_ids(path: Path, column: str | None = None) -> set[str]:
-    """Return the case ids of a table.
-
-    Parameters
-    ----------
-    path : Path
-        CSV (UTF-8, commas) or Parquet; recognized by the first bytes.
-    column : str or None
-        Column of the ids; None for the first of `ID_COLUMNS` that the table has.
+    """Return the case ids of a CSV (UTF-8, commas) or Parquet table, by default by `ID_COLUMNS`.
 
     Raises
     ------
@@ -173,27 +166,29 @@ def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
     return JoinedColumns(ids, tuple(name for name in names if name not in added or name == ids))
 
 
+@contextmanager
+def _read_errors(reason: Reason, *errors: type[Exception]) -> Iterator[None]:
+    """Refuse a table for these exceptions."""
+    try:
+        yield
+    except errors as exc:
+        raise ScanError(reason, f"the table can't be read ({type(exc).__name__})") from exc
+
+
 def _is_parquet(path: Path) -> bool:
     if not path.exists():
         raise ScanError(Reason.NOT_FOUND, "this table does not exist", str(path))
-    try:
-        with open_regular_file(path) as file:
-            return file.read(4) == b"PAR1"
-    except OSError as exc:
-        detail = f"the table can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+    with _read_errors(Reason.UNREADABLE, OSError), open_regular_file(path) as file:
+        return file.read(4) == b"PAR1"
 
 
 def _read_parquet(path: Path) -> pa.Table:
     import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            return file.read()
-    except (OSError, pa.ArrowException) as exc:
-        detail = f"the table can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
+    damage = _read_errors(Reason.DAMAGED, OSError, pa.ArrowException)
+    with damage, parquet.ParquetFile(path) as file:
+        return file.read()
 
 
 def _read_csv(path: Path) -> pa.Table:
@@ -202,11 +197,8 @@ def _read_csv(path: Path) -> pa.Table:
     from pyarrow import csv as arrow
 
     types = dict.fromkeys(ID_COLUMNS, pa.string())
-    try:
+    with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
         return arrow.read_csv(path, convert_options=arrow.ConvertOptions(column_types=types))
-    except (OSError, pa.ArrowException) as exc:
-        detail = f"the table can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
 
 
 def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:
@@ -226,11 +218,8 @@ def _text(value: Any) -> str:
 def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]]:
     """Yield the column names of a CSV, and an iterator over its rows as text."""
     csv.field_size_limit(_MAX_CELL)
-    try:
+    with _read_errors(Reason.UNREADABLE, OSError):
         file = path.open(encoding="utf-8-sig", newline="")
-    except OSError as exc:
-        detail = f"the table can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
     with file:
         lines = _lines(csv.reader(file, strict=True))
         names = next(lines, [])

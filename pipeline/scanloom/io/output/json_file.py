@@ -40,14 +40,7 @@ def write_document(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> dict[str, Any]:
-    """Read a published document.
-
-    Parameters
-    ----------
-    path : Path
-        A regular file.
-    max_bytes : int
-        Size limit; a longer document is cut and therefore not valid JSON.
+    """Read a published document; one of more than `max_bytes` is cut, and so no valid JSON.
 
     Raises
     ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,15 +44,7 @@ T = TypeVar("T")
 
 
 def is_output_folder(folder: str, inside: list[str]) -> bool:
-    """Return whether a folder is an output folder.
-
-    Parameters
-    ----------
-    folder : str
-        Path of the folder.
-    inside : list of str
-        Names of its entries.
-    """
+    """Return whether a folder, with the names of the entries `inside`, is an output folder."""
     if PRIVATE not in inside:
         return False
     file = Path(folder, PRIVATE, KEY_FINGERPRINT)
@@ -81,11 +73,8 @@ def _contains_a_case(cases: Path) -> bool:
 def check_foreign_entries(out: Path) -> None:
     """Refuse a folder with foreign files that scanloom would overwrite.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist. A folder that was claimed for a key is accepted;
-        so is a folder that lost its fingerprint but has its crosswalk.
+    A folder that was claimed for a key is accepted; so is one that lost its fingerprint but has its
+    crosswalk, and one that does not exist.
 
     Raises
     ------
@@ -277,15 +266,3 @@ def identity_of(path: PurePath) -> Identity:
     if len(entries) != 1:
         raise ValueError(f"{len(entries)} entries describe a file of an output folder")
     return entries[0].holds
-
-
-def copy_excludes(*, pixels: bool) -> Sequence[str]:
-    """Return the patterns that a copy for others leaves out, as rsync takes them.
-
-    Parameters
-    ----------
-    pixels : bool
-        Whether the copy may have pictures.
-    """
-    kept = {"ids", "shapes", *(["pixels"] if pixels else [])}
-    return [f"/{entry.pattern}" for entry in CONTENTS if entry.holds not in kept]

@@ -19,10 +19,7 @@ SIGNIFICANT_DIGITS = 7
 """Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
 
 _CORNERS = ("i_first", "j_first", "k_first", "i_last", "j_last", "k_last")
-_LATER_COLUMNS = (
-    *("components", "flags", "share", "share_of"),
-    *("entropy", "disagreement"),
-)
+_LATER_COLUMNS = (*("components", "flags", "share", "share_of"), *("entropy", "disagreement"))
 """Columns after the box, in their order."""
 COLUMNS = (
     *(f.name for f in fields(Measurement) if f.name not in ("box", *_LATER_COLUMNS)),
@@ -56,10 +53,17 @@ def read_measurements(folder: Path) -> tuple[Measurement, ...]:
     ScanError
         NEWER_VERSION if a newer scanloom wrote it.
     """
+    measurements = []
     try:
-        return tuple(_measurement(row) for row in read_measurements_json(folder))
+        for row in read_measurements_json(folder):
+            known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
+            first_and_last = row["box"]
+            box = None if first_and_last is None else Box(*map(tuple, first_and_last[:2]))
+            known |= {"box": box, "flags": known_flags(row["flags"])}
+            measurements.append(Measurement(**known))  # missing fields get their defaults
     except (KeyError, TypeError) as exc:
         raise ValueError("measurements.json is malformed") from exc
+    return tuple(measurements)
 
 
 def read_measurements_json(folder: Path) -> list[dict[str, Any]]:
@@ -94,15 +98,6 @@ def measurement_to_row(row: dict[str, Any]) -> dict[str, Any]:
     corners = [None] * 6 if box is None else [n for corner in box for n in corner]
     cells = {**row, **dict(zip(_CORNERS, corners, strict=True)), "flags": " ".join(row["flags"])}
     return {name: cells.get(name) for name in COLUMNS}
-
-
-def _measurement(row: dict[str, Any]) -> Measurement:
-    """Return the measurement of a plain row; missing fields get their defaults."""
-    box = row["box"]
-    known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
-    known["box"] = None if box is None else Box(tuple(box[0]), tuple(box[1]))
-    known["flags"] = known_flags(row["flags"])
-    return Measurement(**known)
 
 
 def _rounded(value: float) -> float:

@@ -127,13 +127,6 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
 
     If the block fails, an OUT that was not claimed before is not claimed after.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, created if missing.
-    fingerprint : str
-        Fingerprint of the key, as `scanloom.io.identity.key_fingerprint` returns it.
-
     Raises
     ------
     ScanError

@@ -20,20 +20,16 @@ from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
-from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json, write_json
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 
-MAX_DOCUMENT_BYTES = 1 << 26
-"""Size limit of a document of a case; a larger file was not written by scanloom."""
 FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
 """Keys of `timing.json`: size and modification time of each other file; stamp of the source."""
 
 
 OTHER_RECIPE = "the existing result was made by another recipe"
 """Detail of a result that is STALE because of the request, not of its files."""
-
-
 OTHER_MEANWHILE = "another process published a result of another recipe in the meantime"
 """Detail of a result that is STALE although there was none when its case was begun."""
 
@@ -79,16 +75,8 @@ class ResultProvenance:
 def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultState:
     """Compare the published result of a case, if any, with the requested case.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist.
-    name : str
-        Name of the case folder.
-    case : Case
-        The requested case. Its recipe and stamp are compared, and its source hash if it has one.
-    replace : bool
-        Whether a result that is damaged, or of another recipe, may be replaced.
+    Recipe and stamp are compared, and the source hash if the case has one. `replace` says whether a
+    result that is damaged, or of another recipe, may be replaced.
 
     Raises
     ------
@@ -101,14 +89,12 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
         return ResultState.ABSENT
     try:
         provenance = read_provenance(folder)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, ScanError) as exc:  # ScanError: NEWER_VERSION
         if replace:
             return ResultState.REPLACEABLE
+        if isinstance(exc, ScanError):
+            raise
         raise ScanError(Reason.RESULT_DAMAGED, _damage(folder, exc)) from exc
-    except ScanError:  # NEWER_VERSION
-        if replace:
-            return ResultState.REPLACEABLE
-        raise
     if provenance.recipe != case.recipe:
         if replace:
             return ResultState.REPLACEABLE
@@ -118,11 +104,9 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
             detail = "the case folder contains foreign files, such as a correction"
             raise ScanError(Reason.STALE, detail)
         return ResultState.CHANGED
-    if case.source_hash:
+    if case.source_hash or (case.stamp and provenance.stamp == case.stamp):
         return ResultState.CURRENT
-    return (
-        ResultState.CURRENT if case.stamp and provenance.stamp == case.stamp else ResultState.UNSURE
-    )
+    return ResultState.UNSURE
 
 
 def _damage(folder: Path, error: OSError | ValueError) -> str:
@@ -143,7 +127,7 @@ def read_provenance(folder: Path) -> ResultProvenance:
     OSError, ValueError
         If the case is damaged: a file is missing, unreadable or changed.
     """
-    case, timing = _read(folder / CASE), _read(folder / TIMING)
+    case, timing = read_json(folder / CASE), read_json(folder / TIMING)
     _check_files(folder, timing)
     source = case.get("source")
     recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
@@ -162,13 +146,13 @@ def check_files(folder: Path) -> None:
     OSError, ValueError
         If a file is missing, unreadable or changed.
     """
-    _check_files(folder, _read(folder / TIMING))
+    _check_files(folder, read_json(folder / TIMING))
 
 
 def store_source_stamp(folder: Path, stamp: str) -> None:
     """Store the new stamp of a source whose content was compared and is unchanged."""
     with suppress(OSError, ValueError, ScanError):  # the content is compared again next time
-        timing = _read(folder / TIMING)
+        timing = read_json(folder / TIMING)
         if stamp and timing.get(SOURCE_STAMP) != stamp:
             _write_timing(folder, {**timing, SOURCE_STAMP: stamp})
 
@@ -176,19 +160,14 @@ def store_source_stamp(folder: Path, stamp: str) -> None:
 def store_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
     """Store size and modification time of a case folder's files in its `timing.json`.
 
-    Parameters
-    ----------
-    folder : Path
-        The case folder.
-    names : iterable of str, optional
-        Paths relative to the folder; by default, all files but `timing.json`.
+    `names` are relative to the folder; by default, they are all files but `timing.json`.
 
     Raises
     ------
     OSError, ValueError
         If `timing.json` can't be read or written.
     """
-    timing = _read(folder / TIMING)
+    timing = read_json(folder / TIMING)
     if names is None:
         names = [name for name in _names(folder) if name != TIMING]
     states = {name: (folder / name).stat() for name in names}
@@ -203,7 +182,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 def _has_foreign_files(folder: Path) -> bool:
     """Return whether a case folder contains unpublished files, except those of file managers."""
-    stamps = _read(folder / TIMING).get(FILE_STAMPS, {})
+    stamps = read_json(folder / TIMING).get(FILE_STAMPS, {})
     foreign = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
     return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in foreign)
 
@@ -240,7 +219,3 @@ def _compare_sums(folder: Path, files: Sequence[str]) -> None:
 
 def _write_timing(folder: Path, timing: dict[str, Any]) -> None:
     atomic_write(folder / TIMING, lambda draft: write_json(draft, timing))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path, MAX_DOCUMENT_BYTES)

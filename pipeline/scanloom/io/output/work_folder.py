@@ -134,13 +134,8 @@ def open_output(out: Path, fingerprint: str) -> None:
 def clean_up(out: Path, since: float) -> None:
     """Remove the leftovers of dead processes from `out`; published cases are not touched.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    since : float
-        Seconds since 1970. Temporary files last changed before that are removed, so it must lie
-        further in the past than any write takes.
+    Temporary files last changed before `since` (seconds since 1970) are removed, so it must lie
+    further in the past than any write takes.
 
     Raises
     ------
@@ -158,8 +153,11 @@ def clean_up(out: Path, since: float) -> None:
         with suppress(FileNotFoundError):  # removed by the run of another shard
             if _BIDS_FOLDER.fullmatch(path.name) and path.stat().st_mtime < since:
                 shutil.rmtree(path, ignore_errors=True)
-            elif _RUN_FILE.fullmatch(path.name) and _is_leftover(path, since):
-                remove_lock(path)
+            elif _RUN_FILE.fullmatch(path.name):
+                # By its process if known, else by its age
+                entry = WorkEntry.parse(f"{path.name}.new")
+                if entry.is_abandoned(path) if entry else path.stat().st_mtime < since:
+                    remove_lock(path)
 
 
 def remove_lock(path: Path) -> None:
@@ -176,12 +174,6 @@ def remove_lock(path: Path) -> None:
 def process_file_name(prefix: str) -> str:
     """Return a name for a file in `.work` that is kept only as long as this process lives."""
     return str(WorkEntry.of_this_process(prefix)).removesuffix(".new")
-
-
-def _is_leftover(path: Path, since: float) -> bool:
-    """Return whether no process needs a run's file: by its process if known, else by its age."""
-    entry = WorkEntry.parse(f"{path.name}.new")
-    return entry.is_abandoned(path) if entry else path.stat().st_mtime < since
 
 
 @dataclass(frozen=True)

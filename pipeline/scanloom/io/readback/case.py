@@ -28,12 +28,7 @@ from scanloom.ops.measure import Name, resolve_shares, share_of
 def check_names(folder: Path, expected: Collection[str]) -> None:
     """Compare the files of a case folder with the expected ones.
 
-    Parameters
-    ----------
-    folder : Path
-        The case folder being built.
-    expected : collection of str
-        Relative names. A file with voxels that is not among them is a fault too.
+    A file with voxels that is not among the `expected` relative names is a fault too.
 
     Raises
     ------

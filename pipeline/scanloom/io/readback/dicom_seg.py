@@ -21,7 +21,7 @@ from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
-from scanloom.io.readback.mismatch import NEAREST_SHIFT_VOXELS, contains_only, mismatch_error
+from scanloom.io.readback.mismatch import contains_only, mismatch_error
 from scanloom.io.scan import DicomSource, SourceSlice
 
 if TYPE_CHECKING:
@@ -46,23 +46,10 @@ decimal strings."""
 _POSITION_TOLERANCE_MM = 0.01
 """Largest distance between a frame and its source image: a position has at least two decimals."""
 
-# Tags of the functional groups: sequences, and attributes in their items
-_SHARED, _PER_FRAME = 0x52009229, 0x52009230
-
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """Properties of a frame, without its pixels.
-
-    Parameters
-    ----------
-    number : int
-        Index of the frame in the file.
-    segment : int
-        Segment number; 0 in a LABELMAP, whose frames contain all segments.
-    location : _FrameLocation
-        Position and source images, which the frames of a slice share.
-    """
+    """Index of a frame in the file, its segment (0 in a LABELMAP, for all), and its location."""
 
     number: int
     segment: int
@@ -71,7 +58,7 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _FrameLocation:
-    """Position and source images of frames.
+    """Position and source images, which the frames of a slice share.
 
     Parameters
     ----------
@@ -89,11 +76,7 @@ class _FrameLocation:
 
 
 def check_segs(
-    folder: Path,
-    segmentation: Segmentation,
-    source: DicomSource,
-    case: Case,
-    models: Sequence[str],
+    folder: Path, segmentation: Segmentation, source: DicomSource, case: Case, models: Sequence[str]
 ) -> None:
     """Compare a model's DICOM SEG with its label maps.
 
@@ -181,7 +164,7 @@ def _contains_only(frame: _Frame, pixels: Pixels, expected: NDArray[Any], *, ali
         if aligned and pixels.equals(expected):
             return True
         pixels = pixels.unpack()
-    return contains_only(pixels, expected, origin, NEAREST_SHIFT_VOXELS)
+    return contains_only(pixels, expected, origin)
 
 
 def _stored_voxels(labels: NDArray[Any], source: DicomSource | None) -> int:
@@ -234,8 +217,8 @@ def _code(item: Dataset | None) -> Code | None:
 
 def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:
     """Yield the frames by their functional groups, without pixels."""
-    shared = only_item(_sequence(dataset, _SHARED))
-    groups = sequence_items(_sequence(dataset, _PER_FRAME))
+    shared = only_item(_sequence(dataset, tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE))
+    groups = sequence_items(_sequence(dataset, tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE))
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
     # Frames of one slice have the same bytes, which are parsed once
@@ -243,19 +226,13 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
     previous: tuple[memoryview, memoryview] | None = None
     for n, group in enumerate(groups):
         merged = shared | group
-        if previous != (
-            merged[tags.PLANE_ORIENTATION_SEQUENCE],
-            merged[tags.PIXEL_MEASURES_SEQUENCE],
-        ):
-            previous = merged[tags.PLANE_ORIENTATION_SEQUENCE], merged[tags.PIXEL_MEASURES_SEQUENCE]
+        plane = merged[tags.PLANE_ORIENTATION_SEQUENCE], merged[tags.PIXEL_MEASURES_SEQUENCE]
+        if previous != plane:
+            previous = plane
             _check_directions(_pixel_steps(merged), grid, source)
-        identified = tags.SEGMENT_IDENTIFICATION_SEQUENCE in merged
-        segment = (
-            only_item(merged[tags.SEGMENT_IDENTIFICATION_SEQUENCE])[tags.REFERENCED_SEGMENT_NUMBER]
-            if identified
-            else b"\0"
-        )
-        number = int.from_bytes(segment, "little")
+        number = 0
+        if segment := merged.get(tags.SEGMENT_IDENTIFICATION_SEQUENCE):
+            number = int.from_bytes(only_item(segment)[tags.REFERENCED_SEGMENT_NUMBER], "little")
         location = location_of(
             bytes(group[tags.PLANE_POSITION_SEQUENCE]),
             bytes(group.get(tags.DERIVATION_IMAGE_SEQUENCE, b"")),
@@ -273,27 +250,20 @@ def _sequence(dataset: Dataset, tag: int) -> memoryview:
 
 def _pixel_steps(group: Elements) -> NDArray[np.float64]:
     """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
-    cosines = np.array(
-        parse_decimals(
-            only_item(group[tags.PLANE_ORIENTATION_SEQUENCE])[tags.IMAGE_ORIENTATION_PATIENT]
-        )
-    )
-    rows, columns = parse_decimals(
-        only_item(group[tags.PIXEL_MEASURES_SEQUENCE])[tags.PIXEL_SPACING]
-    )
-    return np.array([cosines[:3] * columns, cosines[3:] * rows])
+    orientation = only_item(group[tags.PLANE_ORIENTATION_SEQUENCE])[tags.IMAGE_ORIENTATION_PATIENT]
+    spacing = only_item(group[tags.PIXEL_MEASURES_SEQUENCE])[tags.PIXEL_SPACING]
+    return _steps(parse_decimals(orientation), parse_decimals(spacing))
+
+
+def _steps(cosines: Sequence[float], spacing: Sequence[float]) -> NDArray[np.float64]:
+    rows, columns = spacing  # between rows, between columns
+    return np.array([np.array(cosines[:3]) * columns, np.array(cosines[3:]) * rows])
 
 
 def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSource | None) -> None:
-    """Compare the pixel steps of frames with the grid's I and J, up to the far corner.
+    """Compare the pixel steps (2, 3) of frames with the grid's I and J, up to the far corner.
 
-    With `source`, the steps must equal those of its images, which the grid may have made
-    orthonormal.
-
-    Parameters
-    ----------
-    steps : (2, 3) array
-        As `_pixel_steps` returns them.
+    With `source`, they must equal those of its images, which the grid may have made orthonormal.
     """
     index_steps = np.linalg.solve(grid.affine[:3, :3], (steps * LPS_TO_RAS).T).T
     size = np.array(grid.shape[:2])[:, None]
@@ -301,39 +271,24 @@ def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSourc
     tolerance = _MAX_OFFSET_VOXELS + (0 if source is None else _MAX_ROW_DEVIATION * size)
     if (drift > tolerance).any():
         raise mismatch_error("the frames of the DICOM SEG have different directions or spacing")
-    if source is not None and np.abs(steps - _source_steps(source)).max() > _STEP_TOLERANCE_MM:
+    if source is None:
+        return
+    source_steps = _steps([*map(float, source.orientation)], [*map(float, source.spacing)])
+    if np.abs(steps - source_steps).max() > _STEP_TOLERANCE_MM:
         raise mismatch_error("the frames of the DICOM SEG are rotated against their source images")
-
-
-def _source_steps(source: DicomSource) -> NDArray[np.float64]:
-    """Return the pixel steps of the source images, as `_pixel_steps` does of a frame."""
-    rows, columns = map(float, source.spacing)
-    cosines = np.array(source.orientation, dtype=np.float64)
-    return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
 def _location_of(plane: bytes, derivations: bytes, grid: Grid) -> _FrameLocation:
     """Return the location of a PlanePositionSequence and a DerivationImageSequence."""
     position = np.array(parse_decimals(only_item(memoryview(plane))[tags.IMAGE_POSITION_PATIENT]))
     [index] = grid.index(position[None] * LPS_TO_RAS)
-    return _FrameLocation(position, index, _images(derivations))
-
-
-def _images(derivations: bytes) -> list[tuple[str, int | None]]:
-    """Return SOPInstanceUID and frame number of all images in a DerivationImageSequence."""
-    return [
-        (parse_text(image[tags.REFERENCED_SOP_INSTANCE_UID]), _frame_number(image))
-        for derivation in sequence_items(memoryview(derivations))
-        for image in sequence_items(derivation.get(tags.SOURCE_IMAGE_SEQUENCE, memoryview(b"")))
-    ]
-
-
-def _frame_number(image: Elements) -> int | None:
-    return (
-        int(parse_text(image[tags.REFERENCED_FRAME_NUMBER]))
-        if tags.REFERENCED_FRAME_NUMBER in image
-        else None
-    )
+    images = []
+    for derivation in sequence_items(memoryview(derivations)):
+        for image in sequence_items(derivation.get(tags.SOURCE_IMAGE_SEQUENCE, memoryview(b""))):
+            number = image.get(tags.REFERENCED_FRAME_NUMBER)
+            frame = None if number is None else int(parse_text(number))
+            images.append((parse_text(image[tags.REFERENCED_SOP_INSTANCE_UID]), frame))
+    return _FrameLocation(position, index, images)
 
 
 def _checked_slice(location: _FrameLocation, grid: Grid, source: DicomSource | None) -> int:
@@ -361,8 +316,6 @@ def _check_reference(location: _FrameLocation, image: SourceSlice | None) -> Non
 
 
 # --- pixels ---------------------------------------------------------------------------------------
-# Reads the pixels of a DICOM SEG back, a frame at a time.
-#
 # The frames of a BINARY may take more memory than the scan: they are read from the file one by one.
 
 _PIXELS_HEADER = struct.Struct("<HH2s2xI")
@@ -450,8 +403,6 @@ def _start_of_pixels(file: BinaryIO, bits: int) -> int:
 
 
 # --- elements -------------------------------------------------------------------------------------
-# Parses DICOM elements from bytes, to read back the files that scanloom wrote.
-#
 # The frames of a DICOM SEG have some twenty elements each; as objects of a library they cost more
 # than all voxels. Only explicit little endian with explicit lengths is parsed (PS3.5 7.1.2, 7.5.1):
 # scanloom's own files use no other encoding.

@@ -26,29 +26,21 @@ def decoding(name: str) -> Iterator[None]:
     """Turn any exception of a decoder into WRITE_MISMATCH."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
+    errors: tuple[type[Exception], ...] = (
+        *(ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError),
+        *(ValueError, BytesLengthException, InvalidDicomError, gzip.BadGzipFile, struct.error),
+        zlib.error,
+    )
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        BytesLengthException,
-        EOFError,
-        InvalidDicomError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        gzip.BadGzipFile,
-        struct.error,
-        zlib.error,
-    ) as exc:
+    except errors as exc:
         raise mismatch_error(f"{name} can't be decoded ({type(exc).__name__})") from exc
 
 
 # --- comparison by slices -------------------------------------------------------------------------
 # Compares the slices of a decoded file with label maps, by their position in patient space.
 
-NEAREST_SHIFT_VOXELS = 0.5 + 1e-3
+_NEAREST_SHIFT_VOXELS = 0.5 + 1e-3
 """Largest shift of a label by nearest-neighbour resampling, in voxels, with rounding."""
 
 _STEP_TOLERANCE = 1e-6
@@ -95,28 +87,18 @@ def check_rectangular(
         raise mismatch_error(f"{name} has different slices")
     copy, source = np.moveaxis(written, axis, 0), np.moveaxis(labels, axis, 0)
     for plane, expected, origin in zip(copy, source, indices[:, in_plane], strict=True):
-        if not contains_only(plane, expected, origin, NEAREST_SHIFT_VOXELS):
+        if not contains_only(plane, expected, origin):
             raise mismatch_error(f"{name} contains different voxels")
 
 
-def contains_only(
-    plane: NDArray[Any], expected: NDArray[Any], origin: NDArray[np.float64], tolerance: float
-) -> bool:
-    """Return whether `plane` contains `expected` at `origin`, and is 0 elsewhere.
+def contains_only(plane: NDArray[Any], expected: NDArray[Any], origin: NDArray[np.float64]) -> bool:
+    """Return whether `plane` (R', C') contains `expected` (R, C), and is 0 elsewhere.
 
-    Parameters
-    ----------
-    plane : (R', C') array
-        Pixels as written.
-    expected : (R, C) array
-        Pixels as they should be.
-    origin : (2,) array
-        Index in `plane` of the first element of `expected`; may be fractional.
-    tolerance : float
-        Largest allowed distance from `origin` in pixels.
+    `origin` (2,) is the index in `plane` of the first element of `expected`; it may be a fraction.
     """
     nearest = [
-        [int(n) for n in (np.floor(p), np.ceil(p)) if abs(n - p) <= tolerance] for p in origin
+        [int(n) for n in (np.floor(p), np.ceil(p)) if abs(n - p) <= _NEAREST_SHIFT_VOXELS]
+        for p in origin
     ]
     rows, columns = expected.shape
     for row, column in itertools.product(*(sorted(set(n)) for n in nearest)):

@@ -129,8 +129,12 @@ def check_geometry(path: Path, grid: Grid, source: Source, *, slope: float = 1.0
     sform, qform = grid.affine, grid.affine
     itk_accepts = not grid.sheared
     if isinstance(source, NiftiSource) and has_own_forms(source):
-        sform, qform = _source_forms(source)
-        itk_accepts = not _is_sheared_for_itk(sform)
+        # If one form is missing, the other is in its place
+        existing = [form for form in (source.sform, source.qform) if form is not None]
+        sform, qform = existing[0], existing[-1]
+        directions = sform[:3, :3] / np.linalg.norm(sform[:3, :3], axis=0)
+        deviation = np.abs(directions @ directions.T - np.eye(3)).max()
+        itk_accepts = not deviation > _MAX_AXIS_COSINE
     _check_forms(forms, sform, qform, forms_for(grid, source), path.name)
     if itk_accepts:
         _check_itk(path, forms)
@@ -147,12 +151,6 @@ def _check_itk(path: Path, forms: NiftiGeometry) -> None:
     tolerance = _rounding(form, forms) + 6 * forms_distance
     if not _corner_distance(itk_affine(path), form, forms) <= tolerance:
         raise mismatch_error(f"{path.name} has a different position in ITK")
-
-
-def _source_forms(source: NiftiSource) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return sform and qform of the source; if one is missing, the other in its place."""
-    forms = [form for form in (source.sform, source.qform) if form is not None]
-    return forms[0], forms[-1]
 
 
 def _check_length(path: Path, forms: NiftiGeometry) -> None:
@@ -209,10 +207,8 @@ def _forms(path: Path, scale: float) -> NiftiGeometry:
     size, magic = struct.unpack_from("<i", raw)[0], raw[344:348]
     dim, pixdim = struct.unpack_from("<8h", raw, 40), struct.unpack_from("<8f", raw, 76)
     slope, intercept = struct.unpack_from("<2f", raw, 112)
-    if (size, magic, dim[0], raw[123]) != (348, b"n+1\0", 3, 2) or (
-        slope,
-        intercept,
-    ) != (np.float32(scale), 0):
+    is_ours = (size, magic, dim[0], raw[123]) == (348, b"n+1\0", 3, 2)
+    if not is_ours or (slope, intercept) != (np.float32(scale), 0):
         raise mismatch_error(f"{path.name} is not a NIfTI-1 in mm of the expected scale")
     if any(raw[148:252]) or any(raw[328:344]):
         raise mismatch_error(f"{path.name} has text in its header")
@@ -264,9 +260,3 @@ def _rounding(affine: NDArray[np.float64], grid: Grid | NiftiGeometry) -> float:
     """Return the largest shift of a corner of the grid by rounding to float32, in mm."""
     magnitudes = np.abs(affine[:3]) @ (*(n - 1 for n in grid.shape), 1)
     return _FLOAT32_TOLERANCE * float(np.linalg.norm(magnitudes))
-
-
-def _is_sheared_for_itk(affine: NDArray[np.float64]) -> bool:
-    """Return whether ITK may refuse an sform because its axes are not orthogonal."""
-    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
-    return bool(np.abs(directions @ directions.T - np.eye(3)).max() > _MAX_AXIS_COSINE)

@@ -135,13 +135,8 @@ class _ForwardStream:
     """A forward-only stream that protects `tarfile` from malicious headers.
 
     Headers may declare a size of gigabytes, or lead backwards in an endless loop. `tarfile` also
-    takes damage and truncation for the end of an archive.
-
-    Parameters
-    ----------
-    stream : binary file
-    size : int or None
-        Size of the stream in bytes; None if it can't seek.
+    takes damage and truncation for the end of an archive. `size` is None for a stream that can't
+    seek.
     """
 
     def __init__(self, stream: BinaryIO, size: int | None) -> None:
@@ -205,9 +200,7 @@ class _ForwardStream:
 ARCHIVE_KINDS = (
     ArchiveKind("zip", (".zip",), _zip_contents),
     ArchiveKind(
-        "tar",
-        (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"),
-        _tar_contents,
+        "tar", (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"), _tar_contents
     ),
 )
 ARCHIVE_SUFFIXES = tuple(suffix for kind in ARCHIVE_KINDS for suffix in kind.suffixes)
@@ -235,7 +228,7 @@ def list_members(archive: Path) -> tuple[Member, ...]:
         DAMAGED, TRUNCATED, ENCRYPTED, DECODER, NOT_FOUND or UNREADABLE; TOO_LARGE before anything
         is unpacked.
     """
-    with unpack_errors("an archive"):
+    with unpack_errors():
         state = archive.stat()
         return _listed(archive, state.st_size, state.st_mtime_ns, state.st_ino)
 
@@ -285,18 +278,19 @@ def _with_unique_names(contents: Contents) -> Contents:
 
 
 @contextmanager
-def unpack_errors(source: str) -> Iterator[None]:
-    """Convert exceptions of libraries and the system to ScanError; `source` starts the message."""
+def unpack_errors() -> Iterator[None]:
+    """Convert exceptions of libraries and the system, about an archive, to ScanError."""
     try:
         yield
     except ScanError:
         raise
     except Exception as exc:  # foreign data, foreign code
-        raise unpack_error(exc, source) from exc
+        raise unpack_error(exc, "an archive") from exc
 
 
 def unpack_error(exc: Exception, source: str) -> ScanError:
-    """Return the error for an exception: damage to the data, or an inaccessible file."""
+    """Return the error for an exception: `source` is damaged, or can't be accessed."""
+    # The most specific first: some of these are OSErrors, whose errno says less
     if isinstance(exc, FileNotFoundError):
         return ScanError(Reason.NOT_FOUND, f"{source} does not exist")
     if isinstance(exc, EOFError):

@@ -24,14 +24,7 @@ _DRAFT = re.compile(r"[0-9a-f]{16}")
 def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
     """Let `write` fill a temporary file, as of `private_draft`, then rename it to `path`.
 
-    Parameters
-    ----------
-    path : Path
-        In an existing folder. An existing file is kept until the temporary file is complete.
-    write : function of Path
-        Called with the path of the temporary file, which exists and is empty.
-    mode : int
-        Permissions of the file, before the umask.
+    `write` is called with its path: it exists and is empty. `mode` is before the umask.
 
     Raises
     ------
@@ -100,17 +93,10 @@ def check_replaceable(path: Path, description: str) -> None:
 
 
 def remove_stale_temporaries(folder: Path, since: float) -> None:
-    """Remove temporary files in a folder that were last modified before a point in time.
+    """Remove temporary files in a folder, if it exists, that were last modified before `since`.
 
     In a temporary folder too, only files with the name of a draft are removed: `.backup.20261124`
     may be somebody's.
-
-    Parameters
-    ----------
-    folder : Path
-        May be missing.
-    since : float
-        Seconds since 1970; older temporary files are of writers that died.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
         with suppress(FileNotFoundError):  # removed by another process

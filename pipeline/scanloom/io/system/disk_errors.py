@@ -30,12 +30,8 @@ _OF_THE_FILE = frozenset(
 """Error numbers that tell of a file itself: it is missing, or something else is in its place."""
 
 _NOT_FROM_A_DISK = (
-    ConnectionError,
-    TimeoutError,
-    ChildProcessError,
-    ProcessLookupError,
-    InterruptedError,
-    BlockingIOError,
+    *(ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError),
+    *(InterruptedError, BlockingIOError),
 )
 """Subclasses of OSError that file input and output does not raise."""
 

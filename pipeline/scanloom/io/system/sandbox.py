@@ -25,6 +25,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import limit_met
+from scanloom.io.system import shared_memory
+from scanloom.io.system.messages import receive, send
 from scanloom.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
@@ -73,8 +75,8 @@ def run_sandboxed(
         At the top level of an importable module. It allocates arrays with `shared_empty`, so that
         they are returned without a copy, and calls `report_progress` regularly.
     *arguments
-        None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
-        these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
+        As of `Message`; the result likewise. Types that the module of `target` registers may be
+        among them. Arrays of `shared_empty` are not copied: the caller sees the
         values that the child process writes into them.
     limits : SandboxLimits
     modules : tuple of str
@@ -128,11 +130,7 @@ def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     MemoryError
         If there is not enough memory.
     """
-    if not AVAILABLE:
-        return np.zeros(shape, dtype)
-    from scanloom.io.system.shared_memory import shared_empty as allocate
-
-    return allocate(shape, dtype)
+    return shared_memory.shared_empty(shape, dtype) if AVAILABLE else np.zeros(shape, dtype)
 
 
 def report_progress() -> None:
@@ -157,8 +155,6 @@ def _run_job(
     connection: socket.socket, job: dict[str, Any], limits: SandboxLimits
 ) -> dict[str, Any]:
     """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
-    from scanloom.io.system.messages import receive, send
-
     deadline = time.monotonic() + limits.total_s
     connection.settimeout(limits.silence_s)
     send(connection, job)
@@ -176,10 +172,9 @@ def _run_job(
 
 def _error(reply: dict[str, Any], status: int) -> ScanError:
     """Return the error for a reply without a result, or for the exit status of a dead worker."""
-    if isinstance(reply.get("error"), Reason):
-        return ScanError(
-            reply["error"], str(reply.get("detail", "")), str(reply.get("private", ""))
-        )
+    error = reply.get("error")
+    if isinstance(error, ScanError):
+        return error
     if "memory" in reply:
         return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
     if "fault" in reply:

@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
@@ -95,7 +94,8 @@ def _work(descriptor: int, server: int) -> Never:
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     granted = False
     try:
-        target = _import_function(job["target"])
+        module, name = job["target"].split(":")
+        target = getattr(importlib.import_module(module), name)
         granted = _limit_memory(job["memory"])
         return {"result": target(*job["arguments"])}
     except Exception as exc:  # noqa: BLE001 - its text is not sent: it may name a patient
@@ -103,15 +103,9 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         if isinstance(exc, MemoryError) and granted:
             return {"memory": True}
         if fault.reason is not Reason.INTERNAL:
-            return {"error": fault.reason, "detail": fault.detail, "private": fault.private}
+            return {"error": fault}
         frame = traceback.extract_tb(exc.__traceback__)[-1]
         return {"fault": f"{type(exc).__name__} in {Path(frame.filename).name} {frame.lineno}"}
-
-
-def _import_function(target: str) -> Callable[..., Any]:
-    module, name = target.split(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
 
 
 def _limit_memory(more: int) -> bool:

@@ -38,10 +38,7 @@ _FOR_WORKERS = "for the files of workers"
 def private_temporary_folder(fallback: Path) -> Iterator[Path]:
     """Yield a new folder of mode 0700, which is removed at the end; it has some room.
 
-    Parameters
-    ----------
-    fallback : Path
-        Parent folder if other users could replace entries of the system's temporary folder.
+    It is in `fallback` if other users could replace entries of the system's temporary folder.
 
     Raises
     ------
@@ -174,13 +171,7 @@ def host_id() -> str:
 
 
 def observed_state(status: Mapping[str, Any]) -> str:
-    """Return the state of a run; "died" if it ended without a final state.
-
-    Parameters
-    ----------
-    status : mapping
-        Content of its `status.json`.
-    """
+    """Return the state of a run by its `status.json`; "died" if it ended without a final state."""
     state = str(status["state"])
     if state in FINAL_STATES:
         return state

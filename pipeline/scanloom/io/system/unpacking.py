@@ -92,12 +92,7 @@ class UnpackedFiles:
     def readable_file(self, path: str, *, gzipped: bool = False) -> Path:
         """Return the path of a file on disk, unpacked and decompressed if necessary.
 
-        Parameters
-        ----------
-        path : str
-            As in `scanloom.io.index.walk.FileEntry`.
-        gzipped : bool
-            Whether the file is gzip-compressed.
+        `path` is that of a `scanloom.io.index.walk.FileEntry`.
 
         Raises
         ------
@@ -160,7 +155,7 @@ class UnpackedFiles:
         """Unpack all files of an archive; none if that fails."""
         targets: dict[str, Path] = {}
         try:
-            with unpack_errors("an archive"), closing(open_members(Path(archive))) as contents:
+            with unpack_errors(), closing(open_members(Path(archive))) as contents:
                 for member, open_member in contents:
                     if member.reason is not None:
                         continue
@@ -234,7 +229,7 @@ class UnpackedFiles:
         with output:
             while chunk := source.read(_CHUNK_BYTES):
                 size += len(chunk)
-                if size > limit:
+                if size > limit:  # before the disk: a bomb is a fault of the file
                     detail = f"a compressed file of more than {limit} bytes"
                     raise ScanError(Reason.TOO_LARGE, detail)
                 if size > available:

@@ -51,7 +51,7 @@ def itk_companions(path: Path) -> tuple[Path, ...]:
 def parse_itk(
     files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
 ) -> RawVolume:
-    """Parse the header of a NRRD or MetaImage; see `ParseHeader`.
+    """Parse the header of a NRRD or MetaImage, for `VolumeFormat`.
 
     Raises
     ------
@@ -86,30 +86,22 @@ def _read_header(path: Path) -> TextHeader:
 
 
 def _data_paths(path: Path, header: TextHeader) -> tuple[Path, ...]:
-    """Return the data files, none if the voxels follow the header.
+    """Return the data files, in the folder of the header or below it; none if it holds the voxels.
 
-    All are in the folder of the header or below it.
-
-    Raises
-    ------
-    ScanError
-        NOT_FOUND if a data file is missing; DAMAGED if one is outside the header's folder.
+    NOT_FOUND if a data file is missing; DAMAGED if one is outside the header's folder.
     """
-    return tuple(_data_path(path, name) for name in header.data_files)
-
-
-def _data_path(path: Path, name: str) -> Path:
-    data = path.parent / name
-    try:
-        is_inside = data.resolve().is_relative_to(path.parent.resolve())
-        exists = is_inside and data.is_file()
-    except (OSError, RuntimeError, ValueError) as exc:  # too long, a null byte, a loop of links
-        raise damaged_header("the header names a data file by an impossible path") from exc
-    if not is_inside:
-        raise damaged_header("the header names a data file outside its folder")
-    if not exists:
-        raise ScanError(Reason.NOT_FOUND, "a data file that the header names is missing")
-    return data
+    files = tuple(path.parent / name for name in header.data_files)
+    for file in files:
+        try:
+            is_inside = file.resolve().is_relative_to(path.parent.resolve())
+            exists = is_inside and file.is_file()
+        except (OSError, RuntimeError, ValueError) as exc:  # too long, a null byte, a loop of links
+            raise damaged_header("the header names a data file by an impossible path") from exc
+        if not is_inside:
+            raise damaged_header("the header names a data file outside its folder")
+        if not exists:
+            raise ScanError(Reason.NOT_FOUND, "a data file that the header names is missing")
+    return files
 
 
 def _select_volume(header: TextHeader, phase: int | None) -> tuple[int, int]:

@@ -36,26 +36,13 @@ _ALIASES = {
     "ElementByteOrderMSB": "BinaryDataByteOrderMSB",
 }
 _FIELDS = frozenset(
-    [
-        "ObjectType",
-        "NDims",
-        "DimSize",
-        "BinaryData",
-        "BinaryDataByteOrderMSB",
-        "CompressedData",
-        "CompressedDataSize",
-        "TransformMatrix",
-        "Offset",
-        "CenterOfRotation",
-        "AnatomicalOrientation",
-        "ElementSpacing",
-        "ElementType",
-        "HeaderSize",
-        "ElementNumberOfChannels",
-        "DistanceUnits",
-        "ElementToIntensityFunctionSlope",
-        "ElementToIntensityFunctionOffset",
-    ]
+    (
+        *("ObjectType", "NDims", "DimSize", "ElementType", "ElementNumberOfChannels", "HeaderSize"),
+        *("BinaryData", "BinaryDataByteOrderMSB", "CompressedData", "CompressedDataSize"),
+        *("TransformMatrix", "Offset", "CenterOfRotation", "AnatomicalOrientation"),
+        *("ElementSpacing", "DistanceUnits"),
+        *("ElementToIntensityFunctionSlope", "ElementToIntensityFunctionOffset"),
+    )
 )
 _IDENTITY_CODES = ("", "RAI", "???")
 """AnatomicalOrientation of an identity matrix: its letters are where the axes start, not end."""
@@ -76,14 +63,7 @@ _TYPES = {
 
 
 def parse_metaimage(start: bytes, *, whole: bool) -> TextHeader:
-    """Parse the header of a MetaImage.
-
-    Parameters
-    ----------
-    start : bytes
-        The first bytes of the file.
-    whole : bool
-        Whether `start` is the whole file.
+    """Parse the header of a MetaImage from the first bytes of a file, or the `whole` file.
 
     Raises
     ------

@@ -37,7 +37,7 @@ _TYPES = {0: ">u1", 1: ">i4", 3: ">f4", 4: ">i2", 10: ">u2"}
 def parse_mgh(
     files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
 ) -> RawVolume:
-    """Parse the header of a .mgh or .mgz file; see `ParseHeader`.
+    """Parse the header of a .mgh or .mgz file, for `VolumeFormat`.
 
     `orientation` is not used: a file without directions has no voxel size either.
 

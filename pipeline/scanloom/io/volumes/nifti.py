@@ -45,13 +45,6 @@ NORM_TOLERANCE_FLOAT32, NORM_TOLERANCE_FLOAT64 = (
 )
 """Largest excess of b² + c² + d² over 1: rounding, as nibabel tolerates it."""
 
-# --- Analyze 7.5 ----------------------------------------------------------------------------------
-# Convert an Analyze 7.5 header to that of a NIfTI pair without an orientation.
-#
-# The `orient` field is not used: programs wrote 0 whatever the axes were. SPM stored a scale
-# factor, and others an offset, in unused Analyze fields. Readers differ in whether they apply them,
-# so a header with either is refused.
-
 _HEADER_BYTES = 540  # of NIfTI-2; of NIfTI-1 348
 _MAGIC_END = 348  # byte
 _HEADER_SIZES = tuple(n.to_bytes(4, order) for n in (348, 540) for order in ("little", "big"))
@@ -77,7 +70,7 @@ def nifti_companions(path: Path) -> tuple[Path, ...]:
 def parse_nifti(
     files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
 ) -> RawVolume:
-    """Parse the header of a NIfTI or Analyze image; see `ParseHeader`.
+    """Parse the header of a NIfTI or Analyze image, for `VolumeFormat`.
 
     The volumes of a file with 5 dimensions are numbered in the order in which they are stored.
 
@@ -111,10 +104,12 @@ def _read_header(path: Path) -> Nifti1Header:
         b"n+2\0": Nifti2Header,
         b"ni2\0": Nifti2PairHeader,
     }
+    # The magic number, of NIfTI-1 at the end of the header, of NIfTI-2 after its size
     header_class = header_classes.get(start[344:348]) or header_classes.get(start[4:8])
-    if header_class is None and path.name.lower().endswith(PAIR_SUFFIXES) and is_analyze(start):
-        return analyze_as_nifti(start)
     if header_class is None:
+        is_pair = path.name.lower().endswith(PAIR_SUFFIXES)
+        if is_pair and (byte_order := analyze_byte_order(start)):
+            return analyze_as_nifti(start, byte_order)
         truncated = start[:4] in _HEADER_SIZES and len(start) < _MAGIC_END
         reason = Reason.TRUNCATED if truncated else Reason.DAMAGED
         raise ScanError(reason, "the file has no NIfTI header")
@@ -130,6 +125,7 @@ def _read_header(path: Path) -> Nifti1Header:
 
 def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> RawLayout:
     """Check dimensions and data type, and locate the requested volume."""
+    # Before the dimensions, which are not those of a volume then
     if int(header["intent_code"]) in _CIFTI_INTENTS:
         raise ScanError(Reason.NOT_AN_IMAGE, "the file holds CIFTI data, not a volume")
     shape = _shape(header)
@@ -242,25 +238,18 @@ def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
     single = header["quatern_b"].dtype.itemsize == 4
     if not (np.isfinite([*bcd, *spacing, *offset]).all() and spacing.min() > 0):
         return None
-    if np.abs(bcd).max() > 2 or bcd @ bcd > 1 + (
-        NORM_TOLERANCE_FLOAT32 if single else NORM_TOLERANCE_FLOAT64
-    ):
+    norm_tolerance = NORM_TOLERANCE_FLOAT32 if single else NORM_TOLERANCE_FLOAT64
+    if np.abs(bcd).max() > 2 or bcd @ bcd > 1 + norm_tolerance:
         return None
-    qform = np.eye(4)
-    qform[:3, :3] = (
-        rotations_from_quaternions(bcd[None], HALF_TURN_FLOAT32 if single else HALF_TURN_FLOAT64)[0]
-        * spacing
-    )
+    qform, half_turn = np.eye(4), HALF_TURN_FLOAT32 if single else HALF_TURN_FLOAT64
+    qform[:3, :3] = rotations_from_quaternions(bcd[None], half_turn)[0] * spacing
     qform[:3, 2] *= -1 if header["pixdim"][0] < 0 else 1
     qform[:3, 3] = offset
     return qform
 
 
 def _affine(
-    header: Nifti1Header,
-    source: NiftiSource,
-    shape: tuple[int, int, int],
-    orientation: str | None,
+    header: Nifti1Header, source: NiftiSource, shape: tuple[int, int, int], orientation: str | None
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
     """Return the affine (4, 4): the sform, else the qform, else by `orientation`."""
     disagree = False
@@ -289,8 +278,7 @@ def _corners_differ(
     return not distance <= FORMS_DISAGREE_MM
 
 
-# --- forms of results -----------------------------------------------------------------------------
-# The sform and qform of the NIfTI files of a case.
+# --- sform and qform of the NIfTI files of a case -------------------------------------------------
 
 SCANNER_ANAT = 1
 """NIFTI_XFORM_SCANNER_ANAT: scanner-based anatomical coordinates."""
@@ -302,17 +290,10 @@ def has_own_forms(source: Source) -> bool:
 
 
 def forms_for(grid: Grid, source: Source) -> NiftiSource:
-    """Return sform and qform of a result.
+    """Return sform and qform of a result on a grid: those of the scan, if it has any.
 
     A qform that float32 cannot represent is left out, so that all readers use the sform. A source
     without an sform then gets one with the affine and code of its qform.
-
-    Parameters
-    ----------
-    grid : Grid
-        Grid of the result.
-    source : Source
-        Source of the scan, whose own forms are kept.
 
     Returns
     -------
@@ -396,6 +377,7 @@ def quaternion_from_affine(
         linear[:, 2] *= -1
     spacing = np.linalg.norm(linear, axis=0)
     u, _, vt = np.linalg.svd(linear / spacing)
+    # The nearest float32 and its neighbours: rounding of b, c and d may add up in a
     nearest = mat2quat(u @ vt)[1:].astype(np.float32)
     candidates = (nearest + _NEIGHBOURS * np.spacing(np.abs(nearest))).astype(np.float64)
     corners = (_CORNERS * (np.array(shape) - 1)).T
@@ -427,20 +409,23 @@ def _matrices(a: NDArray[np.float64], bcd: NDArray[np.float64]) -> NDArray[np.fl
     return np.moveaxis(np.array(rows), -1, 0)
 
 
+# --- Analyze 7.5 ----------------------------------------------------------------------------------
+# A header becomes that of a NIfTI pair without an orientation. The `orient` field is not used:
+# programs wrote 0 whatever the axes were. SPM stored a scale factor, and others an offset, in
+# unused fields. Readers differ in whether they apply them, so a header with either is refused.
+
 _ANALYZE_HEADER_BYTES = 348
 _TYPES = {2: "u1", 4: "i2", 8: "i4", 16: "f4", 64: "f8"}
 _XYZT_MM = 2  # NIFTI_XYZT_MM of xyzt_units
 _SCALING_FIELDS = ("funused1", "funused2")
 
 
-def is_analyze(start: bytes) -> bool:
-    """Return whether the start of a file without the NIfTI magic is an Analyze header."""
-    return len(start) >= _ANALYZE_HEADER_BYTES and _byte_order(start) is not None
+def analyze_byte_order(start: bytes) -> str | None:
+    """Return the byte order of the Analyze header that the start of a file is; None if it isn't.
 
-
-def _byte_order(start: bytes) -> str | None:
-    """Return the byte order in which header size and number of dimensions are valid."""
-    for order in ("<", ">"):
+    In this order, header size and number of dimensions are valid.
+    """
+    for order in ("<", ">") if len(start) >= _ANALYZE_HEADER_BYTES else ():
         size = np.frombuffer(start, f"{order}i4", 1)[0]
         dimensions = np.frombuffer(start, f"{order}i2", 1, 40)[0]
         if size == _ANALYZE_HEADER_BYTES and 1 <= dimensions <= 7:
@@ -448,7 +433,7 @@ def _byte_order(start: bytes) -> str | None:
     return None
 
 
-def analyze_as_nifti(start: bytes) -> Nifti1PairHeader:
+def analyze_as_nifti(start: bytes, order: str) -> Nifti1PairHeader:
     """Return an Analyze header as a NIfTI header with both form codes 0.
 
     Raises
@@ -459,7 +444,6 @@ def analyze_as_nifti(start: bytes) -> Nifti1PairHeader:
     from nibabel.analyze import AnalyzeHeader
     from nibabel.nifti1 import Nifti1PairHeader
 
-    order = _byte_order(start) or "<"
     analyze = AnalyzeHeader(start[:_ANALYZE_HEADER_BYTES], endianness=order, check=False)
     code = int(analyze["datatype"])
     if code not in _TYPES:

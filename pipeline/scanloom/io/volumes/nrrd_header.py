@@ -37,40 +37,15 @@ _UNIT = re.compile(r'"([^"]*)"|([^\s"]+)')
 _MM = frozenset(("mm", "", "???", "none"))
 
 _FIELDS = frozenset(
-    [
-        "dimension",
-        "type",
-        "blocksize",
-        "encoding",
-        "endian",
-        "content",
-        "min",
-        "max",
-        "oldmin",
-        "oldmax",
-        "datafile",
-        "lineskip",
-        "byteskip",
-        "number",
-        "sampleunits",
-        "sizes",
-        "spacings",
-        "thicknesses",
-        "axismins",
-        "axismaxs",
-        "centers",
-        "centerings",
-        "labels",
-        "units",
-        "kinds",
-        "space",
-        "spacedimension",
-        "spaceunits",
-        "spaceorigin",
-        "spacedirections",
-        "measurementframe",
-    ]
+    (
+        *("dimension", "type", "blocksize", "encoding", "endian", "content", "number", "labels"),
+        *("min", "max", "oldmin", "oldmax", "datafile", "lineskip", "byteskip", "sampleunits"),
+        *("sizes", "spacings", "thicknesses", "axismins", "axismaxs", "centers", "centerings"),
+        *("units", "kinds", "space", "spacedimension", "spaceunits", "spaceorigin"),
+        *("spacedirections", "measurementframe"),
+    )
 )
+"""Names of the fields, in lower case without spaces."""
 
 _TYPES = {
     "i1": ("signed char", "int8", "int8_t"),
@@ -80,13 +55,8 @@ _TYPES = {
     "i4": ("int", "signed int", "int32", "int32_t"),
     "u4": ("uint", "unsigned int", "uint32", "uint32_t"),
     "i8": (
-        "longlong",
-        "long long",
-        "long long int",
-        "signed long long",
-        "signed long long int",
-        "int64",
-        "int64_t",
+        *("longlong", "long long", "long long int", "signed long long", "signed long long int"),
+        *("int64", "int64_t"),
     ),
     "u8": ("ulonglong", "unsigned long long", "unsigned long long int", "uint64", "uint64_t"),
     "f4": ("float",),
@@ -121,20 +91,14 @@ _SERIES_KINDS = ("list", "time", "stub", "scalar")
 
 
 def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
-    """Parse the header of a NRRD.
-
-    Parameters
-    ----------
-    start : bytes
-        The first bytes of the file.
-    whole : bool
-        Whether `start` is the whole file.
+    """Parse the header of a NRRD from the first bytes of a file, or the `whole` file.
 
     Raises
     ------
     ScanError
         DAMAGED, TRUNCATED, PIXEL_TYPE, DECODER or BAD_GEOMETRY.
     """
+    # A list of data files ends the header, unless an empty line ended it before
     listed = _LIST.search(start)
     end = _END.search(start, 0, listed.start() if listed else len(start))
     listed = None if end else listed
@@ -256,13 +220,9 @@ def _data_files(text: str | None, sizes: tuple[int, ...], names: bytes) -> tuple
 def _file_count(tokens: list[str], sizes: tuple[int, ...], named: int) -> int:
     """Return the number of data files that the data need.
 
-    Parameters
-    ----------
-    tokens : list of str
-        The number of axes that each file holds, if the field has it; else all but the slowest.
-    sizes : tuple of int
-    named : int
-        Number of files in the header; it counts if each file holds a slab of all axes.
+    `tokens` has the number of axes that each file holds, if the field says it; else it is all but
+    the slowest. `named`, the number of files in the header, counts if each file holds a slab of all
+    axes.
     """
     [axes] = integers(tokens[0], "number of axes per data file", 1) if tokens else [len(sizes) - 1]
     if len(tokens) > 1 or not 0 < axes <= len(sizes):
@@ -285,12 +245,11 @@ def _directions(fields: dict[str, str], dimension: int) -> list[tuple[float, ...
         raise damaged_header("the space directions cannot be parsed")
     if len({len(step) for step in steps if step is not None}) > 1:
         raise damaged_header("the space directions have different dimensions")
-    return [None if step is None or _in_time(step) else step for step in steps]
-
-
-def _in_time(step: tuple[float, ...]) -> bool:
-    """Return whether an axis of a space with time goes along time only."""
-    return len(step) == 4 and not any(step[:3]) and step[3] != 0
+    # An axis of a space with time that goes along time only is not spatial
+    in_time = [
+        step is not None and len(step) == 4 and not any(step[:3]) and step[3] for step in steps
+    ]
+    return [None if other else step for step, other in zip(steps, in_time, strict=True)]
 
 
 def _axes(
@@ -315,7 +274,10 @@ def _geometry(
     fields: dict[str, str], axes: tuple[int, ...], steps: list[tuple[float, ...] | None] | None
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """Return the affine (4, 4) to RAS mm and the spacing (3,), None if the header lacks them."""
-    if not _MM.issuperset((*_units(fields, "spaceunits"), *_axis_units(fields, axes))):
+    units = _units(fields, "units")
+    if len(units) > max(axes, default=0):  # else their number is not that of the axes
+        units = [units[n] for n in axes]
+    if not _MM.issuperset((*_units(fields, "spaceunits"), *units)):
         raise ScanError(Reason.BAD_GEOMETRY, "the NRRD header's unit of length is not mm")
     if len(axes) != 3:
         return None, None
@@ -340,12 +302,6 @@ def _geometry(
 
 def _units(fields: dict[str, str], name: str) -> list[str]:
     return [quoted or bare for quoted, bare in _UNIT.findall(fields.get(name, ""))]
-
-
-def _axis_units(fields: dict[str, str], axes: tuple[int, ...]) -> list[str]:
-    """Return the units of the spatial axes; all units, if their number is not that of the axes."""
-    units = _units(fields, "units")
-    return [units[n] for n in axes] if len(units) > max(axes, default=0) else units
 
 
 def _origin(fields: dict[str, str]) -> NDArray[np.float64]:

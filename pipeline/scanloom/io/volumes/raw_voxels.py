@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import math
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume, counted, format_bytes
+from scanloom.core import Flag, Grid, ReadOptions, Reason, ScanError, Volume, counted, format_bytes
 from scanloom.core.volume import default_unit
 from scanloom.io.scan import GridOnlySource, Scan, Source
 from scanloom.io.system.compressed_streams import (
@@ -22,6 +22,7 @@ from scanloom.io.system.compressed_streams import (
     decompression_errors,
     open_decompressed,
 )
+from scanloom.io.system.messages import register
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.sandbox import (
     SandboxLimits,
@@ -30,23 +31,21 @@ from scanloom.io.system.sandbox import (
     shared_empty,
     start_sandbox,
 )
-from scanloom.io.voxel_values import (
-    FILE_LIMIT_VOLUMES,
-    MAX_DEFLATE_RATIO,
-    SKIP_LIMIT_BYTES,
-    VOXEL_LIMIT_BYTES,
-    replace_nan,
-    rounding_flags,
-)
+from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES, replace_nan, rounding_flags, voxel_limit
 
 Coding = Literal["raw", "text"] | Compression
 
+FILE_LIMIT_VOLUMES = 8
+"""Largest size of a compressed file of several volumes, in multiples of the limit of one volume:
+to reach the last volume, all before it are inflated."""
+SKIP_LIMIT_BYTES = 1 << 30
+"""Largest offset of the first voxel: header extensions are a few kB."""
+MAX_DEFLATE_RATIO = 1032
+"""Largest compression ratio of Deflate: a file that would need more is truncated or damaged."""
 SPARE_BYTES = 256 << 20
 """Memory for decoding in addition to the values."""
-
 STALL_TIMEOUT_S = 20.0
 """Longest time without decoded data."""
-
 MIN_BYTES_PER_S = 10 << 20
 """Lowest decoding rate: bzip2 on a busy machine; gzip is 50 times as fast."""
 
@@ -142,6 +141,14 @@ class RawLayout:
         return np.dtype(np.float32)
 
 
+# Child processes decode by layouts; a data type travels as text
+register(
+    RawLayout,
+    lambda layout: [v.str if isinstance(v, np.dtype) else v for v in vars(layout).values()],
+    lambda *values: replace(layout := RawLayout(*values), dtype=np.dtype(layout.dtype)),
+)
+
+
 def regular_file_size(path: Path) -> int:
     """Return the size of a file in bytes.
 
@@ -166,6 +173,7 @@ def check_layout(layout: RawLayout, limit: int = VOXEL_LIMIT_BYTES) -> None:
         TRUNCATED, DAMAGED, TOO_LARGE or UNREADABLE.
     OSError
     """
+    # Before the limit: a small file whose header promises too much is truncated, not too large
     for path, start in layout.files:
         available = regular_file_size(path) - start
         if available < _min_bytes(layout):
@@ -201,10 +209,7 @@ def _min_bytes(layout: RawLayout) -> int:
 def read_voxels(layout: RawLayout) -> NDArray[Any]:
     """Read one volume; compressed data and text are decoded in a child process.
 
-    Parameters
-    ----------
-    layout : RawLayout
-        A layout that passed `check_layout`.
+    The layout passed `check_layout`.
 
     Returns
     -------
@@ -223,23 +228,8 @@ def read_voxels(layout: RawLayout) -> NDArray[Any]:
             decode_voxels(layout, values)
         else:
             values = shared_empty((layout.voxel_count,), layout.value_dtype)
-            run_sandboxed(decode_job, _to_message(layout), values, limits=_limits(layout))
+            run_sandboxed(decode_voxels, layout, values, limits=_limits(layout))
     return values.reshape(layout.shape[::-1]).T
-
-
-def _to_message(layout: RawLayout) -> dict[str, Any]:
-    """Return a layout as a message to a child process."""
-    message = {field.name: getattr(layout, field.name) for field in fields(layout)}
-    further_files = [list(file) for file in layout.further_files]
-    return {**message, "dtype": layout.dtype.str, "further_files": further_files}
-
-
-def decode_job(message: dict[str, Any], values: NDArray[Any]) -> None:
-    """Call `decode_voxels` with the layout of a message, in a child process."""
-    shape, dtype = tuple(message["shape"]), np.dtype(message["dtype"])
-    further_files = tuple((path, start) for path, start in message["further_files"])
-    changed = {"shape": shape, "dtype": dtype, "further_files": further_files}
-    decode_voxels(RawLayout(**{**message, **changed}), values)
 
 
 def _limits(layout: RawLayout) -> SandboxLimits:
@@ -408,9 +398,8 @@ def _skip(file: BinaryIO, count: int, layout: RawLayout) -> None:
         report_progress()
 
 
-_CHUNK_BYTES = 1 << 20
 # --- voxels as text -------------------------------------------------------------------------------
-# Voxels stored as text: numbers separated by white space.
+# Numbers separated by white space.
 
 _TOKEN_LIMIT = 64  # characters of a number
 
@@ -440,6 +429,7 @@ def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     if max(map(len, tokens)) > _TOKEN_LIMIT:
         raise ScanError(Reason.DAMAGED, "a voxel stored as text is not a number")
+    # In 64 bits first: a number beyond the type is damage, and must not wrap
     wide = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
     try:
         numbers = np.array(tokens).astype(wide)
@@ -454,7 +444,6 @@ def parse_numbers(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 # --- errors of readers ----------------------------------------------------------------------------
-# Errors of libraries and the operating system while a volume file is read, as `ScanError`.
 
 
 @contextmanager
@@ -481,10 +470,7 @@ def foreign_errors(subject: str) -> Iterator[None]:
 
 
 # --- one volume of a file -------------------------------------------------------------------------
-# Volume files whose voxels are an array of plain numbers, stored raw, compressed or as text.
-#
-# A reader parses its header into a `RawVolume`; probing and reading it are the same for all
-# formats.
+# A reader parses its header into a `RawVolume`; the rest is the same for all formats.
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -508,36 +494,13 @@ class RawVolume:
     flags: tuple[Flag, ...] = ()
     source: Source = field(default_factory=GridOnlySource)
 
-    @property
-    def outline(self) -> tuple[Grid, np.dtype[Any]]:
-        """Grid of the volume and type of its voxels after rescale."""
-        return self.grid, self.layout.value_dtype
 
+ParseHeader = Callable[[Sequence[Path], int | None, str | None, int], RawVolume]
+"""Parser of a volume file's header; it allocates nothing of the size of a volume.
 
-class ParseHeader(Protocol):
-    """Parse the header of a volume file; nothing of the size of a volume is allocated."""
-
-    def __call__(
-        self, files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
-    ) -> RawVolume:
-        """Return one volume as the header describes it.
-
-        Parameters
-        ----------
-        files : sequence of Path
-            The files of the volume, the header first.
-        phase : int or None
-            Index of the volume in a file that holds several, from 0.
-        orientation : str or None
-            Axis codes such as "RAS", used only if the header has no orientation.
-        limit : int
-            Largest size of the decoded voxels in bytes.
-
-        Raises
-        ------
-        ScanError
-            If the file cannot be read as a volume; its `code` is the reason.
-        """
+Its arguments are the files, the header first; the index of the volume in a file of several, from 0,
+or None; axis codes such as "RAS" or None, used only if the header has no orientation; and the
+largest size of the decoded voxels, in bytes. ScanError if the file can't be read as a volume."""
 
 
 def select_volume(volumes: int, phase: int | None) -> int:
@@ -558,21 +521,15 @@ def select_volume(volumes: int, phase: int | None) -> int:
 
 
 def read_raw_volume(
-    parse: ParseHeader,
-    files: Sequence[Path],
-    phase: int | None,
-    orientation: str | None,
-    modality: str | None,
-    nan: Nan,
-    limit: int,
+    parse: ParseHeader, files: Sequence[Path], phase: int | None, options: ReadOptions
 ) -> Scan:
     """Read one volume; parameters and errors are those of `ParseHeader` and `load_volume`."""
     if files[-1].suffix in _COMPRESSED:
         start_sandbox()  # starts the process that decompresses while the header is parsed
-    raw = parse(files, phase, orientation, limit)
-    layout = raw.layout
+    raw = parse(files, phase, options.orientation, voxel_limit(options))
+    layout, modality = raw.layout, options.modality
     array, flags = read_voxels(layout), raw.flags
     if array.dtype != layout.dtype.newbyteorder("="):
         flags += rounding_flags(array, layout.dtype, layout.slope, layout.intercept)
     volume = Volume(array, raw.grid, default_unit(modality), modality, flags=flags)
-    return Scan(replace_nan(volume, nan), raw.source)
+    return Scan(replace_nan(volume, options.nan), raw.source)

@@ -39,14 +39,7 @@ treatment.
 def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path:
     """Rebuild `OUT/bids` from the published cases.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    version : str
-        Version of scanloom.
-    damaged : set of str, optional
-        Receives the names of published cases that can't be read, and are left out.
+    Names of published cases that can't be read, and are left out, are added to `damaged`.
 
     Returns
     -------
@@ -119,18 +112,9 @@ def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A published case.
+    """A published case: its folder, its `case.json`, and its label maps from `segments.json`.
 
-    Parameters
-    ----------
-    case : Path
-        The case folder.
-    document : dict
-        Its `case.json`.
-    models : dict of str to dict
-        Its models, and results of several models, by name, from the document.
-    files : list of dict
-        Its label maps, from `segments.json`.
+    `models` are its models, and results of several models, by name.
     """
 
     case: Path

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Layer, Reason, ScanError, Volume
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.volumes.nifti import forms_for
 
@@ -28,47 +28,31 @@ _MAX_AXIS_LENGTH = 32767
 """Largest number of voxels along an axis in a NIfTI-1 header (int16)."""
 
 
-def write_label_map(layer: Layer, grid: Grid, source: Source, path: Path) -> None:
-    """Write one layer's labels as uint8 or uint16.
+def write_nifti(
+    array: NDArray[Any], grid: Grid, source: Source, path: Path, slope: float = 1.0
+) -> None:
+    """Write voxels (I, J, K) in their own type; bool becomes uint8.
 
     Parameters
     ----------
-    layer : Layer
-        Labels on `grid`.
+    array : (I, J, K) array
+        Voxels on `grid`.
     grid : Grid
         The scan's own grid, or the rectangular grid of a sheared scan.
     source : Source
         Format of the scan, on which sform and qform depend.
     path : Path
         Path that ends in `.nii.gz`.
+    slope : float
+        Voxels mean so many times their number (`scl_slope`).
     """
-    _write(layer.labels, grid, source, path)
-
-
-def write_mask(layer: Layer, number: int, grid: Grid, source: Source, path: Path) -> None:
-    """Write the mask of the structure with that number: 1 inside, 0 outside (uint8)."""
-    _write((layer.labels == number).view(np.uint8), grid, source, path)
-
-
-def write_image(volume: Volume, source: Source, path: Path) -> None:
-    """Write the scan's rescaled values in their own type, without further scaling."""
-    array = volume.array
-    if array.dtype == np.float16:  # not a NIfTI type; float32 represents every value
-        array = array.astype(np.float32)
-    _write(array, volume.grid, source, path)
-
-
-def write_scaled(array: NDArray[Any], slope: float, grid: Grid, source: Source, path: Path) -> None:
-    """Write integers (I, J, K) that mean `slope` times their value (`scl_slope`)."""
-    _write(array, grid, source, path, slope=slope)
-
-
-def _write(
-    array: NDArray[Any], grid: Grid, source: Source, path: Path, *, slope: float = 1.0
-) -> None:
     from isal import igzip
 
-    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    # NIfTI has neither bool nor float16, of which float32 represents every value
+    if array.dtype == np.bool_:
+        array = array.view(np.uint8)
+    dtype = array.dtype if array.dtype != np.float16 else np.dtype(np.float32)
+    array = array.astype(dtype.newbyteorder("<"), copy=False)
     # NIfTI's first index varies fastest, as in memory: the transpose is a contiguous view
     voxels = np.ascontiguousarray(array.T)
     with (

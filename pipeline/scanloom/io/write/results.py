@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Code, Layer, Segmentation, Structure
+from scanloom.core import Code, Segmentation, Structure
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_document
 from scanloom.io.scan import GridOnlySource, Scan
-from scanloom.io.write.nifti import write_label_map
+from scanloom.io.write.nifti import write_nifti
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 
@@ -29,7 +29,14 @@ def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: 
     models = [s.model for s in segmentations]
     write_document(folder / file_names.SEGMENTS, segments_json(segmentations))
     for segmentation in segmentations:
-        _write_label_maps(folder, segmentation, scan, models)
+        model, grid = segmentation.model, segmentation.grid
+        for n, layer in enumerate(segmentation.layers):
+            name = file_names.label_map_name("segmentation", model, models, n)
+            write_nifti(layer.labels, grid, scan.source, folder / name)
+            if grid.sheared:
+                labels, rectangular = rectangular_labels(layer.labels, grid), rectangular_grid(grid)
+                name = file_names.label_map_name("segmentation_rect", model, models, n)
+                write_nifti(labels, rectangular, GridOnlySource(), folder / name)
 
 
 def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
@@ -44,21 +51,8 @@ def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
             }
             for s in segmentations
             for n, layer in enumerate(s.layers)
-        ],
+        ]
     }
-
-
-def _write_label_maps(
-    folder: Path, segmentation: Segmentation, scan: Scan, models: Sequence[str]
-) -> None:
-    for n, layer in enumerate(segmentation.layers):
-        name = file_names.label_map_name("segmentation", segmentation.model, models, n)
-        write_label_map(layer, segmentation.grid, scan.source, folder / name)
-        if segmentation.grid.sheared:
-            labels = rectangular_labels(layer.labels, segmentation.grid)
-            name = file_names.label_map_name("segmentation_rect", segmentation.model, models, n)
-            grid = rectangular_grid(segmentation.grid)
-            write_label_map(Layer(labels, layer.structures), grid, GridOnlySource(), folder / name)
 
 
 def _structure(structure: Structure) -> dict[str, Any]:

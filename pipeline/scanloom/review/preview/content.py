@@ -16,23 +16,8 @@ from scanloom.cards.codes import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
-from scanloom.review.preview.slicing import (
-    AXIAL,
-    CORONAL,
-    LUNG,
-    SAGITTAL,
-    SOFT_TISSUE,
-    Body,
-    Direction,
-    GrayWindow,
-    Raster,
-    Rectangle,
-    View,
-    choose_window,
-    find_body,
-    label_pixels,
-    scan_pixels,
-)
+from scanloom.review.preview import slicing
+from scanloom.review.preview.slicing import View
 
 TILES = 16
 """Slices of the mosaic."""
@@ -113,20 +98,21 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
     """Return a plane (H, W) with its structures on top: first all areas, then all contours."""
     picture = np.repeat(gray[:, :, None], 3, axis=2)
     flat = picture.reshape(-1, 3)
+    # all areas first: a contour must not be covered by the area of the next layer
     for layer in layers:
         labels = layer.middle.ravel()
         at = np.flatnonzero(layer.filled[labels])
         _blend(flat, at, layer.colors[labels[at]], FILL_OPACITY)
     for layer in layers:
         edges = np.where(contour(layer.labels), layer.labels, 0)
-        cells = _cells(edges)
-        label = cells[0].copy()
-        samples = (cells[0] > 0).astype(np.uint8)
-        for cell in cells[1:]:
+        label = np.zeros_like(layer.middle)
+        samples = np.zeros(label.shape, np.uint8)
+        for row, column in np.ndindex(OVERSAMPLING, OVERSAMPLING):
+            cell = edges[row::OVERSAMPLING, column::OVERSAMPLING]
             np.maximum(label, cell, out=label)
             samples += cell > 0
         at = np.flatnonzero(label)
-        share = samples.ravel()[at].astype(np.float32) / len(cells)
+        share = samples.ravel()[at].astype(np.float32) / OVERSAMPLING**2
         _blend(flat, at, layer.colors[label.ravel()[at]], OUTLINE_OPACITY * share[:, None])
     return Image.fromarray(picture)
 
@@ -134,6 +120,7 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
 def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
     """Return the samples of a structure within `LINE_SAMPLES` of another one or of none."""
     edge = np.zeros(labels.shape, bool)
+    # half the distance as well: a gap that is narrower than a line has contours too
     for step in (LINE_SAMPLES, LINE_SAMPLES // 2):
         across = labels[:, step:] != labels[:, :-step]
         edge[:, step:] |= across
@@ -142,12 +129,6 @@ def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
         edge[step:] |= down
         edge[:-step] |= down
     return edge
-
-
-def _cells(samples: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return the n-th sample of every pixel, for each n."""
-    steps = range(OVERSAMPLING)
-    return [samples[a::OVERSAMPLING, b::OVERSAMPLING] for a in steps for b in steps]
 
 
 def _blend(
@@ -161,18 +142,14 @@ def _blend(
     flat[at] = (below + opacity * (colors - below) + 0.5).astype(np.uint8)
 
 
-Colors = NDArray[np.float32]
-Mask = NDArray[np.bool_]
-
-
 @dataclass(frozen=True, eq=False)
 class DrawnLayer:
     """A layer with the display of each value: RGB (N, 3), whether it is filled, whether lung."""
 
     layer: Layer
-    colors: Colors
-    filled: Mask
-    lung: Mask
+    colors: NDArray[np.float32]
+    filled: NDArray[np.bool_]
+    lung: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +160,9 @@ class Plane:
     """
 
     view: View
-    direction: Direction
+    direction: slicing.Direction
     position: float
-    area: Rectangle
+    area: slicing.Rectangle
     name: str
     short: str = ""
 
@@ -196,14 +173,6 @@ class PreviewContent:
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
-    segmentations, measurements : tuple
-        The results.
-    about : About
-        Further facts.
-    layers : tuple of DrawnLayer
-        All layers of all models.
     window : GrayWindow
         The intensity window, without lungs.
     planes : (Plane, Plane, Plane)
@@ -217,7 +186,7 @@ class PreviewContent:
     measurements: tuple[Measurement, ...]
     about: About
     layers: tuple[DrawnLayer, ...]
-    window: GrayWindow
+    window: slicing.GrayWindow
     planes: tuple[Plane, Plane, Plane]
     tiles: tuple[Plane, ...]
     color_of: dict[tuple[str, int], Color] = field(default_factory=dict)
@@ -226,17 +195,9 @@ class PreviewContent:
     @property
     def outside(self) -> float:
         """Intensity outside the scan: that of air in CT, else the lowest of the window."""
-        return min(AIR_HU, self.window.low) if self.window is SOFT_TISSUE else self.window.low
-
-    @property
-    def lungs(self) -> set[tuple[str, int]]:
-        """Model and number of the structures that are lungs."""
-        return {
-            (s.model, t.number)
-            for s in self.segmentations
-            for t in s.structures
-            if t.type.value in LUNG_CODES
-        }
+        return (
+            min(AIR_HU, self.window.low) if self.window is slicing.SOFT_TISSUE else self.window.low
+        )
 
     @property
     def modality(self) -> str:
@@ -248,10 +209,15 @@ class PreviewContent:
     @property
     def window_text(self) -> str:
         """Description of the windows, for a reader."""
-        has_lung = self.window is SOFT_TISSUE and any(
-            m.voxels and (m.model, m.number) in self.lungs for m in self.measurements
-        )
-        return f"{self.window.text}, in lungs {LUNG.text}" if has_lung else self.window.text
+        lungs = {
+            (s.model, t.number)
+            for s in self.segmentations
+            for t in s.structures
+            if t.type.value in LUNG_CODES
+        }
+        found = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
+        is_shown = found and self.window is slicing.SOFT_TISSUE
+        return f"{self.window.text}, in lungs {slicing.LUNG.text}" if is_shown else self.window.text
 
     def picture(
         self, plane: Plane, size: tuple[int, int], show: Literal["labels", "scan"] = "labels"
@@ -260,22 +226,22 @@ class PreviewContent:
 
         In CT, lungs are shown in the lung window where their label is.
         """
-        raster = Raster(plane.area, size)
+        raster = slicing.Raster(plane.area, size)
         cut = plane.view.cut(
             self.volume.array, plane.direction, plane.position, self.outside, raster
         )
-        values = scan_pixels(cut, raster)
+        values = slicing.scan_pixels(cut, raster)
         gray = self.window.gray(values)
         if show == "scan":
             return overlay_structures(gray, [])
-        fine = Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
+        fine = slicing.Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
         overlays = []
         for drawn in self.layers:
             cut = plane.view.cut(drawn.layer.labels, plane.direction, plane.position, None, raster)
-            overlays.append(Overlay(label_pixels(cut, fine), drawn.colors, drawn.filled))
-            if self.window is SOFT_TISSUE and drawn.lung.any():
+            overlays.append(Overlay(slicing.label_pixels(cut, fine), drawn.colors, drawn.filled))
+            if self.window is slicing.SOFT_TISSUE and drawn.lung.any():
                 lung = drawn.lung[overlays[-1].middle]
-                gray[lung] = LUNG.gray(values[lung])
+                gray[lung] = slicing.LUNG.gray(values[lung])
         return overlay_structures(gray, overlays)
 
 
@@ -290,8 +256,9 @@ def choose_content(
     hounsfield = volume.unit == "HU" or (
         volume.modality is None and about.assumed_modality == "CT" and volume.unit == "unknown"
     )
-    body = find_body(volume, view, hounsfield)
+    body = slicing.find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
+    # the planes go through the largest structure
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
     boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
     center = [(n - 1) // 2 for n in view.shape]
@@ -299,6 +266,7 @@ def choose_content(
         largest = next(iter(boxes))
         center = _center_of(view, largest, boxes[largest], segmentations)
     crop = _crop(view, body, list(boxes.values()))
+    # a tilted stack is shown slice by slice, as it was acquired
     main = view if view.upright else view.as_acquired()
     color_of = {
         (s.model, number): color
@@ -312,7 +280,7 @@ def choose_content(
         measurements=tuple(measurements),
         about=about,
         layers=tuple(_drawn_layers(segmentations, measurements, color_of, body.volume_ml)),
-        window=choose_window(
+        window=slicing.choose_window(
             body.values, modality, "HU" if hounsfield else volume.unit, volume.suv_factor
         ),
         planes=_planes(view, main, main_axis, center, crop),
@@ -332,7 +300,7 @@ def acquired_axis(view: View) -> int:
         return axes[2]
     extent = [n * mm for n, mm in zip(view.shape, spacing, strict=True)]
     axes = sorted(range(3), key=lambda n: extent[n])
-    return axes[0] if extent[axes[0]] < THIN * extent[axes[1]] else AXIAL.normal
+    return axes[0] if extent[axes[0]] < THIN * extent[axes[1]] else slicing.AXIAL.normal
 
 
 def _drawn_layers(
@@ -341,7 +309,6 @@ def _drawn_layers(
     color_of: dict[tuple[str, int], Color],
     body_ml: float,
 ) -> list[DrawnLayer]:
-    """Return all layers with the display of their values."""
     large = {
         (m.model, m.number)
         for m in measurements
@@ -367,7 +334,7 @@ Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Lowest and highest index of a box in a view, at the outer edges of voxels."""
 
 
-def _crop(view: View, body: Body, boxes: Sequence[Box]) -> Corners:
+def _crop(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
     """Return a box around the body and all structures, so that errors beside it are shown."""
     if not body.found:
         return np.full(3, -0.5), np.array(view.shape) - 0.5
@@ -375,7 +342,7 @@ def _crop(view: View, body: Body, boxes: Sequence[Box]) -> Corners:
     return ends.min(axis=0) - 0.5, ends.max(axis=0) + 0.5
 
 
-def _area(view: View, direction: Direction, crop: Corners) -> Rectangle:
+def _area(view: View, direction: slicing.Direction, crop: Corners) -> slicing.Rectangle:
     """Return the part of a plane that holds a box with the margin, within the scan."""
     corners = np.array(
         [view.lpi((a, b, c)) for a, b, c in itertools.product(*zip(*crop, strict=True))]
@@ -383,7 +350,7 @@ def _area(view: View, direction: Direction, crop: Corners) -> Rectangle:
     whole, axes = view.field_of_view(direction), (direction.across, direction.down)
     low = [max(whole.low[n], corners[:, a].min() - MARGIN_MM) for n, a in enumerate(axes)]
     high = [min(whole.high[n], corners[:, a].max() + MARGIN_MM) for n, a in enumerate(axes)]
-    return Rectangle((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+    return slicing.Rectangle((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
 
 
 def _planes(
@@ -391,34 +358,29 @@ def _planes(
 ) -> tuple[Plane, Plane, Plane]:
     """Return the main plane and the two others, through a voxel of the view."""
     a, b, c = center
-    secondary = [d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal != main_axis]
-    point = view.lpi((a, b, c))
+    point = view.lpi((a, b, c)).tolist()
     first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
     second, third = (
-        Plane(
-            view,
-            d,
-            float(point[d.normal]),
-            _area(view, d, crop),
-            f"{d.name}, {_distance(d.normal, float(point[d.normal]))}",
-        )
-        for d in secondary
+        Plane(view, d, at, _area(view, d, crop), f"{d.name}, {_distance(d.normal, at)}")
+        for d in slicing.DIRECTIONS
+        if d.normal != main_axis
+        for at in (point[d.normal],)
     )
     return first, second, third
 
 
 def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) -> Plane:
     """Return the n-th slice across an axis of the view, as it was acquired."""
-    direction = next(d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal == axis)
+    direction = next(d for d in slicing.DIRECTIONS if d.normal == axis)
     index = [(a + b) / 2 for a, b in zip(*crop, strict=True)]
     index[axis] = n
     i, j, k = index
     stated = float(view.lpi((i, j, k))[axis])
     position = float(main.lpi((i, j, k))[axis])
-    tilt = view.tilt(axis)
+    tilt, distance = view.tilt(axis), _distance(axis, stated)
     name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
-    short = f"{n + 1}: {_distance(axis, stated)}"
-    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {_distance(axis, stated)}"
+    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {distance}"
+    short = f"{n + 1}: {distance}"
     return Plane(main, direction, position, _area(main, direction, crop), name, short)
 
 
@@ -515,6 +477,7 @@ def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
         Slices in ascending order, none twice.
     """
     first, last = body
+    # few slices: all are shown
     if last - first < count:
         return list(range(first, last + 1))
     ends = {first, last}

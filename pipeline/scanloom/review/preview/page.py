@@ -31,14 +31,13 @@ WIDTH = 1600
 MARGIN = 32
 CONTENT_WIDTH = WIDTH - 2 * MARGIN
 HEADER_HEIGHT = 92
-GUTTER = 0
-"""Space around a plane: its letters are inside it."""
 GAP = 6
 """Distance between frames."""
 LEGEND_WIDTH = 330
 """Minimum width of a column of the legend."""
 LEGEND_GAP = 24
-MAIN_WIDTH = CONTENT_WIDTH - LEGEND_WIDTH - LEGEND_GAP
+MAX_BESIDE = 2
+"""Columns of the legend beside the planes: with three, less than half the page would be theirs."""
 MAX_PLANES_HEIGHT = 940
 TILE_COLUMNS = 8
 MAX_TILE_HEIGHT = 230
@@ -77,19 +76,25 @@ class Frame:
 class Planes:
     """Frames of the main plane without and with labels and of the two other planes, at one scale.
 
-    The legend stands at `legend` (x, y), in `columns` columns of `column_width` pixels. All is
-    relative to the corner of the planes; `height` includes the legend.
+    The legend stands at `legend` (x, y), in `columns` columns. All is relative to the corner of the
+    planes; `height` includes the legend.
     """
 
     frames: tuple[Frame, Frame, Frame, Frame]
     height: int
     legend: tuple[int, int]
     columns: int
-    column_width: int
+
+
+def column_width(columns: int) -> int:
+    """Return the width of the legend's columns: up to two stand beside the planes, more below."""
+    whole = CONTENT_WIDTH - (columns - 1) * LEGEND_GAP
+    return LEGEND_WIDTH if columns <= MAX_BESIDE else whole // columns
 
 
 Block = tuple[tuple[tuple[int, ...], ...], ...]
 """Columns from left to right, each of rows from top to bottom of planes side by side."""
+# with one legend column the planes are narrow, with none they are wide: each form suits some scans
 _BLOCKS: tuple[Block, ...] = (
     (((0, 1), (2, 3)),),
     (((0,),), ((1,),), ((2,), (3,))),
@@ -108,12 +113,12 @@ def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, i
     Of all arrangements, the one is chosen that leaves the least of the page empty and shows the
     main plane large.
     """
+    # the main plane is shown twice: a contour hides what it follows
     sizes = (main, main, second, third)
     candidates = [
-        planes
+        _arrangement(block, sizes, columns, height)
         for block in _BLOCKS
         for columns, height in legend.items()
-        for planes in _candidates(block, sizes, columns, height)
     ]
     legend_area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
 
@@ -126,21 +131,15 @@ def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, i
     return max(candidates, key=merit)
 
 
-def _candidates(
-    block: Block, sizes: Sequence[Size], columns: int, legend_height: int
-) -> Iterator[Planes]:
-    """Yield the arrangement with the legend on the right, and with the legend below."""
-    beside = columns * (LEGEND_WIDTH + LEGEND_GAP)
-    if CONTENT_WIDTH - beside >= CONTENT_WIDTH // 2:
-        frames, height = _filled_block(block, sizes, CONTENT_WIDTH - beside)
-        corner = CONTENT_WIDTH - beside + LEGEND_GAP, 0
-        total = max(height, legend_height)
-        yield Planes(frames, total, corner, columns, LEGEND_WIDTH)
-    if columns >= 3:
-        frames, height = _filled_block(block, sizes, CONTENT_WIDTH)
-        width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
-        total = height + LEGEND_GAP // 2 + legend_height
-        yield Planes(frames, total, (0, height + LEGEND_GAP // 2), columns, width)
+def _arrangement(block: Block, sizes: Sequence[Size], columns: int, legend_height: int) -> Planes:
+    """Return planes with the legend on the right, or below if it has many columns."""
+    if columns <= MAX_BESIDE:
+        width = CONTENT_WIDTH - columns * (LEGEND_WIDTH + LEGEND_GAP)
+        frames, height = _filled_block(block, sizes, width)
+        return Planes(frames, max(height, legend_height), (width + LEGEND_GAP, 0), columns)
+    frames, height = _filled_block(block, sizes, CONTENT_WIDTH)
+    top = height + LEGEND_GAP // 2
+    return Planes(frames, top + legend_height, (0, top), columns)
 
 
 def _filled_block(
@@ -155,6 +154,7 @@ def _filled_block(
     heights = [sum(max(sizes[n][1] for n in row) for row in column) for column in block]
     in_row = max(len(row) for column in block for row in column)
     gaps = GAP * (len(block) * in_row - 1), GAP * (max(len(c) for c in block) - 1)
+    # one scale for all planes, so that sizes can be compared across them
     scale = min((width - gaps[0]) / sum(widths), (MAX_PLANES_HEIGHT - gaps[1]) / max(heights))
     columns = _shared(width - GAP * (len(block) - 1), [w * scale for w in widths])
     height = max(
@@ -179,11 +179,11 @@ def _filled_block(
     return (frames[0], frames[1], frames[2], frames[3]), height
 
 
-def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> tuple[Frame, ...]:
+def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> list[Frame]:
     """Return frames of planes side by side that fill a room in pixels, at one scale."""
     gaps = GAP * (len(sizes) - 1)
     scale = min((room[0] - gaps) / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
-    return tuple(_filled_row(sizes, scale, room))
+    return _filled_row(sizes, scale, room)
 
 
 def _filled_row(sizes: Sequence[Size], scale: float, room: tuple[int, int]) -> list[Frame]:
@@ -199,6 +199,7 @@ def _filled_row(sizes: Sequence[Size], scale: float, room: tuple[int, int]) -> l
 def _shared(total: int, requested: Sequence[float]) -> list[int]:
     """Return whole lengths of a sum, in proportion to wanted ones, none below the minimum."""
     room = total - MIN_FRAME_SIZE * len(requested)
+    # not 0 where all lengths are below the minimum
     over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in requested]
     ends = [0, *(round(room * sum(over[: n + 1]) / sum(over)) for n in range(len(over)))]
     return [MIN_FRAME_SIZE + b - a for a, b in itertools.pairwise(ends)]
@@ -210,24 +211,17 @@ def _pixels(size: Size, scale: float, limit: tuple[int, int]) -> tuple[int, int]
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-@dataclass(frozen=True)
-class Mosaic:
-    """Frames of tiles in rows, at one scale."""
-
-    frames: tuple[Frame, ...]
-    height: int
-
-
-def arrange_mosaic(count: int, size: Size) -> Mosaic:
-    """Arrange `count` tiles of `size` mm in rows over the full width."""
+def arrange_mosaic(count: int, size: Size) -> tuple[Frame, ...]:
+    """Return frames of `count` tiles of `size` mm in rows over the full width, at one scale."""
     columns = min(count, TILE_COLUMNS)
     rows = -(-count // columns)
+    # rows of about one length, rather than a last one with a single tile
     columns = -(-count // rows)
     edges = [round(n * (CONTENT_WIDTH + GAP) / columns) for n in range(columns + 1)]
     width = edges[1] - edges[0] - GAP
     height = max(MIN_FRAME_SIZE, min(MAX_TILE_HEIGHT, round(width * size[1] / size[0])))
     scale = min(width / size[0], height / size[1])
-    frames = tuple(
+    return tuple(
         Frame(
             edges[n % columns],
             n // columns * (height + GAP),
@@ -237,7 +231,6 @@ def arrange_mosaic(count: int, size: Size) -> Mosaic:
         )
         for n in range(count)
     )
-    return Mosaic(frames, frames[-1].y + height)
 
 
 Point = tuple[float, float]
@@ -270,7 +263,6 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache
 def _drawable(character: str) -> bool:
-    """Whether the font has a glyph for a character."""
     missing = font(16).getmask("\ufffe")
     glyph = font(16).getmask(character)
     return glyph.size != missing.size or bytes(glyph) != bytes(missing)
@@ -288,6 +280,7 @@ def displayable(text: str) -> str:
     return "".join(characters)
 
 
+# the same words are measured for each number of columns
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: int) -> float:
     """Return the width of a line of text in pixels."""
@@ -328,15 +321,13 @@ def draw_text(
     canvas.text(at, displayable(text), fill=color, font=font(size), anchor=anchor)
 
 
-def draw_plate(
-    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Color = TEXT
-) -> None:
+def draw_plate(page: Image.Image, at: Point, text: str, size: int, anchor: str = "la") -> None:
     """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
     canvas = ImageDraw.Draw(page)
     shown = displayable(text)
     left, top, right, bottom = canvas.textbbox(at, shown, font=font(size), anchor=anchor)
     darken(page, (left - PLATE_MARGIN, top - PLATE_MARGIN, right + PLATE_MARGIN, bottom + 3))
-    canvas.text(at, shown, fill=color, font=font(size), anchor=anchor)
+    canvas.text(at, shown, fill=TEXT, font=font(size), anchor=anchor)
 
 
 def darken(page: Image.Image, box: tuple[float, float, float, float]) -> None:
@@ -369,6 +360,7 @@ def round_length(max_mm: float) -> tuple[float, str]:
 NOTE_SIZE = 14
 NOTE_GAP = 10
 NOTE_INDENT = 14
+NOTE_LINE = round(NOTE_SIZE * LINE_HEIGHT)
 MANY = 14
 """Number of structures from which the legend is small and grouped by system."""
 MAX_COLUMNS = 4
@@ -432,6 +424,7 @@ def legend_entries(
                 for name in systems()
             }
         for name, members in groups.items():
+            # a system without a structure has no heading
             if name and members:
                 entries.append(Entry(name))
             for m in members:
@@ -476,8 +469,13 @@ def legend_notes(
     return notes
 
 
-Item = tuple[Entry | Note, int]
-"""An entry or note with its height in pixels."""
+@dataclass(frozen=True)
+class Item:
+    """An entry or note in a column of the legend: its lines, and its height in pixels."""
+
+    content: Entry | Note
+    lines: tuple[str, ...]
+    height: int
 
 
 @dataclass(frozen=True)
@@ -493,45 +491,46 @@ class Legend:
         return SMALL if len(self.entries) > MANY else LARGE
 
     def heights(self) -> dict[int, int]:
-        """Return its height in 1 to `MAX_COLUMNS` columns, of the width that the layout uses."""
-        heights = {}
-        for columns in range(1, MAX_COLUMNS + 1):
-            width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
-            width = width if columns >= MAX_COLUMNS - 1 else LEGEND_WIDTH
-            heights[columns] = _least_height(self._items(width), columns)
-        return heights
+        """Return its height in 1 to `MAX_COLUMNS` columns."""
+        return {
+            columns: _least_height(self._items(column_width(columns)), columns)
+            for columns in range(1, MAX_COLUMNS + 1)
+        }
 
-    def draw(self, page: Image.Image, corner: tuple[int, int], columns: int, width: int) -> None:
-        """Draw it below `corner` in columns of a width."""
+    def draw(self, page: Image.Image, corner: tuple[int, int], columns: int) -> None:
+        """Draw it in columns below `corner`."""
+        width = column_width(columns)
         items = self._items(width)
         canvas, x = ImageDraw.Draw(page), corner[0]
         for column in _columns_at(items, _least_height(items, columns)):
             y = corner[1]
-            for item, size in column:
-                if isinstance(item, Entry):
-                    _draw_entry(canvas, (x, y), item, self.sizes, width)
+            for item in column:
+                if isinstance(item.content, Entry):
+                    _draw_entry(canvas, (x, y), item.content, item.lines, self.sizes, width)
                 else:
-                    _draw_note(canvas, (x, y), item, width)
-                y += size
+                    _draw_note(canvas, (x, y), item.lines, item.content.color)
+                y += item.height
             x += width + LEGEND_GAP
 
     def _items(self, width: int) -> list[Item]:
-        """Return entries and notes with their heights in a column of a width."""
-        line = round(NOTE_SIZE * LINE_HEIGHT)
-        items: list[Item] = [
-            (e, self.sizes.height + (len(_names(e, self.sizes, width)) - 1) * self.sizes.text)
-            for e in self.entries
-        ]
+        """Return entries and notes in a column of a width; a name ends before its volume."""
+        items, sizes = [], self.sizes
+        before = sizes.text - SWATCH_INSET + 2 * SWATCH_GAP
+        for entry in self.entries:
+            room = width - before - text_width(entry.amount, sizes.text)
+            lines = tuple(wrap_text(f"{entry.text} {entry.tag}", sizes.text, room)) or ("",)
+            items.append(Item(entry, lines, sizes.height + (len(lines) - 1) * sizes.text))
         for note in self.notes:
-            lines = len(list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT)))
-            items.append((note, NOTE_GAP + lines * line))
+            lines = tuple(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT))
+            items.append(Item(note, lines, NOTE_GAP + len(lines) * NOTE_LINE))
         return items
 
 
 def _least_height(items: Sequence[Item], columns: int) -> int:
     """Return the smallest height at which items fit into columns in their order."""
-    sizes = [size for _, size in items]
+    sizes = [item.height for item in items]
     height = max([-(-sum(sizes) // columns), *sizes], default=0)
+    # no item is split, so that the mean height of a column may not suffice
     while len(_columns_at(items, height)) > columns:
         height += 1
     return height
@@ -540,28 +539,33 @@ def _least_height(items: Sequence[Item], columns: int) -> int:
 def _columns_at(items: Sequence[Item], height: int) -> list[list[Item]]:
     """Return the items of each column of a height; a heading is not the last of a column."""
     columns: list[list[Item]] = [[]]
-    for n, (item, size) in enumerate(items):
-        heading = isinstance(item, Entry) and item.color is None
-        needed = size + (items[n + 1][1] if heading and n + 1 < len(items) else 0)
-        if columns[-1] and sum(s for _, s in columns[-1]) + needed > height:
+    for n, item in enumerate(items):
+        heading = isinstance(item.content, Entry) and item.content.color is None
+        # a heading without an entry below it would say nothing
+        needed = item.height + (items[n + 1].height if heading and n + 1 < len(items) else 0)
+        # the first item of a column stays, however high it is
+        if columns[-1] and sum(each.height for each in columns[-1]) + needed > height:
             columns.append([])
-        columns[-1].append((item, size))
+        columns[-1].append(item)
     return columns
 
 
 def _draw_note(
-    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], note: Note, width: int
+    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], lines: Sequence[str], color: Color
 ) -> None:
     x, y = corner[0], corner[1] + NOTE_GAP // 2
-    line = round(NOTE_SIZE * LINE_HEIGHT)
-    lines = list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT))
-    canvas.rectangle([x, y + 2, x + 2, y + len(lines) * line - 2], fill=note.color)
+    canvas.rectangle([x, y + 2, x + 2, y + len(lines) * NOTE_LINE - 2], fill=color)
     for n, text in enumerate(lines):
-        draw_text(canvas, (x + NOTE_INDENT, y + n * line), text, NOTE_SIZE, note.color)
+        draw_text(canvas, (x + NOTE_INDENT, y + n * NOTE_LINE), text, NOTE_SIZE, color)
 
 
 def _draw_entry(
-    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], entry: Entry, sizes: Sizes, width: int
+    canvas: ImageDraw.ImageDraw,
+    corner: tuple[int, int],
+    entry: Entry,
+    names: Sequence[str],
+    sizes: Sizes,
+    width: int,
 ) -> None:
     """Draw a line; dots lead from a long name to its volume."""
     x, y = corner[0], corner[1] + sizes.height / 2
@@ -571,7 +575,7 @@ def _draw_entry(
         start = x + text_width(name, NOTE_SIZE) + 8
         canvas.line([(start, y), (x + width, y)], fill=RULE)
         return
-    names, swatch = _names(entry, sizes, width), sizes.text - SWATCH_INSET
+    swatch = sizes.text - SWATCH_INSET
     top = y - swatch / 2
     canvas.rectangle([x, top, x + swatch, top + swatch], fill=entry.color)
     for n, name in enumerate(names):
@@ -585,16 +589,7 @@ def _draw_entry(
         canvas.point([(dot, y + sizes.text / 3)], fill=MUTED)
 
 
-def _names(entry: Entry, sizes: Sizes, width: int) -> list[str]:
-    """Return the lines of an entry's name, which end before its volume."""
-    left = sizes.text - SWATCH_INSET + 2 * SWATCH_GAP
-    room = width - left - text_width(entry.amount, sizes.text)
-    return list(wrap_text(f"{entry.text} {entry.tag}", sizes.text, room)) or [""]
-
-
 NOTICE = "Research use only - not for diagnosis"
-RULE_Y = HEADER_HEIGHT - 8
-"""Lower end of the header, which alone depends on the order in which voxels are stored."""
 FOOTER_HEIGHT = 28
 BAR_MAX_WIDTH = 150
 CAPTION_SIZE = 14
@@ -623,14 +618,10 @@ def draw_preview(
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
     segmentations : sequence of Segmentation
         Segmentations on the volume's grid, in drawing order.
     measurements : sequence of Measurement
         One measurement for each structure of each segmentation.
-    flags : sequence of Flag
-        The flags of the case.
     path : Path
         The PNG file. Equal input gives equal bytes.
     about : About
@@ -643,6 +634,7 @@ def draw_preview(
     OSError
         If the file can't be written.
     """
+    # names would be pixels of the picture
     if Flag.BURNED_IN in flags or Flag.BURNED_IN in volume.flags:
         raise ValueError("a scan with identifying text burned in must not have a preview")
     draw_page(choose_content(volume, segmentations, measurements, about), flags, path)
@@ -657,18 +649,25 @@ def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> Non
     )
     main, second, third = (plane.area.size for plane in content.planes)
     planes = arrange_planes(main, second, third, legend.heights())
-    mosaic = arrange_mosaic(len(content.tiles), content.tiles[0].area.size)
     below = HEADER_HEIGHT + planes.height + GAP
-    page = Image.new("RGB", (WIDTH, below + mosaic.height + FOOTER_HEIGHT), PAGE)
+    mosaic = [
+        frame.moved(MARGIN, below)
+        for frame in arrange_mosaic(len(content.tiles), content.tiles[0].area.size)
+    ]
+    height = mosaic[-1].y + mosaic[-1].height + FOOTER_HEIGHT
+    page = Image.new("RGB", (WIDTH, height), PAGE)
     _draw_header(page, content)
     _draw_planes(page, content, planes)
     corner = MARGIN + planes.legend[0], HEADER_HEIGHT + planes.legend[1]
-    legend.draw(page, corner, planes.columns, planes.column_width)
-    _draw_mosaic(page, content, mosaic, below)
+    legend.draw(page, corner, planes.columns)
+    for plane, frame in zip(content.tiles, mosaic, strict=True):
+        draw_picture(page, content, plane, frame)
+        caption = truncated(plane.short, 12, frame.width - 10)
+        draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
     at = MARGIN, page.height - FOOTER_HEIGHT / 2
     draw_text(ImageDraw.Draw(page), at, NOTICE, 13, MUTED, "lm")
-    frames = [frame.moved(MARGIN, below) for frame in mosaic.frames]
-    info = tile_info(map_tiles(content.tiles, frames))
+    info, tile_map = PngInfo(), asdict(map_tiles(content.tiles, mosaic))
+    info.add_text(TILE_MAP_KEYWORD, json.dumps(tile_map, separators=(",", ":")))
     page.save(path, format="PNG", compress_level=PNG_LEVEL, pnginfo=info)
 
 
@@ -678,6 +677,7 @@ def _draw_header(page: Image.Image, content: PreviewContent) -> None:
     models = [f"{s.title} {s.version}".strip() for s in content.segmentations]
     title = truncated(" + ".join(models), 26, CONTENT_WIDTH)
     draw_text(canvas, (MARGIN, 12), title, 26, TEXT)
+    # models that ran alike are described once
     runs = dict.fromkeys(
         ", ".join(filter(None, (s.device, s.precision, s.changes))) for s in content.segmentations
     )
@@ -736,15 +736,6 @@ def draw_picture(
     page.paste(picture, frame.corner)
 
 
-def _draw_mosaic(page: Image.Image, content: PreviewContent, mosaic: Mosaic, top: int) -> None:
-    """Draw slices in order, each with its number and position."""
-    for plane, at in zip(content.tiles, mosaic.frames, strict=True):
-        frame = at.moved(MARGIN, top)
-        draw_picture(page, content, plane, frame)
-        caption = truncated(plane.short, 12, frame.width - 10)
-        draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
-
-
 THUMBNAIL_SIZE = (520, 200)
 
 
@@ -757,9 +748,7 @@ def draw_thumbnail(content: PreviewContent, path: Path) -> None:
         If the file can't be written.
     """
     page = Image.new("RGB", THUMBNAIL_SIZE, PAGE)
-    frames: tuple[Frame, ...] = fill_row(
-        [plane.area.size for plane in content.planes], THUMBNAIL_SIZE
-    )
+    frames = fill_row([plane.area.size for plane in content.planes], THUMBNAIL_SIZE)
     for plane, frame in zip(content.planes, frames, strict=True):
         draw_picture(page, content, plane, frame)
     page.save(path, format="PNG", compress_level=PNG_LEVEL)
@@ -849,15 +838,9 @@ def map_tiles(planes: Sequence[Plane], frames: Sequence[Frame]) -> TileMap:
         first = origin[lpi] + (step[lpi] * (view.shape[lpi] - 1) if flip else 0.0)
         row[view.order[lpi]] = (-1 if flip else 1) * step[lpi] * scale
         row[3] = (first - low) * scale
+    # short in the file, and far finer than a pixel
     to_x, to_y = ((float(a), float(b), float(c), float(d)) for a, b, c, d in rows.round(4))
     return TileMap(view.order[axis], size, tuple(tiles), (to_x, to_y))
-
-
-def tile_info(tile_map: TileMap) -> PngInfo:
-    """Return the text chunk with a map, for the PNG file of the page."""
-    info = PngInfo()
-    info.add_text(TILE_MAP_KEYWORD, json.dumps(asdict(tile_map), separators=(",", ":")))
-    return info
 
 
 def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
@@ -871,6 +854,7 @@ def read_tile_map(info: dict[Any, Any]) -> TileMap | None:
         axis = int(fields["axis"])
     except (LookupError, TypeError, ValueError):
         return None
+    # the file may be of another program
     if axis not in (0, 1, 2) or not tiles or min(width, height) < 1:
         return None
     return TileMap(axis, (width, height), tiles, ((a, b, c, d), (e, f, g, h)))

@@ -36,6 +36,7 @@ class Direction:
 AXIAL = Direction("Axial", 2, 0, 1)
 CORONAL = Direction("Coronal", 1, 0, 2)
 SAGITTAL = Direction("Sagittal", 0, 1, 2)
+DIRECTIONS = (AXIAL, CORONAL, SAGITTAL)
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))
 """Letters at the low and at the high end of each LPI axis."""
 
@@ -116,14 +117,10 @@ class View:
         return a, b, c
 
     @property
-    def low(self) -> NDArray[np.float64]:
-        """Low corner (3,) in LPI mm of the bounding box of all voxels, at their outer edges."""
-        return np.asarray(self._corners().min(axis=0))
-
-    @property
-    def high(self) -> NDArray[np.float64]:
-        """High corner (3,) in LPI mm of that bounding box."""
-        return np.asarray(self._corners().max(axis=0))
+    def corners(self) -> NDArray[np.float64]:
+        """Corners (8, 3) of the scan in LPI mm, at the outer edges of voxels."""
+        ends = itertools.product(*((-0.5, n - 0.5) for n in self.shape))
+        return np.array([self.lpi((a, b, c)) for a, b, c in ends])
 
     @property
     def upright(self) -> bool:
@@ -178,8 +175,9 @@ class View:
 
     def field_of_view(self, direction: Direction) -> Rectangle:
         """Return the extent of the scan in planes of a direction."""
-        low, high, (a, b) = self.low, self.high, (direction.across, direction.down)
-        return Rectangle((float(low[a]), float(low[b])), (float(high[a]), float(high[b])))
+        inside = self.corners[:, [direction.across, direction.down]]
+        (left, top), (right, bottom) = inside.min(axis=0).tolist(), inside.max(axis=0).tolist()
+        return Rectangle((left, top), (right, bottom))
 
     def cut(
         self,
@@ -195,8 +193,6 @@ class View:
         ----------
         array : (I, J, K) array
             Values on the source grid.
-        direction : Direction
-            The orientation of the plane.
         position : float
             Position along the normal of the plane in LPI mm.
         outside : float or None
@@ -220,10 +216,6 @@ class View:
         index = min(max(round((position - origin) / step), 0), self.shape[axis] - 1)
         return origin + index * step
 
-    def _corners(self) -> NDArray[np.float64]:
-        ends = itertools.product(*((-0.5, n - 0.5) for n in self.shape))
-        return np.array([self.lpi((a, b, c)) for a, b, c in ends])
-
     def _slice(self, array: NDArray[Any], direction: Direction, position: float) -> Cut:
         n, step = direction.normal, np.diag(self.to_lpi)
         index = round((self.nearest(n, position) - self.to_lpi[n, 3]) / step[n])
@@ -246,6 +238,7 @@ class View:
     ) -> Cut:
         area = raster.area
         pixel = min(mm / n for mm, n in zip(area.size, raster.size, strict=True))
+        # no finer than the scan, nor than the picture
         spacing = max(min(self.source.spacing), pixel)
         columns, rows = (max(1, round(length / spacing)) for length in area.size)
         step = area.size[0] / columns, area.size[1] / rows
@@ -302,8 +295,6 @@ class Body:
         First and last voxel of the body in the view, by index.
     values : (N,) array
         Finite intensities inside the body, without padding; of all voxels if none is found.
-    volume_ml : float
-        Approximate volume.
     found : bool
         Whether the scan has a body in front of a background.
     """
@@ -320,8 +311,6 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
     view : View
         The scan's grid in patient orientation.
     hounsfield : bool
@@ -350,6 +339,7 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
 def _steps(view: View) -> tuple[int, int, int]:
     """Return the step of the sample along each axis of the view, about equal in mm."""
     spacing = np.array([view.source.spacing[n] for n in view.order])
+    # cubes, also where slices are thick: the opening must be as wide along each axis
     target = (math.prod(view.shape) * np.prod(spacing) / MAX_VOXELS) ** (1 / 3)
     a, b, c = (int(n) for n in np.maximum(1, np.rint(target / spacing)))
     return a, b, c

@@ -37,24 +37,18 @@ class ReportCase:
     ----------
     id : str
         Name of its folder in `cases/`, or the case id if it failed.
-    case_id : str
-        The case id.
     status : "done", "failed", "ambiguous" or "skipped"
     reason, detail : str
         Why it failed, or the choice that it waits for; of a case that is done, why a later
         attempt failed.
     models, flags : tuple of str
         Names of its models, and codes of its flags.
-    measurements : tuple of Measurement
-    modality : str
     axes : str
         Axis codes of its grid.
     shape : tuple of int
         Voxels along each axis of its grid.
     seconds : dict
         Wall seconds by step.
-    preview : Path or None
-        The picture of the preview.
     files : tuple of str
         Names of the files in its folder.
     references : dict
@@ -69,7 +63,6 @@ class ReportCase:
     models: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
-    modality: str = ""
     axes: str = ""
     shape: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -125,8 +118,6 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     damaged : set of str
         Receives the names of published cases that can't be read, which are left out.
 
@@ -140,12 +131,12 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
     cases = []
     published_ids: set[str] = set()
     failed = {case.id: case for case in _failures(out)}
-    for published in iter_cases(out, _published, damaged):
-        published_ids.add(published.case)
-        later = failed.pop(published.case, None)
-        cases.append(_outdated(published.shown, later) if later else published.shown)
-        models.update(published.models)
-        versions = published.versions
+    for case, models_of_case, libraries in iter_cases(out, _published, damaged):
+        published_ids.add(case.case_id)
+        later = failed.pop(case.case_id, None)
+        cases.append(_outdated(case, later) if later else case)
+        models.update(models_of_case)
+        versions = libraries  # of the last case
     cases += failed.values()
     left_out, files, excluded = _manifest(out)
     cases = [_with_exclusion(case, excluded) for case in cases]
@@ -174,29 +165,19 @@ def _status(run: Path) -> dict[str, Any] | None:
         return None  # not written by scanloom
 
 
-@dataclass(frozen=True)
-class _Published:
-    """A published case, its models by card, device and precision, and its library versions."""
-
-    case: str
-    shown: ReportCase
-    models: dict[str, dict[str, Any]]
-    versions: dict[str, str]
-
-
-def _published(folder: Path) -> _Published:
+def _published(folder: Path) -> tuple[ReportCase, dict[str, dict[str, Any]], dict[str, str]]:
+    """Return a case, its models by card, device and precision, and its library versions."""
     document = read_case(folder)
     timing = read_json(folder / TIMING)
     preview, results = folder / PREVIEW, document.get("results", [])
     files = [path for entry in folder.iterdir() for path in (entry, *entry.glob("*"))]
-    shown = ReportCase(
+    case = ReportCase(
         id=folder.name,
         case_id=document["case"],
         status="done",
         models=tuple(each["name"] for each in (*document["models"], *results)),
         flags=tuple(flag["code"] for flag in document["flags"]),
         measurements=read_measurements(folder),
-        modality=document["source"]["modality"] or "",
         axes=document["grid"]["axes"],
         shape=tuple(document["grid"].get("shape", ())),
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
@@ -209,7 +190,7 @@ def _published(folder: Path) -> _Published:
         for m in document["models"]
     }
     models |= {f"{result['name']} {result['version']}": result for result in results}
-    return _Published(document["case"], shown, models, document["versions"])
+    return case, models, document["versions"]
 
 
 def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:

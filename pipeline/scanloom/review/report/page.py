@@ -21,15 +21,8 @@ from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.outliers import (
-    MIN_COHORT,
-    REVIEW_THRESHOLD,
-    Cohort,
-    Distribution,
-    Finding,
-    find_outliers,
-    risk_score,
-)
+from scanloom.review import outliers
+from scanloom.review.outliers import Finding, Kind
 from scanloom.review.preview.page import MosaicSlice, Pixels, TileMap, read_tile_map
 from scanloom.review.report.data import (
     ReportCase,
@@ -68,8 +61,6 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     damaged : set of str, optional
         Receives the names of published cases that can't be read, which are left out.
 
@@ -175,9 +166,9 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
-        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < MIN_COHORT,
+        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < outliers.MIN_COHORT,
         references=any("source" in each for each in distributions.values()),
-        cohort=MIN_COHORT,
+        cohort=outliers.MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
         verdicts=sorted({row.get("verdict", "") for row in rows} - {""}),
@@ -210,7 +201,6 @@ def _template() -> Template:
 
 
 def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:
-    """Return the index of the structure that is present in most cases."""
     counts = [0] * structures
     for row in rows:
         for n, ml in enumerate(row["volumes"]):
@@ -231,7 +221,10 @@ def _digest(text: str) -> str:
 
 WITH_RESULT = ("done", "outdated")
 """States of cases that have a result; a later run did not replace one that is outdated."""
-WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
+WITHOUT_RESULT = {
+    "failed": outliers.REVIEW_THRESHOLD - 0.005,
+    "ambiguous": outliers.REVIEW_THRESHOLD - 0.006,
+}
 """Risk by which series without a result are sorted: they follow the cases that need review, since
 there is no result to look at."""
 SKIPPED_RISK = -1.0
@@ -262,7 +255,6 @@ def make_rows(
 
     Parameters
     ----------
-    cases : sequence of ReportCase
     structures : mapping
         As of `structure_names`.
     thumbs : mapping
@@ -276,8 +268,8 @@ def make_rows(
     """
     done = [case for case in cases if case.status == "done"]
     references = {model: ranges for case in done for model, ranges in case.references.items()}
-    cohort = Cohort((m for case in done for m in case.measurements), references)
-    findings = find_outliers(
+    cohort = outliers.Cohort((m for case in done for m in case.measurements), references)
+    findings = outliers.find_outliers(
         {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
     )
     rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
@@ -299,7 +291,8 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
-    risk = 1.0 if outdated else risk_score(findings)
+    # the threshold of review: an outdated result calls for a look, whatever its findings
+    risk = 1.0 if outdated else outliers.risk_score(findings)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
     shown = _shown_findings(findings, case, list(structures), mosaic)
     if outdated:
@@ -315,7 +308,7 @@ def _row(
         "reason": case.reason,
         "detail": case.detail,
         "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
-        "review": has_result and risk >= REVIEW_THRESHOLD,
+        "review": has_result and risk >= outliers.REVIEW_THRESHOLD,
         "findings": shown,
         "models": list(case.models),
         "flags": list(case.flags),
@@ -342,6 +335,7 @@ def _shown_findings(
         by_text[finding.text].append(finding)
     shown = []
     for text, alike in by_text.items():
+        # many structures share a finding, such as the end of the scan
         names = [finding.structure for finding in alike]
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
@@ -351,17 +345,12 @@ def _shown_findings(
             entry["value"] = [n, outlier.quantity, _rounded(outlier.value)]
         subjects = tuple(m for finding in alike for m in finding.subjects)
         if mosaic is not None and subjects:
-            together = Finding(alike[0].kind, "", 0.0, text, subjects=subjects)
-            slices = slices_of(together, mosaic.tiles, case.shape)
-            entry["slices"] = [
-                {"number": each.number, "area": each.area, "outlines": each.outlines}
-                for each in slices
-            ]
+            entry["slices"] = slices_of(alike[0].kind, subjects, mosaic.tiles, case.shape)
         shown.append(entry)
     return shown
 
 
-def _plain(distribution: Distribution) -> dict[str, Any]:
+def _plain(distribution: outliers.Distribution) -> dict[str, Any]:
     """Return a distribution as data of the page's script."""
     median = {} if distribution.median is None else {"median": _rounded(distribution.median)}
     return {
@@ -395,24 +384,6 @@ class PreviewMosaic:
     page: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class ShownSlice:
-    """A slice on the page of a preview, in pixels.
-
-    Parameters
-    ----------
-    number : int
-        Its number on the page.
-    area : (x, y, width, height)
-    outlines : tuple of (x, y, width, height)
-        Outlines of the structures that the finding is about.
-    """
-
-    number: int
-    area: Pixels
-    outlines: tuple[Pixels, ...]
-
-
 def read_mosaic(preview: Path) -> PreviewMosaic | None:
     """Read the mosaic of a preview; None of a preview without a map, or one that can't be read."""
     try:
@@ -423,8 +394,10 @@ def read_mosaic(preview: Path) -> PreviewMosaic | None:
     return None if tiles is None else PreviewMosaic(tiles, size)
 
 
-def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[ShownSlice, ...]:
-    """Return the slices that a finding is about: at most `MAX_SLICES`.
+def slices_of(
+    kind: Kind, subjects: Sequence[Measurement], tiles: TileMap, shape: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return number, area and outlines (x, y, width, height) of the slices that a finding is about.
 
     A structure at the border is shown in the end slices that it reaches, any other in the slice
     nearest to its middle, with its outline. Findings of a scan, and of structures that were not
@@ -432,38 +405,37 @@ def slices_of(finding: Finding, tiles: TileMap, shape: Sequence[int]) -> tuple[S
 
     Parameters
     ----------
-    finding : Finding
-    tiles : TileMap
-        The mosaic of the case.
+    subjects : sequence of Measurement
+        The structures of the finding.
     shape : (I, J, K)
         Shape of the case's grid.
     """
     outlines: dict[MosaicSlice, list[Pixels]] = {}
-    for m in finding.subjects:
-        for tile in _tiles(finding, m, tiles, shape):
+    for m in subjects:
+        for tile in _tiles(kind, m, tiles, shape):
             outline = outlines.setdefault(tile, [])
-            if m.box is not None and finding.kind != "border":
+            if m.box is not None and kind != "border":
                 outline.append(tiles.outline(m.box, tile))
     width, height = tiles.size
     largest = MAX_OUTLINED_SHARE * width * height
-    return tuple(
-        ShownSlice(
-            tile.number,
-            (tile.x, tile.y, width, height),
-            tuple(dict.fromkeys(o for o in findings if o[2] * o[3] <= largest)),
-        )
-        for tile, findings in sorted(outlines.items(), key=lambda item: item[0].number)[:MAX_SLICES]
-    )
+    return [
+        {
+            "number": tile.number,
+            "area": (tile.x, tile.y, width, height),
+            "outlines": list(dict.fromkeys(o for o in outlines[tile] if o[2] * o[3] <= largest)),
+        }
+        for tile in sorted(outlines, key=lambda tile: tile.number)[:MAX_SLICES]
+    ]
 
 
 def _tiles(
-    finding: Finding, m: Measurement, tiles: TileMap, shape: Sequence[int]
+    kind: Kind, m: Measurement, tiles: TileMap, shape: Sequence[int]
 ) -> Iterator[MosaicSlice]:
     """Yield the slices of the mosaic in which a structure is shown."""
     if m.box is None:
         return
     ends: list[MosaicSlice] = []
-    if finding.kind == "border" and len(shape) > tiles.axis:
+    if kind == "border" and len(shape) > tiles.axis:
         first, last = (corner[tiles.axis] for corner in m.box)
         reached = {n for n in (first, last) if n in (0, shape[tiles.axis] - 1)}
         ends = [tile for tile in tiles.tiles if tile.slice in reached]

@@ -22,9 +22,10 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import atomic_write, private_draft
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview.page import (
-    GUTTER,
+    CONTENT_WIDTH,
     HEADER_HEIGHT,
-    MAIN_WIDTH,
+    LEGEND_GAP,
+    LEGEND_WIDTH,
     MARGIN,
     WIDTH,
     round_length,
@@ -135,10 +136,10 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
 
 
 def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
-    """Draw a bar for each step."""
     medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
     highest = max(medians.values()) or 1.0
     chart = _RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
+    # about four ticks
     step, _ = round_length(highest / 4)
     for n in range(math.floor(1.2 * highest / step) + 1):
         chart.tick(n * step)
@@ -264,15 +265,14 @@ class _RowChart:
 THUMB_SIZE = (264, 210)
 MAX_BYTES = 6000
 _QUALITIES = (55, 40, 25, 10, 1)
-_CROP_X = MARGIN - GUTTER, MARGIN + MAIN_WIDTH + GUTTER
+_THREADS = 2  # beside cases that are segmented, when a run writes the report
+_CROP_X = MARGIN, MARGIN + CONTENT_WIDTH - LEGEND_WIDTH - LEGEND_GAP
 """Left and right edge of the area of a preview that is legible at this size, without legend."""
 _MAX_HEIGHT = round((_CROP_X[1] - _CROP_X[0]) * THUMB_SIZE[1] / THUMB_SIZE[0])
 """Height of that area, below the preview's header."""
 
 
-def draw_thumbs(
-    previews: Sequence[tuple[str, Path]], folder: Path, threads: int = 2
-) -> dict[str, tuple[int, int]]:
+def draw_thumbs(previews: Sequence[tuple[str, Path]], folder: Path) -> dict[str, tuple[int, int]]:
     """Write `<case>.webp` for each preview, unless it is newer than the preview.
 
     Parameters
@@ -281,8 +281,6 @@ def draw_thumbs(
         Name of each case, and the file of its preview.
     folder : Path
         Created if it is missing; thumbnails of other cases are removed.
-    threads : int
-        Number of threads.
 
     Returns
     -------
@@ -301,7 +299,7 @@ def draw_thumbs(
         is_thumbnail = old.suffix == ".webp" and is_case_name(old.stem)
         if is_thumbnail and old.name not in current and not old.is_dir():
             old.unlink(missing_ok=True)
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         sizes = pool.map(lambda item: _draw_thumb(item[1], folder / f"{item[0]}.webp"), previews)
         drawn = zip(previews, sizes, strict=True)
         return {case: size for (case, _), size in drawn if size is not None}
@@ -321,6 +319,7 @@ def _draw_thumb(preview: Path, thumb: Path) -> tuple[int, int] | None:
             small = page.convert("RGB")
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None
+    # a picture of another width was not drawn by this version: shown whole
     if small.width == WIDTH:
         bottom = min(small.height, HEADER_HEIGHT + _MAX_HEIGHT)
         small = small.crop((_CROP_X[0], HEADER_HEIGHT, _CROP_X[1], bottom))

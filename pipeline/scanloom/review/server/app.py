@@ -24,13 +24,12 @@ from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
 from scanloom.review.server.drafts import check_result
 from scanloom.review.server.requests import (
-    check_structures,
-    read_body,
+    StrokeFields,
+    TokenFields,
+    VerdictFields,
+    VersionFields,
+    read_fields,
     read_range,
-    read_stroke,
-    read_token,
-    read_verdict,
-    read_version,
 )
 from scanloom.review.server.security import Guard, RefusedError, Sessions
 from scanloom.review.server.state import ReviewState
@@ -46,8 +45,6 @@ MEDIA_TYPES = {
 }
 STATUS = {
     Reason.ID_UNKNOWN: 404,
-    Reason.RESULT_DAMAGED: 409,
-    Reason.STALE: 409,
     Reason.DISK_FULL: 507,
     Reason.OUTPUT_UNWRITABLE: 503,
 }
@@ -59,21 +56,15 @@ Endpoint = Callable[[Request, str], Response]
 
 
 class Routes:
-    """Answers to requests.
-
-    Parameters
-    ----------
-    state : ReviewState
-    sessions : Sessions
-    """
+    """Answers to requests."""
 
     def __init__(self, state: ReviewState, sessions: Sessions) -> None:
         self.state, self.sessions = state, sessions
 
     async def enter(self, request: Request) -> Response:
         """Turn the token of a link into a session."""
-        token, reviewer = read_token(read_body(await request.body()))
-        session = self.sessions.enter(token, reviewer)
+        link = read_fields(TokenFields, await request.body())
+        session = self.sessions.enter(link.token, link.reviewer)
         if session is None:
             raise RefusedError(403, "SESSION", "The link was used, or is not of this server.")
         return JSONResponse({"session": session})
@@ -140,11 +131,12 @@ class Routes:
     def verdict(self, request: Request, reviewer: str) -> Response:
         """Keep a verdict; return its number and the next case that is open."""
         name = self._name(request, reviewer)
-        verdict, comment = read_verdict(read_body(request.state.body), name, reviewer)
+        fields = read_fields(VerdictFields, request.state.body)
         case = self.state.opened(name)
         labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
-        check_structures(verdict, labels)
-        kept = self.state.keep(verdict, comment)
+        if not fields.structures.keys() <= labels:
+            raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
+        kept = self.state.keep(fields.verdict(name, reviewer), fields.comment.strip())
         return JSONResponse({"number": kept.number, **self.state.verdicts(name, reviewer)})
 
     def undo(self, request: Request, reviewer: str) -> Response:
@@ -158,16 +150,18 @@ class Routes:
     def stroke(self, request: Request, reviewer: str) -> Response:
         """Paint a stroke on the reviewer's draft."""
         name = self._name(request, reviewer)
-        case, body = self.state.opened(name), read_body(request.state.body)
-        stroke, version = read_stroke(body, len(case.layers)), read_version(body)
+        case, fields = self.state.opened(name), read_fields(StrokeFields, request.state.body)
+        stroke, version = fields.stroke, fields.version
+        if stroke.layer >= len(case.layers):
+            raise RefusedError(400, "LAYER", "The case has no such layer.")
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
         check_result(case, version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
-            with held.changing(case, version):
-                return JSONResponse({"changed": held.change(stroke), **held.state})
+            with held.changing(case, version) as draft:
+                return JSONResponse({"changed": held.change(draft, stroke), **held.state})
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
@@ -184,7 +178,7 @@ class Routes:
 
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
-        case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
+        case, version = self._opened(request, reviewer), _version(request)
         held = self.state.drafts.of(case, reviewer)
         with held.changing(case, version):
             self.state.drafts.drop(held)
@@ -192,15 +186,15 @@ class Routes:
 
     def save_draft(self, request: Request, reviewer: str) -> Response:
         """Publish the draft as a revision."""
-        name, version = self._name(request, reviewer), read_version(read_body(request.state.body))
+        name, version = self._name(request, reviewer), _version(request)
         return JSONResponse({"revision": self.state.save_draft(name, reviewer, version)})
 
     def step(self, request: Request, reviewer: str, *, step: Literal["undo", "redo"]) -> Response:
         """Undo the last stroke, or paint the last undone stroke again."""
-        case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
+        case, version = self._opened(request, reviewer), _version(request)
         held = self.state.drafts.of(case, reviewer)
-        with held.changing(case, version):
-            return JSONResponse({"changed": held.change(step), **held.state})
+        with held.changing(case, version) as draft:
+            return JSONResponse({"changed": held.change(draft, step), **held.state})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
@@ -223,15 +217,7 @@ class Routes:
 
 
 def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> ASGIApp:
-    """Return the review server as an ASGI application.
-
-    Parameters
-    ----------
-    state : ReviewState
-    sessions : Sessions
-    origins : sequence of str
-        Addresses of the server.
-    """
+    """Return the review server as an ASGI application."""
     routes = Routes(state, sessions)
     of_case = "/api/case/{name}"
     known: list[tuple[str, str, Endpoint]] = [
@@ -279,6 +265,10 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
         return await run_in_threadpool(endpoint, request, reviewer)
 
     return answer
+
+
+def _version(request: Request) -> str:
+    return read_fields(VersionFields, request.state.body).version
 
 
 def _static(request: Request) -> Response:

@@ -31,25 +31,18 @@ from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.review.preview.slicing import (
-    AXIAL,
-    CORONAL,
-    LETTERS,
-    LUNG,
-    SAGITTAL,
-    SOFT_TISSUE,
-    Direction,
-    GrayWindow,
-    View,
-    choose_window,
-    hounsfield_window,
-)
+from scanloom.review.preview import slicing
+from scanloom.review.preview.slicing import View
 from scanloom.review.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
 IMAGE = "image.nii.gz"
-_PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield_window(2000, 400)}
+_PRESETS = {
+    "soft tissue": slicing.SOFT_TISSUE,
+    "lung": slicing.LUNG,
+    "bone": slicing.hounsfield_window(2000, 400),
+}
 WITHOUT = {
     Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
     Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
@@ -69,7 +62,6 @@ class Layer:
     ----------
     file : str
         Its name in the case folder.
-    model : str
     labels : (X, Y, Z) uint8 or uint16 array
         In the view.
     structures : tuple of dict
@@ -88,8 +80,6 @@ class OpenedCase:
 
     Parameters
     ----------
-    name : str
-        Name of its folder.
     document : dict
         `case.json`.
     view : View
@@ -100,8 +90,6 @@ class OpenedCase:
         Where the scan is from.
     missing : str
         Why there is no scan.
-    layers : tuple of Layer
-    measurements : tuple of Measurement
     seen : Seen
         Recipe and hashes of the label maps.
     windows : tuple of (str, GrayWindow)
@@ -119,7 +107,7 @@ class OpenedCase:
     layers: tuple[Layer, ...]
     measurements: tuple[Measurement, ...]
     seen: Seen
-    windows: tuple[tuple[str, GrayWindow], ...]
+    windows: tuple[tuple[str, slicing.GrayWindow], ...]
     revision: int
 
     @property
@@ -134,10 +122,6 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    name : str
-        Name of the case folder.
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
 
@@ -154,6 +138,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     try:
         check_files(folder)
         document = read_json(folder / CASE)
+        # of both: the grid is that of the case, the labels those of its last revision
         latest = latest_result(out, name)
         if latest != folder:
             check_files(latest)
@@ -210,24 +195,25 @@ def _scan(
             volume = read_source(out, folder.name, key).volume
     except ScanError as exc:
         return None, "", _why(exc.reason, exc.detail)
+    # labels on other voxels would be drawn beside what they mean
     if not volume.grid.matches(grid, tolerance=1e-2):
         return None, "", _why(Reason.SERIES_DIFFERS, "the scan has other voxels than the labels")
     return volume, "image" if stored.is_file() else "source", ""
 
 
 def _why(reason: Reason, detail: str) -> str:
-    """Return why a case has no scan."""
     if reason is Reason.SERIES_DIFFERS:
         return f"The scan is not shown: {detail} ({reason.code})."
     return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
 
 
-def _windows(volume: Volume) -> tuple[tuple[str, GrayWindow], ...]:
+def _windows(volume: Volume) -> tuple[tuple[str, slicing.GrayWindow], ...]:
     if volume.unit == "HU":
         return tuple(_PRESETS.items())
     sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
+    # padding is the lowest value in most scans, and would widen the window
     sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
-    chosen = choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
+    chosen = slicing.choose_window(sample, volume.modality, volume.unit, volume.suv_factor)
     return (("usual", chosen),)
 
 
@@ -295,6 +281,7 @@ def centre_of(
         return None
     ends = np.array([case.view.index_of(corner) for corner in m.box])
     low, high = ends.min(axis=0), ends.max(axis=0)
+    # the middle of a bent structure may lie outside of it
     middle = (low + high) // 2
     for axis in (2, 1, 0):  # the middle slice of the box holds the structure, or its neighbours do
         box = tuple(
@@ -321,19 +308,10 @@ class OpenCases:
     """Cases that are open, or being opened.
 
     The case that a reviewer looks at is not closed for another one, whatever the limit.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    key : Path or None
-        File with the key of the case ids.
-    limit : int
-        Bytes of their arrays.
     """
 
-    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
-        self.out, self.key, self.limit = out, key, limit
+    def __init__(self, out: Path, key: Path | None) -> None:
+        self.out, self.key, self.limit = out, key, MAX_OPEN_BYTES
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
         self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
@@ -347,13 +325,7 @@ class OpenCases:
             self._shown[reviewer] = name, time.monotonic()
 
     def get(self, name: str) -> OpenedCase:
-        """Return an open case.
-
-        Raises
-        ------
-        ScanError
-            As of `open_case`.
-        """
+        """Return an open case; errors as `open_case`."""
         with self._guard:
             future = self._start(name)
         return future.result()
@@ -373,6 +345,7 @@ class OpenCases:
                 or expected_bytes(self.out, each)
                 for each in self._kept() - {name}
             )
+            # what a reviewer looks at must not be closed for a case that nobody asked for yet
             if shown + expected > self.limit:
                 return None
             future = self._start(name)
@@ -431,7 +404,7 @@ def _arrays(future: Future[OpenedCase]) -> int:
     return future.result().nbytes
 
 
-PLANES: dict[str, Direction] = {"axial": AXIAL, "coronal": CORONAL, "sagittal": SAGITTAL}
+PLANES = {direction.name.lower(): direction for direction in slicing.DIRECTIONS}
 MAX_CHUNK_BYTES = 16 << 20
 """Largest answer with slices."""
 _LOWEST, _HIGHEST = -32768, 32767
@@ -445,7 +418,6 @@ class Image:
     ----------
     array : (X, Y, Z) int16 array
         Pixels, in a view.
-    slope, intercept : float
     exact : bool
         Whether the values are those of the scan, not rounded to `slope` / 2.
     """
@@ -478,14 +450,13 @@ def _as_int16(array: NDArray[Any]) -> NDArray[np.int16]:
     return np.asfortranarray(array.astype(np.int16, copy=False))
 
 
-def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> bytes:
+def slices(array: NDArray[Any], plane: slicing.Direction, first: int, last: int) -> bytes:
     """Return slices as little-endian pixels, row by row.
 
     Parameters
     ----------
     array : (X, Y, Z) array
         In a view.
-    plane : Direction
     first, last : int
         Indices of the first and the last slice.
 
@@ -507,10 +478,10 @@ def slices(array: NDArray[Any], plane: Direction, first: int, last: int) -> byte
     return rows_in_order.tobytes()
 
 
-def describe_plane(view: View, plane: Direction) -> dict[str, Any]:
+def describe_plane(view: View, plane: slicing.Direction) -> dict[str, Any]:
     """Return what a page needs to draw a plane: axes, sizes in mm, and side letters."""
     spacing = [view.source.spacing[n] for n in view.order]
-    across, down = LETTERS[plane.across], LETTERS[plane.down]
+    across, down = slicing.LETTERS[plane.across], slicing.LETTERS[plane.down]
     return {
         "normal": plane.normal,
         "across": plane.across,

@@ -68,8 +68,6 @@ class Stroke:
         Index of the label map.
     normal, across, down : int
         Axes of the slice: across slices, along its columns, along its rows.
-    index : int
-        The slice.
     points : sequence of (column, row)
         Centres of the brush in voxels; between them it moves in straight lines.
     radius_mm : float
@@ -120,30 +118,22 @@ class Draft:
     def __init__(self, layers: Sequence[NDArray[Any]], spacing: tuple[float, float, float]) -> None:
         self._given, self.spacing = tuple(layers), spacing
         self._copies: dict[int, NDArray[Any]] = {}
-        self._done: list[_Change] = []
-        self._undone: list[_Change] = []
+        self.done: list[_Change] = []
+        """Strokes that can be undone."""
+        self.undone: list[_Change] = []
+        """Strokes that can be painted again."""
         self._forgot = False  # whether strokes can't be undone any more
 
     @property
     def has_strokes(self) -> bool:
         """Whether there are strokes that were not undone."""
-        return bool(self._done) or self._forgot
-
-    @property
-    def can_undo(self) -> int:
-        """Number of strokes that can be undone."""
-        return len(self._done)
-
-    @property
-    def can_redo(self) -> int:
-        """Number of strokes that can be done again."""
-        return len(self._undone)
+        return bool(self.done) or self._forgot
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes, without the label maps that were given."""
         copies = sum(copy.nbytes for copy in self._copies.values())
-        return copies + sum(change.nbytes for change in (*self._done, *self._undone))
+        return copies + sum(change.nbytes for change in (*self.done, *self.undone))
 
     def layer(self, index: int) -> NDArray[Any]:
         """Return a label map as it is now."""
@@ -181,17 +171,17 @@ class Draft:
         if count:
             change = _Change(stroke.layer, box, np.packbits(changed), before[changed], stroke.label)
             self._apply(change, change.label)
-            self._done.append(change)
+            self.done.append(change)
             self._forget()
-            self._undone.clear()
+            self.undone.clear()
         return count
 
     def _forget(self) -> None:
         """Forget how the first strokes are undone, to stay within the limits."""
-        held = sum(each.nbytes for each in self._done)
+        held = sum(each.nbytes for each in self.done)
         # the last stroke can always be undone, however large
-        while len(self._done) > MAX_UNDO or (held > MAX_UNDO_BYTES and len(self._done) > 1):
-            held -= self._done.pop(0).nbytes
+        while len(self.done) > MAX_UNDO or (held > MAX_UNDO_BYTES and len(self.done) > 1):
+            held -= self.done.pop(0).nbytes
             self._forgot = True
 
     def apply(self, step: Step) -> int:
@@ -202,20 +192,20 @@ class Draft:
 
     def undo(self) -> bool:
         """Undo the last stroke; return whether there was one."""
-        if not self._done:
+        if not self.done:
             return False
-        change = self._done.pop()
+        change = self.done.pop()
         self._apply(change, change.before)
-        self._undone.append(change)
+        self.undone.append(change)
         return True
 
     def redo(self) -> bool:
         """Paint the last undone stroke again; return whether there was one."""
-        if not self._undone:
+        if not self.undone:
             return False
-        change = self._undone.pop()
+        change = self.undone.pop()
         self._apply(change, change.label)
-        self._done.append(change)
+        self.done.append(change)
         return True
 
     def _apply(self, change: _Change, values: NDArray[Any] | int) -> None:
@@ -245,9 +235,11 @@ def painted_box(
     x, y = (np.arange(a, b + 1) * step for a, b, step in zip(low, high, mm, strict=True))
     covered = np.zeros((len(x), len(y)), bool)
     for begin, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
+        # a point is a line of no length
         covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= radius**2
     if not covered.any():
         return None
+    # the axes of a view may be in any order
     box = [slice(0, 0)] * 3
     box[stroke.normal] = slice(stroke.index, stroke.index + 1)
     box[stroke.across] = slice(int(low[0]), int(high[0]) + 1)
@@ -282,8 +274,6 @@ class HeldDraft:
         Its file, which is there once it has a stroke.
     name, reviewer : str
         Name of the case, and code of the reviewer.
-    seen : Seen
-        The result that is corrected.
     shape : (X, Y, Z)
     number : str
         Random: no other draft has it.
@@ -347,8 +337,8 @@ class HeldDraft:
         """Numbers of strokes to undo and redo, as JSON; read it while the draft is used."""
         draft = self.painted
         return {
-            "undo": draft.can_undo if draft else 0,
-            "redo": draft.can_redo if draft else 0,
+            "undo": len(draft.done) if draft else 0,
+            "redo": len(draft.undone) if draft else 0,
             "strokes": bool(draft and draft.has_strokes),
             "version": self.version,
         }
@@ -379,6 +369,7 @@ class HeldDraft:
         RefusedError
             DRAFT_CHANGED if another window changed, saved or dropped the draft since.
         """
+        # before the draft is painted: its labels are those of another result
         check_result(case, version)
         with self.using(case) as draft:
             del case
@@ -386,8 +377,8 @@ class HeldDraft:
                 raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
             yield draft
 
-    def change(self, step: Step) -> int:
-        """Change the draft, which is held; return the number of voxels, or whether it changed.
+    def change(self, draft: Draft, step: Step) -> int:
+        """Change the held draft; return the number of voxels, or whether it changed.
 
         Returns once the step is on the disk.
 
@@ -398,9 +389,7 @@ class HeldDraft:
         ScanError
             DISK_FULL or OUTPUT_UNWRITABLE: then the draft is as before.
         """
-        if self.painted is None:
-            raise ValueError("the draft is not held")
-        changed = self.painted.apply(step)
+        changed = draft.apply(step)
         if changed:
             try:
                 self._append(step)
@@ -420,35 +409,29 @@ class HeldDraft:
                 check_folder(folder.parent)
                 folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
+        with os.fdopen(descriptor, "ab"):
             # half a line that an earlier failure, or a killed server, left
             os.ftruncate(descriptor, self.size)
             write_synced(descriptor, lines, self.size)
-        finally:
-            os.close(descriptor)
         self.size += len(lines)
         if new:
+            # a new file is found after a crash only if the folders above it are on the disk as well
             for folder in (self.path.parent, self.path.parent.parent, self.path.parents[2]):
                 fsync_path(folder)
 
     def _is_whole(self) -> bool:
         """Return whether the file has at least the bytes that were written."""
         try:
-            descriptor = open_link_free(self.path, os.O_RDONLY)
+            with os.fdopen(open_link_free(self.path, os.O_RDONLY), "rb") as file:
+                return os.fstat(file.fileno()).st_size >= self.size
         except (FileNotFoundError, NotADirectoryError):
             return False
-        try:
-            return os.fstat(descriptor).st_size >= self.size
-        finally:
-            os.close(descriptor)
 
     def let_go(self) -> None:
         """Let go of the label maps, unless the draft is in use."""
         if self.guard.acquire(blocking=False):
-            try:
-                self.painted = None
-            finally:
-                self.guard.release()
+            self.painted = None
+            self.guard.release()
 
 
 class Drafts:
@@ -525,13 +508,7 @@ class Drafts:
             return state
 
     def drop(self, held: HeldDraft) -> None:
-        """Drop a draft that is in use.
-
-        Raises
-        ------
-        ScanError
-            OUTPUT_UNWRITABLE if its file can't be removed.
-        """
+        """Drop a draft that is in use; OUTPUT_UNWRITABLE if its file can't be removed."""
         held.closed = True
         with self._guard:
             if self._held.get((held.name, held.reviewer)) is held:
@@ -547,17 +524,11 @@ class Drafts:
             with suppress(OSError):  # another reviewer has a draft of the case
                 held.path.parent.rmdir()
 
-    def kept(self, reviewer: str = "") -> dict[tuple[str, str], int]:
-        """Return the number of strokes of each draft on disk, by case and reviewer.
-
-        Parameters
-        ----------
-        reviewer : str
-            Code of the reviewer whose drafts are wanted; "" for all.
-        """
+    def kept(self) -> dict[tuple[str, str], int]:
+        """Return the number of strokes of each draft on disk, by case and reviewer."""
         counts = {}
         with suppress(OSError):
-            for path in sorted(self.folder.glob(f"*/{reviewer or '*'}.jsonl")):
+            for path in sorted(self.folder.glob("*/*.jsonl")):
                 with suppress(OSError, ScanError):
                     count = len(_read(path).strokes)
                     if is_case_name(path.parent.name) and count:
@@ -579,6 +550,7 @@ class Drafts:
             self._held[name, reviewer] = held
         self._held.move_to_end((name, reviewer))
         room = MAX_PAINTED_BYTES
+        # those that were used last keep their room
         for earlier in reversed(self._held.values()):
             painted = earlier.painted  # it may be let go of meanwhile
             if earlier is not held and painted is not None:
@@ -594,13 +566,7 @@ def _new(folder: Path, case: OpenedCase, reviewer: str) -> HeldDraft:
 
 
 def check_result(case: OpenedCase, version: str) -> None:
-    """Refuse a version of a draft of another result than that of an open case.
-
-    Raises
-    ------
-    ScanError
-        STALE.
-    """
+    """Refuse a version of a draft of another result than that of an open case; STALE."""
     if version.partition(".")[0] != _digest(case.seen):
         raise ScanError(Reason.STALE, "the result was replaced since it was opened")
 
@@ -634,14 +600,7 @@ def _blank(case: OpenedCase) -> Draft:
 
 
 def _read(path: Path) -> HeldDraft:
-    """Return the draft in a file, without half a line at its end.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED; NEWER_VERSION.
-    OSError
-    """
+    """Return the draft in a file without half a line at its end; REVIEW_DAMAGED, NEWER_VERSION."""
     with os.fdopen(open_link_free(path, os.O_RDONLY), "rb") as file:
         content = file.read()
     whole = content.rfind(b"\n") + 1
@@ -670,7 +629,6 @@ def _read(path: Path) -> HeldDraft:
 
 
 def _step(plain: Mapping[str, Any]) -> Step:
-    """Return the step in a line."""
     if "stroke" not in plain:
         known: dict[str, Step] = {"undo": "undo", "redo": "redo"}
         return known[plain["step"]]

@@ -64,7 +64,6 @@ class Guard:
 
     Parameters
     ----------
-    app : ASGI application
     origins : tuple of str
         Addresses of the server, such as "http://127.0.0.1:8000".
     body_seconds : float
@@ -97,6 +96,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         hosts = {origin.partition("://")[2] for origin in self.origins}
+        # a page elsewhere can make its own name resolve to this address (DNS rebinding)
         if headers.get("host") not in hosts:
             raise RefusedError(403, "HOST", "The address is not this server's.")
         # browsers send no Origin with these, and they change nothing
@@ -110,7 +110,6 @@ class Guard:
             raise RefusedError(415, "CONTENT_TYPE", "The body must be JSON.")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the whole body of a request."""
         if scope["method"] != "POST":
             return b""
         length = Headers(scope=scope).get("content-length", "0")
@@ -139,6 +138,7 @@ async def _read(receive: Receive) -> bytes:
 
 def _once(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body, then what the server gives."""
+    # a further call waits for the end of the connection, which the server reports
     pending = [body]
 
     async def replay() -> Message:
@@ -162,13 +162,7 @@ _BYTES = 32
 
 
 class Sessions:
-    """Tokens of links that were not used yet, and sessions of reviewers; kept as hashes.
-
-    Parameters
-    ----------
-    reviewers : sequence of str
-        Codes of the reviewers.
-    """
+    """Tokens of links that were not used yet, and sessions of reviewers; kept as hashes."""
 
     def __init__(self, reviewers: Sequence[str]) -> None:
         self._guard = threading.Lock()
@@ -180,6 +174,7 @@ class Sessions:
     def enter(self, token: str, reviewer: str) -> str | None:
         """Use the token of a reviewer's link: return a new session; None if it is not that."""
         with self._guard:
+            # hashes are compared: the time of a look-up tells nothing of the token
             if self._tokens.get(_hashed(token)) != reviewer:
                 return None
             del self._tokens[_hashed(token)]
@@ -217,6 +212,7 @@ IDLE_SECONDS = 30.0
 def max_connections() -> int:
     """Return the number of connections that may be open: `MAX_CONNECTIONS`, or fewer."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # a browser opens six connections
     return min(MAX_CONNECTIONS, max(8, files // _FILES_PER_CONNECTION))
 
 
@@ -227,7 +223,6 @@ class Listener(socket.socket):
 
     Parameters
     ----------
-    family : socket.AddressFamily
     limit, limit_per_peer : int
         Connections in all, and from one address.
     """
@@ -258,6 +253,7 @@ class Listener(socket.socket):
             others = [each for each in self.open.values() if peer in (None, each.peer)]
             if len(others) < limit:
                 continue
+            # the longest without a whole request; a connection that is answered is never closed
             idle = min(others, key=lambda each: each.waits_since)
             if idle.waits_since == math.inf:
                 accepted.close()
@@ -272,8 +268,6 @@ class Accepted(socket.socket):
 
     Parameters
     ----------
-    listener : Listener
-    descriptor : int
     peer : str
         Address of the client.
     """

@@ -41,8 +41,6 @@ class ServerOptions:
         For TLS.
     double, repeat : float or None
         Shares of cases as of `share_cases`.
-    key : Path or None
-        File with the key of the case ids.
     """
 
     reviewers: tuple[str, ...]
@@ -53,11 +51,6 @@ class ServerOptions:
     double: float | None = None
     repeat: float | None = None
     key: Path | None = None
-
-    @property
-    def secure(self) -> bool:
-        """Whether the server uses TLS."""
-        return self.certificate is not None
 
 
 def serve(
@@ -71,13 +64,8 @@ def serve(
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    options : ServerOptions
     tell : callable
         Receives the link of each reviewer, by name, once the server can be reached.
-    publish : callable, optional
-        Publishes corrections.
     tell_kept : callable
         Receives the number of strokes that are kept and not saved, by case and name of the
         reviewer, when the server stops.
@@ -151,6 +139,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = Listener(family, max_connections())
     try:
+        # else a server that was stopped just now bars the port for a minute
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
         listening.listen(BACKLOG)  # connections wait until the server runs
@@ -162,7 +151,7 @@ def _listen(options: ServerOptions) -> socket.socket:
 
 
 def _origins(options: ServerOptions, port: int) -> Sequence[str]:
-    scheme = "https" if options.secure else "http"
+    scheme = "https" if options.certificate else "http"
     hosts = [f"[{options.host}]" if ":" in options.host else options.host]
     if options.host in ("0.0.0.0", "::"):  # noqa: S104 - requested, and with TLS
         hosts = list(dict.fromkeys((socket.getfqdn(), socket.gethostname())))

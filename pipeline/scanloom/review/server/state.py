@@ -20,13 +20,8 @@ from scanloom.io.output.layout import is_case_name, published_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.system.disk_errors import is_passing
-from scanloom.review.outliers import (
-    REVIEW_THRESHOLD,
-    Cohort,
-    Finding,
-    find_outliers,
-    risk_score,
-)
+from scanloom.review import outliers
+from scanloom.review.outliers import Finding
 from scanloom.review.report.data import references_of
 from scanloom.review.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.server.cases import OpenCases, OpenedCase
@@ -53,8 +48,6 @@ class ListedCase:
     ----------
     stamp : object
         Changes when the case or its latest revision is replaced.
-    seen : Seen
-        The result that there is now.
     revision : int
         Number of the latest revision; 0 without any.
     """
@@ -76,11 +69,6 @@ class Worklist:
     """The published cases of an output folder, in the order of review; new ones appear.
 
     Its mappings are replaced as a whole, and never changed: they can be read without a lock.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -93,23 +81,15 @@ class Worklist:
         self.version = 0
         self._guard = threading.Lock()  # of the looks
         self._swap = threading.Lock()  # of the attributes above
-        self._cohort = Cohort((), {})
+        self._cohort = outliers.Cohort((), {})
         self._stamps: tuple[object, dict[str, object]] | None = None
         self._next_look = 0.0
         self._look: threading.Thread | None = None
 
-    def refresh(self, *, at_once: bool = False) -> None:
-        """Look for cases that were added, replaced or removed, unless that was done just now.
-
-        Parameters
-        ----------
-        at_once : bool
-            Whether to look in any case, and to wait until that is done.
-        """
+    def refresh(self) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
-            if at_once or self._stamps is None:
-                if self._look is not None:
-                    self._look.join()  # it may have begun too early
+            if self._stamps is None:
                 self._read_changes()
                 return
             if self._look is None or not self._look.is_alive():
@@ -140,7 +120,9 @@ class Worklist:
                 self.cases = {key: each for key, each in self.cases.items() if key != name}
                 self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
             else:
-                findings = find_outliers({name: case.measurements}, self._cohort, {name: case.axes})
+                findings = outliers.find_outliers(
+                    {name: case.measurements}, self._cohort, {name: case.axes}
+                )
                 self.findings = {**self.findings, **findings}
                 self.cases = {**self.cases, name: case}
                 self.damaged = self.damaged - {name}
@@ -156,6 +138,7 @@ class Worklist:
             else:
                 for name in {name for name, _ in stamps[1].items() ^ self._stamps[1].items()}:
                     self.update(name)
+            # the stamps were taken before the look: a change meanwhile is seen by the next one
             self._stamps = stamps if whole else (None, stamps[1])  # look again soon
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
@@ -176,11 +159,13 @@ class Worklist:
             else:
                 cases[folder.name] = case
         references = {m: r for case in cases.values() for m, r in case.references.items()}
-        cohort = Cohort((m for case in cases.values() for m in case.measurements), references)
+        cohort = outliers.Cohort(
+            (m for case in cases.values() for m in case.measurements), references
+        )
         measured = {name: case.measurements for name, case in cases.items()}
         axes = {name: case.axes for name, case in cases.items()}
-        findings = find_outliers(measured, cohort, axes)
-        order = sorted(cases, key=lambda name: (-risk_score(findings[name]), name))
+        findings = outliers.find_outliers(measured, cohort, axes)
+        order = sorted(cases, key=lambda name: (-outliers.risk_score(findings[name]), name))
         with self._swap:
             self._cohort, self.findings, self.damaged = cohort, findings, damaged
             self.cases = {name: cases[name] for name in order}
@@ -224,13 +209,7 @@ class Worklist:
 
 
 def _revision_stamps(out: Path) -> dict[str, object]:
-    """Return stamps that change when a revision is added, by the name of its case.
-
-    Raises
-    ------
-    OSError
-        If the folder can't be read for the moment.
-    """
+    """Return stamps that change when a revision is added, by the name of its case."""
     try:
         return {path.name: _stamp(path) for path in Path(out, *REVISIONS).iterdir()}
     except OSError as exc:
@@ -248,8 +227,8 @@ def _stamp(path: Path) -> object:
 
 
 COLUMNS = (
-    *("id", "modality", "slices", "spacing", "models", "doubts", "risk", "review"),
-    *("state", "mine", "disagreed", "readers", "revision", "draft"),
+    *("id", "modality", "slices", "spacing", "models", "doubts"),
+    *("review", "state", "mine", "readers", "revision", "draft"),
 )
 """Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
@@ -270,11 +249,6 @@ class ReviewState:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
-    log : VerdictLog
-    readers : Readers
-    open_cases : OpenCases
     names : mapping
         Display name of each reviewer's code.
     publish : callable or None
@@ -298,6 +272,7 @@ class ReviewState:
         current, back = self.log.stack.current(), self._coming_back(reviewer)
         drafts = self.drafts.cases_of(reviewer)
         rows, counts = list[list[Any]](), Counter[str]()
+        # in the order of review, which that of the mapping is
         names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         for name in names:
             case = self.worklist.cases.get(name)
@@ -307,8 +282,8 @@ class ReviewState:
             state = state_of(case.seen, verdicts, disagreed=differ(verdicts))
             own = verdicts.get(reviewer)
             findings = self.worklist.findings.get(name, [])
-            risk = risk_score(findings)
             counts[state] += 1
+            # each case counts once by its state, and again if it is the reviewer's own
             counts["mine"] += own is not None
             row = {
                 "id": name,
@@ -317,11 +292,9 @@ class ReviewState:
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": list(dict.fromkeys(map(_doubt, _by_weight(findings)))),
-                "risk": round(risk, 2),
-                "review": risk >= REVIEW_THRESHOLD,
+                "review": outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD,
                 "state": state,
                 "mine": own.decision if own else None,
-                "disagreed": state == "disagreed",
                 "readers": len(verdicts),
                 "revision": case.revision,
                 "draft": name in drafts,
@@ -338,6 +311,7 @@ class ReviewState:
     def version(self, reviewer: str) -> str:
         """Return a text that changes when a reviewer's list does, after a look for new cases."""
         self.worklist.refresh()
+        # a draft changes the list, but is in no file that the looks stat
         drafts = crc32("/".join(sorted(self.drafts.cases_of(reviewer))).encode())
         return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
 
@@ -377,7 +351,6 @@ class ReviewState:
 
         Parameters
         ----------
-        name, reviewer : str
         anew : bool
             Whether to look if the case was replaced, corrected or removed.
 
@@ -458,7 +431,6 @@ class ReviewState:
 
         Parameters
         ----------
-        name, reviewer : str
         version : str
             The draft that was seen.
 
@@ -498,7 +470,6 @@ class ReviewState:
         return self.readers.visible(name, reviewer, verdicts, case.seen)
 
     def _coming_back(self, reviewer: str) -> set[str]:
-        """Return the cases that a reviewer is to read again."""
         if not self.readers.repeat:
             return set()
         return self.readers.coming_back(reviewer, self.log.stack.history())
@@ -527,7 +498,6 @@ class ReviewState:
 
 
 def _by_weight(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, the heaviest first."""
     return sorted(findings, key=lambda finding: -finding.weight)
 
 

@@ -97,7 +97,7 @@ class JsonLines:
         Parameters
         ----------
         content : mapping
-            A JSON object; "number" and "sha256" are set.
+            A JSON object; "number" and "sha256" are added.
 
         Raises
         ------
@@ -106,28 +106,22 @@ class JsonLines:
         LineError
             If another program changed the file since.
         """
-        plain = {"number": len(self.lines) + 1} | dict(content)
-        plain["number"] = len(self.lines) + 1
-        plain.pop("sha256", None)
+        plain: dict[str, Any] = {"number": len(self.lines) + 1, **content}
         text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
         body = text.encode("utf-8", "replace")
         plain["sha256"] = hashlib.sha256(body).hexdigest()
         line = body[:-1] + f',"sha256":"{plain["sha256"]}"}}\n'.encode()
-        self._write(line)
+        descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+        with os.fdopen(descriptor, "ab"):
+            if os.fstat(descriptor).st_size != self._size:
+                raise LineError("another program changed the file")
+            write_synced(descriptor, line, self._size)
+        # the name of a new file is on the disk once its folder is
         if not self._size:
             fsync_path(self.path.parent)
         self._size += len(line)
         self.lines.append(plain)
         return plain
-
-    def _write(self, line: bytes) -> None:
-        descriptor = open_link_free(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
-        try:
-            if os.fstat(descriptor).st_size != self._size:
-                raise LineError("another program changed the file")
-            write_synced(descriptor, line, self._size)
-        finally:
-            os.close(descriptor)
 
 
 def write_synced(descriptor: int, content: bytes, size: int) -> None:
@@ -173,13 +167,9 @@ def _end_with_a_line(path: Path, count: int) -> int:
 
 
 def _read_line(line: bytes, number: int) -> dict[str, Any]:
-    """Return the JSON object of a line, at its place in the file.
-
-    Raises
-    ------
-    LineError
-    """
+    """Return the JSON object of a line, at its place in the file; LineError if it is another."""
     checksum = _SUM.fullmatch(line[-_SUM_BYTES:])
+    # the sum is that of the line without the sum
     body = line[:-_SUM_BYTES] + b"}"
     if checksum is None or checksum[1].decode() != hashlib.sha256(body).hexdigest():
         raise LineError(f"line {number} was changed")
@@ -203,13 +193,7 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+")
 
 
 class VerdictStack:
-    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made.
-
-    Parameters
-    ----------
-    verdicts : iterable of Verdict
-        Lines of the log.
-    """
+    """Verdicts in the order of the log, undone ones left out; it is not changed once it is made."""
 
     def __init__(self, verdicts: Iterable[Verdict]) -> None:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
@@ -265,11 +249,6 @@ def read_verdicts(out: Path) -> list[Verdict]:
 
 class VerdictLog:
     """The log of an output folder, held by one process, which appends to it.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
 
     Raises
     ------
@@ -329,7 +308,6 @@ class VerdictLog:
 
         Parameters
         ----------
-        verdict : Verdict
         comment : str
             Free text; it is kept in the private folder.
 
@@ -391,8 +369,6 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     names : sequence of str
         Names as the reviewers are called by.
 
@@ -405,6 +381,7 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     try:
         with locked_folder(out / PRIVATE):
             known = reviewer_names(out)
+            # a code whose name was lost still stands in verdicts
             taken = {*known, *(verdict.reviewer for verdict in read_verdicts(out))}
             numbers = [int(code[1:]) for code in taken if _CODE.fullmatch(code)]
             by_name = {_folded(name): code for code, name in known.items()}
@@ -424,13 +401,7 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def reviewer_names(out: Path) -> dict[str, str]:
-    """Return the name of each reviewer, by code.
-
-    Raises
-    ------
-    ScanError
-        REVIEW_DAMAGED if the kept codes can't be read.
-    """
+    """Return the name of each reviewer, by code; REVIEW_DAMAGED if the kept codes can't be read."""
     file = out / PRIVATE / REVIEWERS
     try:
         plain = read_json(file) if file.exists() else {}

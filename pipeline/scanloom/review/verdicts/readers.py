@@ -39,8 +39,6 @@ class Readers:
 
     Parameters
     ----------
-    reviewers : tuple of str
-        Codes of the reviewers.
     double : float
         Share of the cases that two read without knowing of each other, 0 to 1. Above 0, every case
         belongs to some reviewers; at 0 all cases are for all.
@@ -98,11 +96,8 @@ class Readers:
 
         Parameters
         ----------
-        case, reviewer : str
         verdicts : mapping
             Those about results that were replaced too.
-        seen : Seen
-            The result that there is now.
         """
         if self.is_blind(case, reviewer, about(seen, verdicts)):
             return {each: v for each, v in verdicts.items() if each == reviewer}
@@ -132,6 +127,7 @@ class Readers:
             if reader == reviewer and verdicts
         }
         numbers = sorted(verdict.number for verdicts in own.values() for verdict in verdicts)
+        # a case comes back once the reviewer has decided on others since, so as not to remember it
         last = numbers[-REPEAT_AFTER - 1] if len(numbers) > REPEAT_AFTER else 0
         return {
             case
@@ -193,8 +189,6 @@ def share_cases(
     ----------
     out : Path
         The output folder, whose log of verdicts is held.
-    reviewers : sequence of str
-        Codes of the reviewers.
     double, repeat : float or None
         Shares as of `Readers`; None for the kept ones, or 0.
     begun : bool
@@ -214,6 +208,7 @@ def share_cases(
         if begun and kept.reviewers and requested is not None and requested != before:
             detail = f"the review began with --{name} {before:.4g}, not {requested:.4g}"
             raise ScanError(Reason.READERS, detail)
+    # order does not matter for who reads what: codes are ranked by hash
     codes = (*kept.reviewers, *reviewers) if begun else reviewers
     former = tuple(code for code in kept.former if code not in codes)
     try:
@@ -235,8 +230,6 @@ def remove_reviewer(out: Path, reviewer: str) -> str:
 
     Parameters
     ----------
-    out : Path
-        The output folder.
     reviewer : str
         Code or name.
 

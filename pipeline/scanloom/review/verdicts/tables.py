@@ -124,20 +124,17 @@ def value_of(table: Table, measure: Measure) -> float:
     return float(measure(table, np.ones((1, table.shape[1])))[0])
 
 
-def interval(table: Table, measure: Measure, seed: int = 0) -> tuple[float, float]:
+def interval(table: Table, measure: Measure) -> tuple[float, float]:
     """Return the bootstrap interval of a measure, of samples of cases with replacement.
 
     Parameters
     ----------
     table : (readers, cases) array
-    measure : callable
-    seed : int
-        Of the samples, so that reports repeat.
     """
     columns = np.nan_to_num(table, nan=-1)
     # cases with the same decisions are drawn together: a sample is a count of each kind
     columns, counts = np.unique(columns, axis=1, return_counts=True)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)  # the same samples each time, so that reports repeat
     weights = random.multinomial(counts.sum(), counts / counts.sum(), SAMPLES).astype(float)
     values = measure(np.where(columns < 0, np.nan, columns), weights)
     values = values[~np.isnan(values)]
@@ -160,6 +157,7 @@ def agreements(verdicts: Iterable[Verdict]) -> list[ReaderAgreement]:
     independent, readings = _selected(verdicts)
     results = list[ReaderAgreement]()
     for subject, decisions in _by_subject(independent).items():
+        # r2 before r10
         readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
         results += _agreement(subject, "alpha", decisions, readers, alpha)
         for first, second in itertools.combinations(readers, 2):

@@ -57,12 +57,8 @@ class Verdict:
 
     Parameters
     ----------
-    case : str
-        Name of the case folder.
     reviewer : str
         Code of the reviewer, such as "r1".
-    seen : Seen
-        The result that was seen.
     decision : "accept", "edit", "reject" or None
         About the case; None if only structures were judged, or if the line undoes another.
     structures : mapping
@@ -109,7 +105,6 @@ def plain_verdict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as a JSON object."""
     return {
         "schema": SCHEMA,
-        "number": verdict.number,
         "case": verdict.case,
         "reviewer": verdict.reviewer,
         "at": verdict.at,
@@ -209,8 +204,6 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
 
     Parameters
     ----------
-    seen : Seen
-        The result that there is now.
     verdicts : mapping
         Verdicts about its case, by reviewer.
     disagreed : bool or None
@@ -227,5 +220,6 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
         return "stale" if verdicts else "open"
     if differ(current) if disagreed is None else disagreed:
         return "disagreed"
+    # the last verdict first: of decisions that are equally frequent it counts
     decided = [v.decision or "open" for v in sorted(current.values(), key=lambda v: -v.number)]
     return max(decided, key=decided.count)

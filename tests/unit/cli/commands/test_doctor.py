@@ -23,6 +23,8 @@ from scanloom.cli.checks import (
     check_out,
     check_software,
     cpu_flags,
+    judge_onnxruntime,
+    judge_rocm,
     judge_space,
     judge_torch,
     requirements,
@@ -158,10 +160,42 @@ def test_torch_is_judged_against_the_driver(
     assert message in finding.seen
 
 
+@pytest.mark.parametrize(
+    ("hip", "gpus", "usable", "level", "message"),
+    [
+        ("6.4", 8, 8, "ok", "built for ROCm 6.4; 8 AMD GPUs"),
+        ("6.4", 2, 0, "bad", "torch sees no GPU"),
+        (None, 1, 0, "warn", "built without ROCm; 1 AMD GPU"),
+    ],
+)
+def test_torch_is_judged_against_the_gpus_of_amd(
+    hip: str | None, gpus: int, usable: int, level: str, message: str
+) -> None:
+    finding = judge_rocm("2.13.0", hip, gpus, usable)
+
+    assert finding.level == level
+    assert message in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("cuda", "torchs", "level"),
+    [("13.0", "13.0", "ok"), ("12.8", "13.0", "warn"), ("12.8", None, "warn")],
+)
+def test_the_cuda_of_onnxruntime_and_of_torch_are_named(
+    cuda: str, torchs: str | None, level: str
+) -> None:
+    finding = judge_onnxruntime(cuda, torchs)
+
+    assert finding.level == level
+    assert f"built for CUDA {cuda}, torch" in finding.seen
+
+
 def test_devices_of_this_machine() -> None:
     seen = {f.name: f for f in check_devices()}
 
-    assert {"processor", "memory", "torch", "torch on the CPU"} <= set(seen)
+    names = {"processor", "memory", "torch", "torch on the CPU", "energy", "never run on"}
+    assert names <= set(seen)
+    assert "CUDA" in seen["never run on"].seen
     assert seen["processor"].seen.split()[0].rstrip(",") == os.uname().machine
 
 

@@ -50,6 +50,7 @@ def test_show_prints_hash_spacing_licence_and_codes(own_models: Path) -> None:
     reported = " ".join(ended.out.split())
     for text in (digest, "1.5 x 1.5 x 2 mm", "RAS", "UNet", "float32", "Tests only", "SCT"):
         assert text in reported
+    assert "never run on CUDA, ROCm, MPS, XPU" in reported
 
 
 def test_show_as_json(own_models: Path) -> None:
@@ -59,6 +60,7 @@ def test_show_as_json(own_models: Path) -> None:
     assert [s["number"] for s in model["structures"]] == [1, 2]
     assert model["structures"][0]["type"]["scheme"] == "SCT"
     assert model["channels"] == [{"name": "image", "modality": "CT"}]
+    assert "CUDA" in model["never_run_on"]
 
 
 def test_show_of_an_unknown_model_names_the_nearest(own_models: Path) -> None:

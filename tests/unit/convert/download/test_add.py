@@ -20,10 +20,11 @@ from safetensors.numpy import save
 
 from scanloom.cards.card import ModelCard
 from scanloom.convert import readers, store
+from scanloom.convert.conversion import convert_model
 from scanloom.convert.download import add as adding
 from scanloom.convert.download import addresses
 from scanloom.convert.download.add import AddOptions, Licence, add_model, remove_model
-from scanloom.convert.download.sources import find_source
+from scanloom.convert.download.sources import find_source, task_zips
 from scanloom.convert.monai.bundle import read_bundle
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import ModelReader
@@ -157,6 +158,20 @@ def test_a_model_that_changed_is_refused(
     with pytest.raises(ScanError, match="changed since the model was added"):
         verify_model(locate_model("spleen"))
     assert [entry.error and entry.error.code for entry in list_models()] == ["MODEL_HASH"]
+
+
+def test_a_card_in_the_source_does_not_count(own: Path, bundle: Path, tmp_path: Path) -> None:
+    convert_model(bundle, {}, bundle)
+    text = (bundle / "card.json").read_text()
+    (bundle / "card.json").write_text(text.replace('"spleen"', '"liver"'))
+    for file in (bundle / "weights").iterdir():
+        file.unlink()
+        file.write_bytes(b"others")
+
+    add_model(str(bundle), OPTIONS)
+
+    assert [structure.label for structure in find_model("spleen").structures] == ["spleen"]
+    verify_model(locate_model("spleen"))
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -531,8 +546,8 @@ def test_each_task_of_totalsegmentator_has_its_zip_files(task: str) -> None:
     source = find_source(f"totalsegmentator/{task}")
 
     assert source.name == task
-    assert len(source.zips) == len(addresses.TOTALSEGMENTATOR_TASKS[task])  # type: ignore[attr-defined]
-    assert all(remote.address.endswith(".zip") for remote in source.zips)  # type: ignore[attr-defined]
+    assert len(task_zips(task)) == len(addresses.TOTALSEGMENTATOR_TASKS[task])
+    assert all(address.endswith(".zip") for address in task_zips(task))
 
 
 class TestRemove:

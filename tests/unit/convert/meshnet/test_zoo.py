@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,20 @@ from scanloom.convert.readers import find_reader, read_model
 from scanloom.core import Reason, ScanError
 
 NAMES = ("checkpoint", "conform", "network", "postprocess", "transforms")
-MINDGRAB = meshnet.KNOWN[0]
+CLASSES = meshnet.MINDGRAB_CLASSES
 CONFIG: dict[str, Any] = {
-    "network_def": {"_target_": MINDGRAB.classes[0]},
+    "network_def": {"_target_": CLASSES[0]},
     "inferer": {"_target_": "SimpleInferer"},
     "preprocessing": {
         "transforms": [
             {"_target_": "LoadImaged", "keys": "@image_key"},
-            {"_target_": MINDGRAB.classes[1], "keys": "@image_key"},
+            {"_target_": CLASSES[1], "keys": "@image_key"},
             {"_target_": "EnsureTyped", "keys": "@image_key"},
         ]
     },
     "postprocessing": {
         "transforms": [
-            {"_target_": MINDGRAB.classes[2], "keys": "pred"},
+            {"_target_": CLASSES[2], "keys": "pred"},
             {"_target_": "SaveImaged", "keys": "pred"},
         ]
     },
@@ -51,7 +50,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         content = f"raise SystemExit('{name} ran')\n".encode()
         (folder / "scripts" / f"{name}.py").write_bytes(content)
         hashes[f"scripts/{name}.py"] = hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(meshnet, "KNOWN", (replace(MINDGRAB, scripts=hashes),))
+    monkeypatch.setattr(meshnet, "MINDGRAB_SCRIPTS", hashes)
     write(folder, CONFIG)
     (folder / "configs" / "metadata.json").write_text(json.dumps(METADATA))
     (folder / "models" / "model.pt").write_bytes(b"weights")
@@ -92,7 +91,7 @@ def test_other_scripts_are_left_to_the_reader_of_bundles(bundle: Path, change: s
 @pytest.mark.parametrize(
     "change",
     [
-        {"network_def": {"_target_": MINDGRAB.classes[0], "channels": 30}},
+        {"network_def": {"_target_": CLASSES[0], "channels": 30}},
         {"inferer": {"_target_": "SlidingWindowInferer", "roi_size": [96, 96, 96]}},
         {"preprocessing": {"transforms": []}},
         {"postprocessing": {}},

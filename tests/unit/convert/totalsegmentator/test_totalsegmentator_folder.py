@@ -8,13 +8,8 @@ import shutil
 import pytest
 
 from scanloom.cards.card import KeepLargest, ModelCard, RemoveSmall, Truncate
-from scanloom.cards.requested import (
-    describe_changes,
-    needed_parts,
-    networks,
-    numbers_in,
-    requested_card,
-)
+from scanloom.cards.graph import needed_parts, networks, numbers_in
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.convert.readers import find_reader, read_model
 from scanloom.convert.store import find_model
 from scanloom.convert.totalsegmentator import modes
@@ -79,7 +74,7 @@ def test_requested_structures_crop_the_scan_by_the_rough_model(tmp_path):
     assert needed.stage.card.name == "totalsegmentator_total_mr_fastest"
     assert set(needed.stage.labels) == {"spleen", "brain"}
     assert (needed.stage.margin, needed.stage.use) == (20.0, "crop")
-    assert needed.before == (Truncate(),)
+    assert needed.stage.steps == (Truncate(),)
     assert needed.stage.card.subset is None
 
 
@@ -92,7 +87,7 @@ def test_cropped_task(tmp_path):
     assert card.stage is not None
     assert card.stage.card.name == "totalsegmentator_total_fastest"
     assert (card.stage.use, card.stage.labels, card.stage.margin) == ("crop", ("liver",), 20.0)
-    assert card.before == (Truncate(),)
+    assert card.stage.steps == (Truncate(),)
     assert [network.name for network in networks(card)] == ["dataset298", "dataset570"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -62,16 +63,15 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
             if "scanloom.engine.worker.child_main" in child.cmdline():
                 child.kill()
                 child.wait()
-        again = engine.run(em.make_case(tmp_path, "c", SOFT_TISSUE_HU))
+        with pytest.raises(ScanError) as fault:
+            engine.run(em.make_case(tmp_path, "c", SOFT_TISSUE_HU))
     finally:
         engine.stop()
 
     assert [record and record.reason for record in (first, kept)] == [None, None]
     assert first is not None
     assert kept is not None
-    assert again.record is None
-    assert again.fault is not None
-    assert again.fault.reason is Reason.MODEL_CHANGED
+    assert fault.value.reason is Reason.MODEL_CHANGED
 
 
 def test_segment_refuses_weights_that_changed_after_the_recipe(
@@ -83,12 +83,15 @@ def test_segment_refuses_weights_that_changed_after_the_recipe(
         models=(str(bundle),), out=tmp_path / "out", modality="CT", device="cpu"
     )
 
-    def paths():  # type: ignore[no-untyped-def]  # the session is made before the first is taken
-        other_weights(bundle)
-        yield scan
+    class Paths(list[Path]):
+        """Paths that are taken after the recipe was made: then the weights change."""
+
+        def __iter__(self) -> Iterator[Path]:
+            other_weights(bundle)
+            return super().__iter__()
 
     with pytest.raises(ScanError) as caught:
-        list(iter_segment(paths(), options))
+        list(iter_segment(Paths([scan]), options))
 
     assert caught.value.reason is Reason.MODEL_CHANGED
     assert not list((tmp_path / "out").glob("cases/*"))

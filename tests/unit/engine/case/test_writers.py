@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,37 @@ def test_a_new_writer_takes_part_by_its_entry(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("another")
     with pytest.raises(ValueError, match="other notes"):
         read_back(tmp_path, content, [notes])
+
+
+def written_by(*tasks: Callable[[], object]) -> None:
+    """Write a case with a writer for each task, which writes nothing."""
+    scan = case_folders.dicom_scan()
+    content = CaseContent(case_folders.case_with(), scan, [])
+    writers = [
+        Writer(str(n), lambda _: {"file"}, lambda _folder, _content, task=task: task())
+        for n, task in enumerate(tasks)
+    ]
+    write_files(Path(), content, writers)
+
+
+def test_writers_run_at_the_same_time() -> None:
+    """Each waits for the other: one after the other, neither would end."""
+    both = threading.Barrier(2, timeout=20)
+    written_by(both.wait, both.wait)
+
+
+def test_an_error_comes_out_when_all_writers_have_ended() -> None:
+    written: list[int] = []
+    failed = threading.Event()
+
+    def full() -> None:
+        failed.set()
+        raise OSError(28, "no space")
+
+    def slow() -> None:
+        failed.wait(20)
+        written.append(1)
+
+    with pytest.raises(OSError, match="no space"):
+        written_by(full, slow)
+    assert written == [1]

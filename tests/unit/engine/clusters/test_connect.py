@@ -17,7 +17,7 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.engine.clusters.connect import check_cluster, open_cluster
-from scanloom.engine.clusters.contact import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.contact import Answer, answer, describe_mismatch, hold_handshake
 from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
 from scanloom.engine.clusters.launchers import SlurmJobs, SshHosts
 from scanloom.engine.machine import devices
@@ -116,7 +116,7 @@ def test_each_gpu_and_each_slice_gets_a_worker() -> None:
     names = devices.local_devices(Execution())
 
     assert names == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c"]
-    seen = [devices.worker_environment(d, 4)["CUDA_VISIBLE_DEVICES"] for d in names]
+    seen = [devices.worker_environment(d, names)["CUDA_VISIBLE_DEVICES"] for d in names]
     assert seen == names
 
 
@@ -128,7 +128,7 @@ def test_workers_beyond_the_gpus_share_them_and_a_cpu_worker_sees_what_there_is(
     assert devices.local_devices(Execution(device="cuda:1")) == [
         ""
     ]  # numbered as CUDA numbers them
-    assert "CUDA_VISIBLE_DEVICES" not in devices.worker_environment("", 1)
+    assert "CUDA_VISIBLE_DEVICES" not in devices.worker_environment("", [""])
 
 
 @pytest.mark.parametrize(
@@ -158,6 +158,59 @@ def test_without_a_driver_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -
     assert devices.local_devices(Execution()) == [""]
 
 
+@pytest.fixture
+def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return AMD's folder of a processor and two GPUs, on a machine without NVIDIA's driver."""
+
+    def no_driver() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    for number, gpu_id in enumerate((0, 4711, 815)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "gpu_id").write_text(f"{gpu_id}\n")
+    monkeypatch.setattr(devices, "KFD_NODES", tmp_path)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("amd")
+def test_each_amd_gpu_gets_a_worker_without_nvml() -> None:
+    names = devices.local_devices(Execution())
+
+    assert len(names) == 2
+    environments = [devices.worker_environment(name, names) for name in names]
+    assert [e["HIP_VISIBLE_DEVICES"] for e in environments] == ["0", "1"]
+    assert not any("CUDA_VISIBLE_DEVICES" in e for e in environments)
+
+
+@pytest.mark.usefixtures("amd")
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("HIP_VISIBLE_DEVICES", "1", ["hip:1"]),
+        ("HIP_VISIBLE_DEVICES", "", []),
+        ("ROCR_VISIBLE_DEVICES", "1", ["hip:0"]),
+        ("CUDA_VISIBLE_DEVICES", "1", ["1"]),  # HIP reads it too
+    ],
+)
+def test_a_users_list_of_amd_gpus_is_kept(
+    variable: str, value: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert devices.visible_gpus() == expected
+
+
+def test_an_amd_gpu_that_the_container_may_not_use_is_not_counted(
+    amd: Path,
+) -> None:
+    (amd / "1" / "gpu_id").unlink()
+    (amd / "1" / "gpu_id").mkdir()  # as for root, a file that cannot be read
+
+    assert devices.visible_gpus() == ["hip:0"]
+
+
 def test_workers_share_the_cores_and_what_the_user_said_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,7 +218,7 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
 
-    shared = devices.worker_environment("", 3)
+    shared = devices.worker_environment("", [""] * 3)
 
     assert (shared["OMP_NUM_THREADS"], shared["MKL_NUM_THREADS"]) == ("2", "7")
 
@@ -202,7 +255,7 @@ def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "scan")
     case_file = CaseFile.write(tmp_path / "case_file", [case])
     scan = case.series.files[0]
-    with Handshake(tmp_path / "out", case_file=case_file.path) as handshake:
+    with hold_handshake(tmp_path / "out", case_file=case_file.path) as handshake:
         before = answer(handshake.question)
         scan.rename(tmp_path / "away")
         scan.mkdir()  # it is there, and nobody can read it, not even root

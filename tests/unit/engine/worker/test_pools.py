@@ -179,7 +179,7 @@ def test_a_case_file_returns_each_case_unchanged(tmp_path: Path) -> None:
     )
     case_file = CaseFile.write(tmp_path / "case_file", [case("zero"), odd_case])
 
-    assert case_file.case("one") == odd_case
+    assert CaseFile.read(case_file.path, case_file.offset("one")) == odd_case
     assert len(case_file) == 2
     assert stat.S_IMODE(case_file.path.stat().st_mode) == 0o600
 
@@ -343,7 +343,7 @@ def test_local_pool(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
-    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.contact import hold_handshake
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup
 
     out = tmp_path / "out"
@@ -355,10 +355,10 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     case_file = CaseFile.write(tmp_path / "case_file", cases)
     ended = {}
-    with local_cluster(["", ""], 2, tmp_path) as client, Handshake(out) as handshake:
+    with local_cluster(["", ""], 2, tmp_path) as client, hold_handshake(out) as handshake:
         handshake.check(client)
-        logs, seen = tmp_path / "logs", (handshake.question, handshake.expected)
-        pool = DaskPool(client, case_file, EngineSetup("run", setup, 60.0, logs, *seen))
+        engines = EngineSetup("run", setup, 60.0, tmp_path / "logs", handshake)
+        pool = DaskPool(client, case_file, engines)
         assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 
@@ -369,7 +369,7 @@ def test_dask_workers_fail_only_the_faulty_case(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> None:
     from scanloom.engine.clusters.connect import local_cluster
-    from scanloom.engine.clusters.contact import Handshake
+    from scanloom.engine.clusters.contact import hold_handshake
     from scanloom.engine.clusters.dask_pool import DaskPool, EngineSetup, PoolLimits
 
     out = tmp_path / "out"
@@ -379,8 +379,8 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     setup = WorkerSetup(OutputTarget(out, "print"), models)
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
     case_file, ended, faults = CaseFile.write(tmp_path / "case_file", cases), {}, []
-    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as handshake:
-        engines = EngineSetup("run", setup, 60.0, tmp_path, handshake.question, handshake.expected)
+    with local_cluster(["", ""], 1, tmp_path) as client, hold_handshake(out) as handshake:
+        engines = EngineSetup("run", setup, 60.0, tmp_path, handshake)
         pool = DaskPool(client, case_file, engines, PoolLimits(on_unfit=faults.append))
         until = time.monotonic() + 60.0
         while pool.window < 2 and time.monotonic() < until:

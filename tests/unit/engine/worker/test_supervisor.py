@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scanloom.core import Case, Reason
+from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker.memory_admission import AdmissionGate
@@ -89,12 +89,11 @@ def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weigh
         setup(tmp_path, weights, make_predictors=partial(os._exit, 3)), time_limit=60.0
     )
 
-    outcome = engine.run(em.make_case(tmp_path, "one"))
+    with pytest.raises(ScanError) as fault:
+        engine.run(em.make_case(tmp_path, "one"))
     engine.stop()
 
-    assert outcome.record is None
-    assert outcome.fault is not None
-    assert outcome.fault.reason is Reason.ENVIRONMENT
+    assert fault.value.reason is Reason.ENVIRONMENT
 
 
 @pytest.mark.slow
@@ -186,13 +185,12 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
         setup(tmp_path, weights, make_predictors=em.tiring_models), time_limit=60.0
     )
     with limited(resource.RLIMIT_CPU, 10**7):
-        outcome = tired.run(em.make_case(tmp_path, "fine"))
+        with pytest.raises(ScanError, match="ulimit -t") as fault:
+            tired.run(em.make_case(tmp_path, "fine"))
         killed = engine.run(em.make_case(tmp_path, "killed", em.KILL_ITSELF))
     tired.stop()
 
-    assert outcome.fault
-    assert outcome.fault.reason is Reason.ENVIRONMENT
-    assert "ulimit -t" in outcome.fault.detail
+    assert fault.value.reason is Reason.ENVIRONMENT
     assert reasons([killed]) == [Reason.ENVIRONMENT]
     assert killed.record
     assert "ulimit -t" in killed.record.detail
@@ -337,11 +335,12 @@ def test_faults_that_stop_every_case_fail_no_case(
     models = partial(em.unfit_models, tmp_path / "loads", how, 1000)
     engine = WorkerSupervisor(setup(tmp_path, weights, make_predictors=models), time_limit=60.0)
 
-    outcomes = run_all(engine, [em.make_case(tmp_path, f"c{n}") for n in range(4)])
+    with ThreadPoolExecutor(4) as pool:
+        ended = [pool.submit(engine.run, em.make_case(tmp_path, f"c{n}")) for n in range(4)]
+        faults = [each.exception() for each in ended]
     engine.stop()
 
-    assert [o.record for o in outcomes] == [None] * 4
-    assert [o.fault.reason if o.fault else None for o in outcomes] == [reason] * 4
+    assert [isinstance(fault, ScanError) and fault.reason for fault in faults] == [reason] * 4
     assert len((tmp_path / "loads").read_text().splitlines()) == starts
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.engine.workflow.schema import (
     Workflow,
     parse_stored_workflow,
@@ -74,7 +75,10 @@ def test_a_workflow_is_frozen() -> None:
         ),
         (SMALL + "execution: {memory_limit: lots}\n", "a number and a unit, such as 8GB"),
         (SMALL + "execution: {memory_limit: no}\n", "such as 8GB, 7.5GiB"),
-        (SMALL + "execution: {device: gpu}\n", "expected auto, cpu, cuda, cuda:N, such as cuda:0"),
+        (
+            SMALL + "execution: {device: gpu}\n",
+            "expected auto, cpu, cuda, cuda:N, mps, xpu, xpu:N, such as cuda:0",
+        ),
         (SMALL + "policy: {orientation: up}\n", "expected axis codes for files that do not state"),
         (SMALL + "select: {modality: no}\n", "expected one or several of CT, MR, PT, NM"),
         (SMALL + "select: {body_part: no}\n", "expected a word, or a list of them, in quotes"),
@@ -86,6 +90,16 @@ def test_a_workflow_is_frozen() -> None:
         (SMALL + "execution: {time_limit: 3 parsecs}\n", "one of the units s, min, h"),
         (SMALL + "execution: {precision: halff}\n", "did you mean half?"),
         (SMALL + "select: {min_spacing: 3, max_spacing: 1}\n", "max_spacing at least as large"),
+        (
+            SMALL + "crop_by:\n  a: {model: b, margin: 2}\n",
+            "line 4: crop_by.a.margin is not a key here; did you mean margin_mm?",
+        ),
+        (SMALL + "crop_by: {a: {model: b, margin_mm: -1}}\n", "expected greater than or equal"),
+        (SMALL + "crop_by: {a: {structures: b}}\n", "crop_by.a.model is missing"),
+        (SMALL + "restrict_to: {a: b}\n", "restrict_to.a: expected keys and values"),
+        (SMALL + "ensembles: {a: b}\n", "ensembles.a: expected at least 2 of them"),
+        (SMALL + "unite: {a: {priority: []}}\n", "priority: expected at least 1 of them"),
+        (SMALL + "shares: [{of: 3}]\n", "shares.of: expected a word, or a list of them"),
         (SMALL + "name: b\n", "line 3: name is given twice"),
         ("name: [\n", "not valid YAML"),
         ("- a\n", "a workflow is a mapping of keys to values"),
@@ -117,6 +131,20 @@ def test_several_mistakes_are_told_at_once() -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScanError, match="FileNotFoundError"):
         read_workflow(tmp_path / "none.yaml")
+
+
+def test_relations_may_name_a_single_structure() -> None:
+    sections = """
+crop_by: {structures: {model: a, structures: liver}}
+unite: {u: {priority: [{model: a, structures: [liver, spleen]}, {model: b, structures: liver}]}}
+shares: [{of: liver, structures: spleen}]
+"""
+    relations = parse_workflow(SMALL + sections).relations
+
+    assert relations.crop_by == {"structures": CropBy("a", ("liver",))}
+    priority = (StructuresOf("a", ("liver", "spleen")), StructuresOf("b", ("liver",)))
+    assert relations.unite == {"u": Unite(priority)}
+    assert relations.shares == (Share(("liver",), ("spleen",)),)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.yaml")), ids=lambda p: p.stem)

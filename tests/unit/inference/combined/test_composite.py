@@ -10,11 +10,11 @@ import pytest
 from scipy import ndimage
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.requested import needed_parts, numbers_in
+from scanloom.cards.graph import needed_parts, numbers_in
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
 from scanloom.engine.prepare import estimate_case
-from scanloom.inference.combined import CompositePredictor, make_predictor
+from scanloom.inference.combined import make_predictor
 from scanloom.inference.geometry import grid_for_parts
 from scanloom.inference.memory import base_bytes, window_values
 from scanloom.inference.predictor import TorchPredictor
@@ -95,7 +95,7 @@ def test_all_parts_share_one_resampling(weights):
     """The step "resample" of the whole scan runs once; parts see the small scan."""
     steps = []
     card = load_card(weights / "total_mr")
-    predictor = CompositePredictor(card, FULL, device="cpu")
+    predictor = make_predictor(card, FULL, device="cpu")
     shapes = []
     for member in predictor.parts:
         known = member.predict

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Clip, ModelCard, NetworkGrid, ScaleRange, Truncate
 from scanloom.core import StepTimer, Volume
@@ -52,6 +54,12 @@ def scan() -> Volume:
     return Volume(model_cards.smooth_scan(grid.shape), grid, "HU", "CT")
 
 
+def predict(predictor: TorchPredictor, volume: Volume, shared: SharedScan) -> NDArray[Any]:
+    labels = predictor.predict(volume, shared=shared).layers[0].labels
+    shared.finish(predictor.card, "cpu")
+    return labels
+
+
 def predictors_of(cards: list[ModelCard]) -> list[TorchPredictor]:
     return [TorchPredictor(card, device="cpu") for card in cards]
 
@@ -62,7 +70,7 @@ def test_one_resampling_and_the_same_labels(models: list[ModelCard], calls: list
     assert len(calls) == 3
     shared = SharedScan((card, "cpu") for card in models)
 
-    together = [p.predict(volume, shared=shared).layers[0].labels for p in predictors]
+    together = [predict(each, volume, shared) for each in predictors]
 
     assert len(calls) == 4
     for labels, expected in zip(together, alone, strict=True):
@@ -80,7 +88,7 @@ def test_only_equal_images_are_shared(models: list[ModelCard], calls: list[int])
     assert len({sharing_key(card) for card in cards}) == 4
     shared = SharedScan((card, "cpu") for card in cards)
     for predictor in predictors_of(cards):
-        predictor.predict(scan(), shared=shared)
+        predict(predictor, scan(), shared)
     assert len(calls) == 4
     assert not shared._kept
 
@@ -110,6 +118,7 @@ def test_nothing_is_kept_where_memory_is_scarce(
     shared, clock = SharedScan((card, "cpu") for card in models[:2]), StepTimer()
     for predictor in predictors:
         predictor.predict(volume, clock, shared=shared)
+        shared.finish(predictor.card, "cpu")
     assert needed[0] > 0
     assert set(needed[1:]) == {0}
     assert len(calls) == 2

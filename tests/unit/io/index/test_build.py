@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.formats import raw_format
+from scanloom.io.dicom.header import header as header_module
+from scanloom.io.formats import VolumeFormat
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build as module
 from scanloom.io.index import inspection as survey_module
@@ -81,13 +84,13 @@ def used(index: Index) -> int:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files whose headers are read in this process."""
     paths: list[str] = []
-    real = survey_module.read_elements
+    real = survey_module.read_header
 
     def noted(path: Path | str) -> Any:
         paths.append(str(path))
         return real(path)
 
-    monkeypatch.setattr(survey_module, "read_elements", noted)
+    monkeypatch.setattr(survey_module, "read_header", noted)
     return paths
 
 
@@ -246,7 +249,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(
     """Access and memory can change without a trace in a file's size and times."""
     denied = sorted((archive / "b").iterdir())[4]
     code = getattr(error, "code", "UNREADABLE")
-    real = survey_module.read_elements
+    real = header_module.read_elements
 
     def refuse(path: Path | str) -> Any:
         if str(path) == str(denied):
@@ -254,7 +257,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(
         return real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(survey_module, "read_elements", refuse)
+        patch.setattr(header_module, "read_elements", refuse)
         index = build_index([archive], KEY)
         assert outcomes(index, archive)[f"b/{denied.name}"] == ("failed", code)
         assert build_index([archive], KEY).opened == 1
@@ -360,7 +363,7 @@ def test_an_index_of_another_version_is_made_anew(
 @pytest.mark.parametrize(
     ("table", "added"),
     [
-        ("VOLUME_FORMATS", raw_format("other", (".other",), parse_mgh)),
+        ("VOLUME_FORMATS", VolumeFormat("other", (".other",), parse_mgh)),
         ("ARCHIVE_KINDS", ArchiveKind("other", (".other",), ARCHIVE_KINDS[0].contents)),
     ],
 )
@@ -385,10 +388,25 @@ def test_who_has_no_cache_folder_does_without(
     assert build_index([archive], KEY).opened == 15
 
 
-def test_drafts_of_who_died_are_removed(archive: Path, tmp_path: Path) -> None:
-    build_index([archive], KEY, tmp_path)
-    draft = tmp_path / PRIVATE / f".{INDEX_NAME}.died"
-    draft.touch()
+def test_an_index_that_was_killed_while_it_was_stored_is_made_again(
+    archive: Path, tmp_path: Path
+) -> None:
+    """The draft of the killed process is a folder; it goes once it is older than an hour."""
+    killed = f"""
+import os, signal
+from pathlib import Path
+from scanloom.io.index import build
+build.write_index = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+build.build_index([{str(archive)!r}], {KEY!r}, Path({str(tmp_path)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
+    (draft,) = (tmp_path / PRIVATE).glob(f".{INDEX_NAME}.*")
+    assert draft.is_dir()
+
+    assert build_index([archive], KEY, tmp_path).opened == 15
+    assert build_index([archive], KEY, tmp_path).opened == 0
+    for path in (draft, *draft.iterdir()):
+        os.utime(path, (0, 0))
     series(archive / "a", "new")
     build_index([archive], KEY, tmp_path)
     assert not draft.exists()

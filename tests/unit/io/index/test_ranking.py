@@ -10,12 +10,11 @@ import pytest
 
 import scanloom
 from scanloom.cards.card import ANY_MODALITY
-from scanloom.core import ScanError, Series
+from scanloom.core import ReadOptions, ScanError, Series
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.index.listing import describe_series
 from scanloom.io.index.ranking import (
     Preference,
-    RankingOptions,
     best_first,
     describe_selection,
     kernel_kind,
@@ -139,7 +138,7 @@ def test_the_best_of_a_folder(study: Path) -> None:
     all_series = find_series(study)
     assert counts(all_series) == [12, 10, 9, 4]
     assert counts(select_series(all_series, "best")) == [9]
-    filled = RankingOptions(gaps="interpolate")
+    filled = ReadOptions(gaps="interpolate")
     assert counts(select_series(all_series, "best", Preference(modality="MR"), filled)) == [10]
     assert scanloom.load_volume(study, series="best").grid.shape[2] == 9
     volume = scanloom.load_volume(study, series="best", gaps="interpolate", modality="MR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_all_is_surveyed_and_described(
     ]
     tasks += [[DescribeTask("nifti", [str(tmp_path / "scan.nii")], [])], []]
     monkeypatch.setattr(module, "_START", start or module._START)
-    with HeaderWorkers(count) as helpers:
+    with closing(HeaderWorkers(count)) as helpers:
         helpers.start()
         assert helpers.survey(files) == here
         assert helpers.describe(tasks) == [_describe_all(task) for task in tasks]
@@ -65,7 +66,7 @@ def test_all_is_surveyed_and_described(
 
 def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
     def interrupted() -> None:
-        with helpers:
+        with closing(helpers):
             helpers.start()
             helpers.survey([[(path, size_of(path)) for path in chunk] for chunk in chunks])
             raise KeyboardInterrupt
@@ -86,7 +87,7 @@ def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
     """Questions and answers larger than the sockets' buffers: no process waits for ever."""
     monkeypatch.setattr(module, "BUFFER_BYTES", 4096)
     files = [[(path, size_of(path)) for path in chunk] * length for chunk in chunks[:6]] * rounds
-    with HeaderWorkers(3) as helpers:
+    with closing(HeaderWorkers(3)) as helpers:
         helpers.start()
         assert max(map(len, map(module._survey_request, files))) > helpers._workers[0]._buffer_bytes
         assert helpers.survey(files) == [inspect_chunk(chunk) for chunk in files]

@@ -18,7 +18,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 from scanloom.core import Flag
 from scanloom.io.output.measurements import write_measurements
 from scanloom.io.scan import Scan
-from scanloom.io.write import dicom_seg, nifti
+from scanloom.io.write import dicom_seg, results
 from support import case_folders as wc
 from support.case_folders import Written, measured
 
@@ -168,8 +168,10 @@ def test_mirrored_companions_are_caught(name: str, axis: int, tmp_path: Path) ->
 def test_mirroring_nifti_writer_is_caught(
     axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = nifti._write
-    monkeypatch.setattr(nifti, "_write", lambda array, *rest: right(np.flip(array, axis), *rest))
+    right = results.write_nifti
+    monkeypatch.setattr(
+        results, "write_nifti", lambda array, *rest: right(np.flip(array, axis), *rest)
+    )
     scan = wc.dicom_scan()
     assert Written(tmp_path, scan, wc.segmentation_of(scan)).is_caught()
 

@@ -174,7 +174,7 @@ def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
 
 
 def reported(path: Path, listed: Any) -> Any:
-    with archives.unpack_errors("an archive"):
+    with archives.unpack_errors():
         return listed(path)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import scanloom
-from scanloom.core import ScanError
+from scanloom.core import ReadOptions, ScanError
 from scanloom.io.formats import FORMATS
 from support.write_dicom import noise
 
@@ -79,9 +79,12 @@ def test_the_limit_counts_decoded_voxels(tmp_path):
         (write_mha(tmp_path / "a.mha", array.shape, zlib.compress(array.tobytes("F"))),): ITK,
     }
     for paths, volume_format in files.items():
-        for read in (volume_format.read, volume_format.probe):
-            read(paths, limit=array.nbytes)
-            assert code_of(read, paths, limit=array.nbytes - 1) == "TOO_LARGE"
+        need = array.nbytes
+        volume_format.read(paths, options=ReadOptions(max_size=need))
+        volume_format.probe(paths, limit=need)
+        less = ReadOptions(max_size=need - 1)
+        assert code_of(volume_format.read, paths, options=less) == "TOO_LARGE"
+        assert code_of(volume_format.probe, paths, limit=need - 1) == "TOO_LARGE"
 
 
 def test_scaled_values_count_as_what_they_become(tmp_path):
@@ -89,8 +92,9 @@ def test_scaled_values_count_as_what_they_become(tmp_path):
     image.header.set_slope_inter(2, 1)
     image.to_filename(tmp_path / "a.nii")
     need = noise().size * 4
-    NIFTI.read((tmp_path / "a.nii",), limit=need)
-    assert code_of(NIFTI.read, (tmp_path / "a.nii",), limit=need - 1) == "TOO_LARGE"
+    NIFTI.read((tmp_path / "a.nii",), options=ReadOptions(max_size=need))
+    less = ReadOptions(max_size=need - 1)
+    assert code_of(NIFTI.read, (tmp_path / "a.nii",), options=less) == "TOO_LARGE"
 
 
 ABSURD = (32767, 32767, 32767)

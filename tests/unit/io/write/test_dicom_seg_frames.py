@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from scanloom.io.write.dicom_seg_frames import Pixels, SegFrame, binary_frames
+from scanloom.io.write.dicom_seg import Pixels, SegFrame, binary_frames
 
 
 def packed(frames: list[SegFrame]) -> bytes:

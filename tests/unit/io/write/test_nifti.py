@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import SimpleITK as sitk
 
-from scanloom.core import Grid, Layer, ScanError, Volume
+from scanloom.core import Grid, ScanError
 from scanloom.io.scan import GridOnlySource, NiftiSource, Scan
-from scanloom.io.write.nifti import write_image, write_label_map, write_mask
+from scanloom.io.write.nifti import write_nifti
 from support import case_folders
 
 
 def write(scan: Scan, path: Path) -> np.ndarray:
     labels = case_folders.labels_on(scan.volume.grid.shape)
-    write_label_map(Layer(labels, case_folders.STRUCTURES), scan.volume.grid, scan.source, path)
+    write_nifti(labels, scan.volume.grid, scan.source, path)
     return labels
 
 
@@ -119,8 +119,7 @@ def test_image_keeps_values_and_type(dtype: str, tmp_path: Path) -> None:
     array = np.asfortranarray(rng.integers(0, 100, grid.shape).astype(dtype))
     if array.dtype.kind == "f":
         array[0, 0, 0] = np.nan
-    volume = Volume(array, grid, "unknown", None)
-    write_image(volume, GridOnlySource(), tmp_path / "x.nii.gz")
+    write_nifti(array, grid, GridOnlySource(), tmp_path / "x.nii.gz")
     image = nib.load(tmp_path / "x.nii.gz")
     kept = np.float32 if dtype == "float16" else np.dtype(dtype).newbyteorder("=")
     assert image.get_data_dtype().newbyteorder("=") == kept
@@ -132,8 +131,7 @@ def test_image_keeps_values_and_type(dtype: str, tmp_path: Path) -> None:
 def test_uint16_labels(tmp_path: Path) -> None:
     grid = case_folders.grid_of(case_folders.directions("LPS"))
     labels = np.full(grid.shape, 40000, np.uint16, order="F")
-    layer = Layer(labels, (case_folders.replace(case_folders.LIVER, number=40000),))
-    write_label_map(layer, grid, GridOnlySource(), tmp_path / "x.nii.gz")
+    write_nifti(labels, grid, GridOnlySource(), tmp_path / "x.nii.gz")
     image = nib.load(tmp_path / "x.nii.gz")
     assert image.get_data_dtype() == np.uint16
     assert (np.asarray(image.dataobj) == 40000).all()
@@ -142,8 +140,7 @@ def test_uint16_labels(tmp_path: Path) -> None:
 def test_mask_is_one_where_the_structure_is(tmp_path: Path) -> None:
     scan = case_folders.dicom_scan()
     labels = case_folders.labels_on(scan.volume.grid.shape)
-    layer = Layer(labels, case_folders.STRUCTURES)
-    write_mask(layer, 2, scan.volume.grid, scan.source, tmp_path / "x.nii.gz")
+    write_nifti(labels == 2, scan.volume.grid, scan.source, tmp_path / "x.nii.gz")
     mask = np.asarray(nib.load(tmp_path / "x.nii.gz").dataobj)
     assert mask.dtype == np.uint8
     np.testing.assert_array_equal(mask, labels == 2)
@@ -151,7 +148,7 @@ def test_mask_is_one_where_the_structure_is(tmp_path: Path) -> None:
 
 def test_too_long_for_nifti(tmp_path: Path) -> None:
     grid = Grid((1, 1, 40000), np.eye(4))
-    layer = Layer(np.zeros(grid.shape, np.uint8), case_folders.STRUCTURES)
+    labels = np.zeros(grid.shape, np.uint8)
     with pytest.raises(ScanError) as caught:
-        write_label_map(layer, grid, GridOnlySource(), tmp_path / "x.nii.gz")
+        write_nifti(labels, grid, GridOnlySource(), tmp_path / "x.nii.gz")
     assert caught.value.code == "TOO_LARGE"

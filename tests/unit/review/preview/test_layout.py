@@ -12,6 +12,7 @@ from scanloom.review.preview.page import (
     Frame,
     arrange_mosaic,
     arrange_planes,
+    column_width,
     fill_row,
 )
 
@@ -51,7 +52,7 @@ def test_the_legend_lies_beside_or_below_the_planes(legend):
     """It covers none of them and ends on the page."""
     planes = arrange_planes((400, 300), (400, 200), (300, 200), legend)
 
-    width = planes.columns * planes.column_width
+    width = planes.columns * column_width(planes.columns)
     legend = Frame(*planes.legend, width, legend[planes.columns], (1, 1))
     assert legend.x + legend.width <= CONTENT_WIDTH
     assert legend.y + legend.height <= planes.height
@@ -62,19 +63,19 @@ def test_the_legend_lies_beside_or_below_the_planes(legend):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_tiles_take_the_full_width(count, width, height):
     """At most eight columns, none on another."""
-    mosaic = arrange_mosaic(count, (width, height))
+    frames = arrange_mosaic(count, (width, height))
 
-    assert len(mosaic.frames) == count
-    columns = {frame.x for frame in mosaic.frames}
+    assert len(frames) == count
+    columns = {frame.x for frame in frames}
     assert len(columns) <= 8
-    assert max(f.x + f.width for f in mosaic.frames) == CONTENT_WIDTH
-    assert mosaic.height == max(f.y + f.height for f in mosaic.frames)
-    for a, b in itertools.combinations(mosaic.frames, 2):
+    assert max(f.x + f.width for f in frames) == CONTENT_WIDTH
+    assert frames[-1].y + frames[-1].height == max(f.y + f.height for f in frames)
+    for a, b in itertools.combinations(frames, 2):
         assert apart(a, b, GAP)
 
 
 def test_sixteen_tiles_are_two_rows_of_eight():
-    frames = arrange_mosaic(16, (400, 300)).frames
+    frames = arrange_mosaic(16, (400, 300))
 
     assert [len(set(at)) for at in zip(*((f.x, f.y) for f in frames), strict=True)] == [8, 2]
 

@@ -15,7 +15,6 @@ from scanloom.review.preview.content import About, Plane, PreviewContent, choose
 from scanloom.review.preview.page import (
     HEADER_HEIGHT,
     MARGIN,
-    RULE_Y,
     TEXT,
     TILE_MAP_KEYWORD,
     Legend,
@@ -123,7 +122,7 @@ def test_the_picture_does_not_hang_on_how_the_scan_is_stored(codes, tmp_path, to
 
     page = drawn(tmp_path / "p.png", *case(array, labels, turned))
 
-    np.testing.assert_array_equal(page[RULE_Y + 1 :], torso_page[RULE_Y + 1 :])
+    np.testing.assert_array_equal(page[HEADER_HEIGHT - 7 :], torso_page[HEADER_HEIGHT - 7 :])
 
 
 @pytest.fixture(scope="module", name="torso_page")

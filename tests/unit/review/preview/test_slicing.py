@@ -81,7 +81,7 @@ def test_an_oblique_cut_is_what_simpleitk_resamples(direction, grid):
     """Values in a patient plane are those that ITK interpolates at the same world positions."""
     array = np.random.default_rng(0).normal(size=grid.shape).astype(np.float32)
     view = View(grid)
-    position = float((view.low + view.high)[direction.normal] / 2) + 0.7
+    position = float(view.corners[:, direction.normal].mean()) + 0.7
 
     cut = view.cut(array, direction, position, -99.0)
 
@@ -125,7 +125,7 @@ def test_labels_of_an_oblique_cut_are_the_nearest_voxels(direction):
     grid = grid_of("LPS", (20, 18, 16), (1.5, 1.5, 2), (20, -15, 30))
     labels = np.random.default_rng(0).choice([0, 1, 200], grid.shape).astype(np.uint8)
     view = View(grid)
-    position = float((view.low + view.high)[direction.normal] / 2)
+    position = float(view.corners[:, direction.normal].mean())
 
     cut = view.cut(labels, direction, position, None)
 

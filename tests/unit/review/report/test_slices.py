@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from scanloom.core import Flag, Measurement
-from scanloom.review.outliers import Finding
 from scanloom.review.preview.page import MosaicSlice, TileMap
 from scanloom.review.report.page import read_mosaic, slices_of
 from support.make_report import draw_noise, measured
@@ -27,18 +26,13 @@ def subject(first: int, last: int, **changes: Any) -> Measurement:
 
 
 def numbers(kind: Any, *subjects: Measurement) -> list[int]:
-    finding = Finding(kind, "liver", 1.0, "text", subjects=subjects)
-    return [shown.number for shown in slices_of(finding, TILES, SHAPE)]
+    return [shown["number"] for shown in slices_of(kind, subjects, TILES, SHAPE)]
 
 
 def test_an_unusual_structure_is_outlined_in_its_middle() -> None:
-    finding = Finding("volume", "liver", 1.0, "text", subjects=(subject(15, 27),))
+    [shown] = slices_of("volume", [subject(15, 27)], TILES, SHAPE)
 
-    [shown] = slices_of(finding, TILES, SHAPE)
-
-    assert shown.number == 20
-    assert shown.area == (200, 7, 100, 100)
-    assert shown.outlines == ((210, 27, 10, 20),)
+    assert shown == {"number": 20, "area": (200, 7, 100, 100), "outlines": [(210, 27, 10, 20)]}
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_a_case_that_can_t_be_read_for_a_moment_is_not_gone(
     verdict = client.post(f"/api/case/{name}/verdict", json=body)
     shown = client.get(f"/api/case/{name}")
     painted = change(client, second, "stroke", version, label=label, **stroke)
-    server.state.worklist.refresh(at_once=True)
+    server.state.worklist._read_changes()
 
     listed = client.get("/api/worklist").json()
     assert {(each.status_code, each.json()["reason"]) for each in (verdict, shown)} == {

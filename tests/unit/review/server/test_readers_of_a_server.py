@@ -33,7 +33,7 @@ def revise(server: Any, name: str) -> None:
     [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
     server.state.publish(name, revision_number(latest), {file: changed}, "r1")
-    server.state.worklist.refresh(at_once=True)
+    server.state.worklist._read_changes()
 
 
 def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> None:

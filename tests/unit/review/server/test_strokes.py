@@ -98,7 +98,7 @@ def test_undo_and_redo_follow_the_strokes() -> None:
     assert not draft.redo()
     draft.undo()
     assert draft.stroke(Stroke(0, 2, 0, 1, 4, [(4, 4)], 9.0, 3))
-    assert draft.can_redo == 0
+    assert len(draft.undone) == 0
 
 
 def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +109,15 @@ def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(40):
         draft.stroke(Stroke(0, 2, 0, 1, n % 4, [(3 * n, 60)], 40.0, 1 + n % 3))
 
-    assert 1 < draft.can_undo < 20
-    assert sum(each.nbytes for each in draft._done) <= 64 << 10
+    assert 1 < len(draft.done) < 20
+    assert sum(each.nbytes for each in draft.done) <= 64 << 10
     while draft.undo():
         pass
     assert draft.has_strokes
     assert draft.changed
-    assert draft.can_redo < 20
+    assert len(draft.undone) < 20
     draft.stroke(Stroke(0, 2, 0, 1, 0, [(60, 60)], 200.0, 3))
-    assert draft.can_undo == 1
+    assert len(draft.done) == 1
 
 
 def test_strokes_outside_change_nothing() -> None:
@@ -126,4 +126,4 @@ def test_strokes_outside_change_nothing() -> None:
     assert draft.stroke(Stroke(0, 2, 0, 1, 4, [(500, 500)], 3.0, 1)) == 0
     with pytest.raises(IndexError):
         draft.stroke(Stroke(0, 2, 0, 1, 9, [(1, 1)], 3.0, 1))
-    assert draft.can_undo == 0
+    assert len(draft.done) == 0

@@ -63,7 +63,7 @@ def test_a_look_after_corrections_reads_the_corrected_cases_only(out: Path, thre
     for name in names[:2]:
         correct(out, name, three / "key")
 
-    worklist.refresh(at_once=True)
+    worklist._read_changes()
 
     assert [worklist.cases[name].revision for name in names] == [1, 1, 0]
     assert worklist.cases[names[2]] is before[names[2]]

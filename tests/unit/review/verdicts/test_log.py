@@ -315,7 +315,7 @@ def test_a_full_file_system_keeps_what_was_answered(tmp_path: Path) -> None:
 
 
 WRITER = """
-import sys, threading
+import os, sys, threading
 from pathlib import Path
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Seen, Verdict
@@ -324,7 +324,7 @@ def write(reviewer):
     for n in range(10**6):
         verdict = Verdict(f"c{n}", reviewer, Seen("r", {}), "accept")
         kept = log.append(verdict, "why" if n % 3 else "")
-        print(kept.number, kept.case, kept.reviewer, flush=True)
+        os.write(1, f"{kept.number} {kept.case} {kept.reviewer}\\n".encode())
 for reviewer in ("r1", "r2"):
     threading.Thread(target=write, args=(reviewer,)).start()
 """
@@ -340,15 +340,15 @@ def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
         ) as child:
             assert child.stdout is not None
             try:
-                child.stdout.readline()
-                time.sleep(0.01 * (n % 7))
+                lines = [child.stdout.readline() for _ in range(1 + n % 7)]
+                time.sleep(0.001 * (n % 5))
             finally:
                 child.kill()
-            rest = child.stdout.read()
+            lines += child.stdout.readlines()
         answered += [
             (int(number), case, reader)
-            for line in rest.splitlines()
-            if line.count(" ") == 2
+            for line in lines
+            if line.endswith("\n")
             for number, case, reader in [line.split()]
         ]
         kept = read_verdicts(tmp_path)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import Slice, Tile, decode_text, parse_decimal, single_slice
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS
-from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.header.header import Header, parsing, pydicom_muted
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -53,7 +52,6 @@ def mosaic_slices(header: Header) -> list[Slice]:
         MOSAIC if Siemens' header is missing or unreadable; DAMAGED if the tiles do not fit the
         plane; NO_POSITION or BAD_GEOMETRY.
     """
-    template = single_slice(header)
     if not (header.position and header.orientation and header.spacing):
         raise ScanError(Reason.NO_POSITION, "a mosaic has no position, orientation or spacing")
     row, column = np.array(header.orientation).reshape(2, 3)
@@ -61,51 +59,39 @@ def mosaic_slices(header: Header) -> list[Slice]:
     if np.abs(np.abs(normal @ np.cross(row, column)) - 1) > _DIRECTION_TOLERANCE:
         raise ScanError(Reason.BAD_GEOMETRY, "normal and orientation of a mosaic contradict")
     step = _slice_spacing(header) * normal
-    across = math.ceil(math.sqrt(count))
-    rows, columns = header.rows // across, header.columns // across
-    if not rows * across == header.rows or not columns * across == header.columns:
-        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a mosaic")
+    tiles = _tiles(header, count, math.ceil(math.sqrt(count)), "a mosaic")
     row_spacing, column_spacing = header.spacing
     first = np.array(header.position)
-    first = first + row * column_spacing * (header.columns - columns) / 2
-    first = first + column * row_spacing * (header.rows - rows) / 2
-    return [
-        replace(
-            template,
-            position=tuple(map(float, first + n * step)),
-            tile=Tile(n // across * rows, n % across * columns, rows, columns),
-            shared=None,
-        )
-        for n in range(count)
-    ]
+    first = first + row * column_spacing * (header.columns - tiles[0].columns) / 2
+    first = first + column * row_spacing * (header.rows - tiles[0].rows) / 2
+    positions = [tuple(map(float, first + n * step)) for n in range(count)]
+    template = replace(single_slice(header), shared=None)
+    return [replace(template, position=p, tile=t) for p, t in zip(positions, tiles, strict=True)]
+
+
+def _tiles(header: Header, count: int, down: int, name: str) -> list[Tile]:
+    """Return tiles that are stored row by row, `down` in each column; DAMAGED if they don't fit."""
+    across = math.ceil(math.sqrt(count))
+    rows, columns = header.rows // down, header.columns // across
+    if rows * down != header.rows or columns * across != header.columns or not rows * columns:
+        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of {name}")
+    return [Tile(n // across * rows, n % across * columns, rows, columns) for n in range(count)]
 
 
 def _tile_count_and_normal(header: Header, row: _Floats, column: _Floats) -> tuple[int, _Floats]:
-    """Return the number of tiles and the unit vector from tile to tile, LPS.
-
-    Parameters
-    ----------
-    row, column : (3,) array
-        Direction cosines along a row and down a column, LPS.
-    """
+    """Return the number of tiles and the unit vector from tile to tile; all vectors are LPS."""
     with pydicom_muted():  # nibabel warns that nicom is experimental
         from nibabel.nicom import csareader
     dataset = header.read_dataset()
-    try:
-        with pydicom_muted():
-            csa_header = _csa_header(dataset, "image")
-            if csa_header is None:
-                count, normal = _from_protocol(header, dataset, row, column)
-            else:
-                count = int(
-                    _parse_numbers(csa_header["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0]
-                )
-                normal = np.array(
-                    _parse_numbers(csa_header["tags"]["SliceNormalVector"]["items"], 3)
-                )
-    except (AssertionError, OSError, csareader.CSAReadError, *PARSE_ERRORS) as exc:
-        detail = f"the private header of a mosaic can't be parsed ({type(exc).__name__})"
-        raise ScanError(Reason.MOSAIC, detail) from exc
+    errors = AssertionError, csareader.CSAReadError
+    with parsing("the private header of a mosaic", Reason.MOSAIC, *errors):
+        csa_header = _csa_header(dataset, "image")
+        if csa_header is None:
+            count, normal = _from_protocol(header, dataset, row, column)
+        else:
+            items = csa_header["tags"]
+            count = int(_parse_numbers(items["NumberOfImagesInMosaic"]["items"], 1)[0])
+            normal = np.array(_parse_numbers(items["SliceNormalVector"]["items"], 3))
     if not (1 <= count <= _MAX_TILES and np.isfinite(normal).all()):
         raise ScanError(Reason.MOSAIC, "the private header of a mosaic has invalid values")
     return count, normal
@@ -120,7 +106,7 @@ def _from_protocol(
         raise ScanError(Reason.MOSAIC, "Siemens' private header of a mosaic is missing")
     csa_tags = csa_header["tags"]
     protocol = next(csa_tags[name] for name in _PROTOCOL_NAMES if name in csa_tags)
-    centres = planned_slice_centres(str(protocol["items"][0]), _MAX_TILES)
+    centres = planned_slice_centres(str(protocol["items"][0]))
     # Without a known VR the value is bytes: US, little endian
     counts = len(centres), struct.pack("<H", len(centres))
     if _COUNT in dataset and dataset[_COUNT].value not in counts:
@@ -171,7 +157,7 @@ def _slice_spacing(header: Header) -> float:
 
 
 # --- Siemens' protocol ----------------------------------------------------------------------------
-# Planned slice positions from Siemens' protocol, a text in the series header (CSA).
+# Planned slice positions, from a text in the series header (CSA).
 
 _PROTOCOL = re.compile(r"### ASCCONV BEGIN.*?###(.*?)### ASCCONV END ###", re.DOTALL)
 _SLICE_COUNT = re.compile(r"^\s*sSliceArray\.lSize\s*=\s*(0x[0-9a-fA-F]+|\d+)\s*$", re.MULTILINE)
@@ -188,33 +174,21 @@ _MAX_TILE_SHIFT = 0.25
 """Distance of the first tile from an end of the plan, in steps from slice to slice."""
 
 
-def planned_slice_centres(protocol: str, max_count: int) -> _Floats:
-    """Return the centre of each slice in the order of the plan.
+def planned_slice_centres(protocol: str) -> _Floats:
+    """Return the centre (N, 3) of each slice in the order of the plan, LPS mm.
 
     A coordinate of 0 is left out of the text.
-
-    Parameters
-    ----------
-    protocol : str
-        Text of the header that contains the protocol.
-    max_count : int
-        Number of slices, at most.
-
-    Returns
-    -------
-    (N, 3) array
-        LPS mm.
 
     Raises
     ------
     ValueError
-        If the protocol has fewer than 2 slices, or more than `max_count`.
+        If the protocol has fewer than 2 slices, or more than `_MAX_TILES`.
     """
     section = _PROTOCOL.search(protocol)
     text = section[1] if section else ""
     size = _SLICE_COUNT.search(text)
     count = int(size[1], 0) if size else 0
-    if not 2 <= count <= max_count:
+    if not 2 <= count <= _MAX_TILES:
         raise ValueError("the protocol has no valid number of slices")
     centres = np.zeros((count, 3))
     for number, axis, value in _SLICE_CENTRE.findall(text):
@@ -260,17 +234,15 @@ def tile_direction(centres: _Floats, first: _Floats, distance: float) -> _Floats
     raise ValueError("the first tile is at neither end of the plan")
 
 
+# --- grids of United Imaging ----------------------------------------------------------------------
+# VFRAME: a private attribute holds the number of tiles, and a private sequence next to it has one
+# item per tile with its position (rordenlab/dcm2niix issue 225).
+
 _UIH_GROUP, _UIH_COUNT, _UIH_FRAMES = 0x0065, 0x50, 0x51
 _UIH_CREATOR = "Image Private Header"
 _UIH_DEFAULT_BLOCK = 0x10
-_POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
-# --- grids of United Imaging ----------------------------------------------------------------------
-# UIH's VFRAME grids: single-frame files whose one plane holds a whole volume as tiles.
-#
-# A private attribute holds the number of tiles, and a private sequence next to it has one item per
-# tile with its position (rordenlab/dcm2niix issue 225).
-
 _COSINE_TOLERANCE = 1e-4
+"""Largest difference of a direction cosine between tiles: rounding to four decimals."""
 
 
 def is_uih_grid(header: Header) -> bool:
@@ -289,13 +261,8 @@ def uih_grid_slices(header: Header) -> list[Slice]:
         MOSAIC if the private attributes are missing or unreadable; DAMAGED if the tiles do not
         fit the plane; SLICE_ORIENTATION if they differ in orientation.
     """
-    template = single_slice(header)
-    try:
-        with pydicom_muted():
-            positions, cosines = _tile_geometry(header.read_dataset())
-    except (OSError, *PARSE_ERRORS) as exc:
-        detail = f"the private attributes of a grid can't be parsed ({type(exc).__name__})"
-        raise ScanError(Reason.MOSAIC, detail) from exc
+    with parsing("the private attributes of a grid", Reason.MOSAIC):
+        positions, cosines = _tile_geometry(header.read_dataset())
     orientation = header.orientation or cosines[0] or None
     if any(
         abs(a - b) > _COSINE_TOLERANCE
@@ -304,21 +271,9 @@ def uih_grid_slices(header: Header) -> list[Slice]:
     ):
         raise ScanError(Reason.SLICE_ORIENTATION, "tiles of a grid differ in orientation")
     count = len(positions)
-    across = math.ceil(math.sqrt(count))
-    down = -(-count // across)
-    rows, columns = header.rows // down, header.columns // across
-    if rows * down != header.rows or columns * across != header.columns or not rows * columns:
-        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a grid")
-    return [
-        replace(
-            template,
-            position=position,
-            orientation=orientation,
-            tile=Tile(n // across * rows, n % across * columns, rows, columns),
-            shared=None,
-        )
-        for n, position in enumerate(positions)
-    ]
+    tiles = _tiles(header, count, -(-count // math.ceil(math.sqrt(count))), "a grid")
+    template = replace(single_slice(header), orientation=orientation, shared=None)
+    return [replace(template, position=p, tile=t) for p, t in zip(positions, tiles, strict=True)]
 
 
 def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
@@ -337,8 +292,8 @@ def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tupl
     frames = _items(dataset[_UIH_GROUP, block | _UIH_FRAMES].value)
     if not number.is_integer() or not 1 <= number <= _MAX_TILES or number != len(frames):
         raise ValueError("unexpected number of tiles")
-    positions = [_finite_numbers(frame, _POSITION, 3) for frame in frames]
-    cosines = [_finite_numbers(frame, _ORIENTATION, 6) for frame in frames]
+    positions = [_finite_numbers(frame, tags.IMAGE_POSITION_PATIENT, 3) for frame in frames]
+    cosines = [_finite_numbers(frame, tags.IMAGE_ORIENTATION_PATIENT, 6) for frame in frames]
     if () in positions:
         raise ValueError("a tile without a position")
     return positions, cosines

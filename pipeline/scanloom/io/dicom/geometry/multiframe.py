@@ -29,8 +29,7 @@ from scanloom.io.dicom.geometry.slices import (
     untyped_as_text,
 )
 from scanloom.io.dicom.header.elements import resolve_private_blocks
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS
-from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.header.header import Header, parsing
 from scanloom.io.dicom.slice_attributes import SLICE_ATTRIBUTES
 from scanloom.io.dicom.sop_classes import may_lack_geometry
 
@@ -38,10 +37,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
-_SHARED, _PER_FRAME = (
-    tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE,
-    tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE,
-)
 _GROUPS = (
     tags.UNASSIGNED_SHARED_CONVERTED_ATTRIBUTES_SEQUENCE,
     tags.UNASSIGNED_PER_FRAME_CONVERTED_ATTRIBUTES_SEQUENCE,
@@ -73,13 +68,8 @@ _OF_SEVERAL_SOURCES = (tags.CT_X_RAY_DETAILS_SEQUENCE, tags.CT_RECONSTRUCTION_SE
 _NESTED_GROUPS = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
 """DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
 
-_POSITION, _ORIENTATION, _SPACING = (
-    tags.IMAGE_POSITION_PATIENT,
-    tags.IMAGE_ORIENTATION_PATIENT,
-    tags.PIXEL_SPACING,
-)
-_INTERCEPT, _SLOPE, _RESCALE_TYPE = tags.RESCALE_INTERCEPT, tags.RESCALE_SLOPE, tags.RESCALE_TYPE
-_FRAME_TYPE, _TECHNIQUE = tags.FRAME_TYPE, tags.VOLUME_BASED_CALCULATION_TECHNIQUE
+_POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
+_TECHNIQUE = tags.VOLUME_BASED_CALCULATION_TECHNIQUE
 _RENDERING_TECHNIQUES = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
 _CURVED_TECHNIQUE = "CURVED_MPR"
 """VolumeBasedCalculationTechnique (PS3.3 C.8.16.2.1.3). VolumetricProperties is no help: Siemens
@@ -92,7 +82,7 @@ _TEXT_TAGS = {
     "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
     "TriggerTime": tags.TRIGGER_TIME,
     "AcquisitionTime": tags.FRAME_ACQUISITION_DATE_TIME,
-    "ImageType": _FRAME_TYPE,
+    "ImageType": tags.FRAME_TYPE,
     "VolumeBasedCalculationTechnique": _TECHNIQUE,
 }
 _DOUBLE_TAGS = {
@@ -106,7 +96,6 @@ _INTEGER_TAGS = {
     "AcquisitionNumber": tags.FRAME_ACQUISITION_NUMBER,
     "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_INDEX,
 }
-_DIMENSION_INDEX_VALUES = tags.DIMENSION_INDEX_VALUES
 _SPATIAL_POINTERS = (
     tags.IN_STACK_POSITION_NUMBER,
     _POSITION,
@@ -117,12 +106,6 @@ _SPATIAL_POINTERS = (
     tags.PLANE_ORIENTATION_SEQUENCE,
 )
 """Dimension pointers along which the slice position changes, or the orientation."""
-
-_CONCATENATION_UID, _CONCATENATION_NUMBER, _CONCATENATION_TOTAL = (
-    tags.CONCATENATION_UID,
-    tags.IN_CONCATENATION_NUMBER,
-    tags.IN_CONCATENATION_TOTAL_NUMBER,
-)
 
 _TagValues = Mapping[int, bytes]
 
@@ -140,19 +123,15 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
     concatenations: dict[bytes, dict[int, int]] = defaultdict(dict)
     for header in headers:
         dataset = header.read_dataset()
-        try:
-            with pydicom_muted():
-                slices += _frames(header, dataset)
-                uid = _raw(dataset, _CONCATENATION_UID).strip(b" \0")
-                if uid:
-                    number, total = (
-                        _integer(header, _raw(dataset, t))
-                        for t in (_CONCATENATION_NUMBER, _CONCATENATION_TOTAL)
-                    )
-                    concatenations[uid][number] = total
-        except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for truncated data
-            detail = f"the functional groups can't be parsed ({type(exc).__name__})"
-            raise ScanError(Reason.DAMAGED, detail) from exc
+        with parsing("the functional groups"):
+            slices += _frames(header, dataset)
+            uid = _raw(dataset, tags.CONCATENATION_UID).strip(b" \0")
+            if uid:
+                number, total = (
+                    _integer(header, _raw(dataset, tag))
+                    for tag in (tags.IN_CONCATENATION_NUMBER, tags.IN_CONCATENATION_TOTAL_NUMBER)
+                )
+                concatenations[uid][number] = total
     for numbers in concatenations.values():  # PS3.3 C.7.6.16.1
         total = max(*numbers.values(), *numbers)
         if total > len(numbers):
@@ -163,12 +142,13 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
 
 def _frames(header: Header, dataset: Dataset) -> list[Slice]:
     """Return the frames of one object."""
-    groups = _items(dataset, _PER_FRAME)
+    groups = _items(dataset, tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE)
     if not groups:
         return vector_slices(header, dataset)
     if len(groups) != header.frames:
         raise ScanError(Reason.DAMAGED, f"{header.frames} frames, but groups for {len(groups)}")
-    shared_items = [_attributes(item) for item in _items(dataset, _SHARED)]
+    shared_groups = _items(dataset, tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE)
+    shared_items = [_attributes(item) for item in shared_groups]
     shared = {
         tag: _agreed(item[tag] for item in shared_items if tag in item)
         for tag in _GROUPS
@@ -181,6 +161,7 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
         own = _attributes(group)
         _check_shared(shared, own)
         attributes = dict(of_object)
+        # The frame's own groups last: they override the shared ones, and both the object
         for values in (*shared.values(), *own.values()):
             attributes |= values
         slices.append(_slice(header, n, attributes, dimensions, group))
@@ -190,13 +171,7 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
 def _check_shared(
     shared: Mapping[int, Mapping[int, bytes]], own: Mapping[int, Mapping[int, bytes]]
 ) -> None:
-    """Refuse a functional group that is both shared and of a frame, with different values.
-
-    Raises
-    ------
-    ScanError
-        HEADER_CONTRADICTS.
-    """
+    """Refuse a group that is both shared and of a frame, if values differ: HEADER_CONTRADICTS."""
     for tag in shared.keys() & own.keys():
         common, values = shared[tag], own[tag]
         if any(not _is_same(common[t], values[t]) for t in common.keys() & values.keys()):
@@ -230,23 +205,15 @@ def frame_rejection_reason(frame: Slice) -> Reason | None:
 def _slice(
     header: Header, n: int, attributes: _TagValues, dimensions: Sequence[int], group: Dataset
 ) -> Slice:
-    """Return one frame as a slice.
+    """Return frame `n` of an object as a slice.
 
-    Parameters
-    ----------
-    header : Header
-        Header of the object.
-    n : int
-        Frame number, from 0.
-    attributes : mapping of int to bytes
-        Raw values of the frame by tag.
-    dimensions : sequence of int
-        Indices of the non-spatial dimensions in DimensionIndexValues.
-    group : pydicom.Dataset
-        Functional groups of the frame.
+    `attributes` are raw values of the frame by tag, `dimensions` the indices of the non-spatial
+    dimensions in DimensionIndexValues, `group` the functional groups of the frame.
     """
-    slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
-    rescale_type = decode_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
+    slope = _number(attributes, tags.RESCALE_SLOPE)
+    intercept = _number(attributes, tags.RESCALE_INTERCEPT)
+    own_type = decode_text(attributes.get(tags.RESCALE_TYPE, b"")).upper()
+    rescale_type = own_type or header.rescale_type
     has_rescale = slope is not None or intercept is not None
     if not has_rescale:
         slope, intercept, has_rescale = header.slope, header.intercept, header.rescale_given
@@ -255,7 +222,7 @@ def _slice(
         frame=n,
         position=_numbers(attributes.get(_POSITION, b""), 3),
         orientation=_numbers(attributes.get(_ORIENTATION, b""), 6) or header.orientation,
-        spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
+        spacing=_numbers(attributes.get(tags.PIXEL_SPACING, b""), 2) or header.spacing,
         slope=math.nan if slope is None else slope,
         intercept=math.nan if intercept is None else intercept,
         rescaled=normalized_rescale_type(has_rescale, rescale_type),
@@ -269,6 +236,8 @@ def _slice(
 def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) -> dict[str, str]:
     little = header.elements.little
     phase = {}
+    # Functional groups name some attributes twice. Attributes of enhanced objects override those
+    # of single-frame objects, which conversions leave behind
     for name, tag in _TEXT_TAGS.items():
         phase[name] = decode_text(attributes.get(tag, b""))
     for name, tag in _DOUBLE_TAGS.items():
@@ -282,7 +251,7 @@ def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) ->
         raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
         if raw and attribute.name not in phase:
             phase[attribute.name] = untyped_as_text(raw, little=little)
-    raw = attributes.get(_DIMENSION_INDEX_VALUES, b"")
+    raw = attributes.get(tags.DIMENSION_INDEX_VALUES, b"")
     indices = [_integer(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
     phase["DimensionIndexValues"] = "\\".join(
         str(indices[n]) for n in dimensions if n < len(indices)
@@ -339,10 +308,7 @@ def _agents_administered(items: Sequence[Dataset]) -> bytes:
 def _agreed(items: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
     """Return the values of the only item that a functional group may have (PS3.3 C.7.6.16).
 
-    Raises
-    ------
-    ScanError
-        HEADER_CONTRADICTS if there are several, with different values.
+    Several items with different values are HEADER_CONTRADICTS.
     """
     agreed: dict[int, bytes] = {}
     for values in items:
@@ -394,14 +360,8 @@ def _number(attributes: _TagValues, tag: int) -> float | None:
     return numbers[0] if numbers else None
 
 
-# --- frame vectors --------------------------------------------------------------------------------
-# Multi-frame objects without functional groups: nuclear medicine, with frame index vectors.
+# --- frame vectors: nuclear medicine, without functional groups -----------------------------------
 
-_DETECTORS, _SLICES, _BETWEEN = (
-    tags.DETECTOR_INFORMATION_SEQUENCE,
-    tags.SLICE_VECTOR,
-    tags.SPACING_BETWEEN_SLICES,
-)
 _VECTORS = {
     "EnergyWindowVector": tags.ENERGY_WINDOW_VECTOR,
     "DetectorVector": tags.DETECTOR_VECTOR,
@@ -427,13 +387,6 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     slice number of each frame, from 1. If any of this is missing, one slice without a position
     is returned for all frames.
 
-    Parameters
-    ----------
-    header : Header
-        Header of the object.
-    dataset : Dataset
-        Data set of the object.
-
     Raises
     ------
     ScanError
@@ -442,11 +395,11 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     template = single_slice(header)
     unplaced = replace(template, position=None, multiframe=header.frames > 1, shared=None)
     vectors = {name: _vector(header, dataset, tag) for name, tag in _VECTORS.items()}
-    slice_numbers = _vector(header, dataset, _SLICES)
+    slice_numbers = _vector(header, dataset, tags.SLICE_VECTOR)
     if header.frames == 1 and not slice_numbers:
         return [template]
     position, orientation = _first_geometry(header, dataset)
-    spacing = _finite_numbers(_raw(dataset, _BETWEEN), 1)
+    spacing = _finite_numbers(_raw(dataset, tags.SPACING_BETWEEN_SLICES), 1)
     has_slice_numbers = len(slice_numbers) == header.frames and min(slice_numbers) == 1
     if header.frames > 1 and header.sop_class in _OF_ONE_FRAME:
         detail = "a file holds several frames, but its class has one, with a single position"
@@ -476,7 +429,7 @@ def _first_geometry(
 
     A single detector's values override the object's; with several detectors, return two None.
     """
-    detectors = dataset[_DETECTORS].value if _DETECTORS in dataset else None
+    detectors = _items(dataset, tags.DETECTOR_INFORMATION_SEQUENCE)
     if not detectors:
         return header.position, header.orientation
     if len(detectors) > 1:

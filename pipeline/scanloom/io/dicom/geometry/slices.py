@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.header.elements import PER_SLICE_TAGS
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS
-from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.header.header import Header, parsing
 from scanloom.io.dicom.slice_attributes import (
     PHASE_ATTRIBUTES,
     SLICE_ATTRIBUTES,
@@ -96,12 +94,8 @@ class Slice:
             UNREADABLE or DAMAGED if the file was changed since its header was read.
         """
         dataset = self.header.read_dataset() if self.group is None else self.group
-        try:
-            with pydicom_muted():
-                return flatten_elements(dataset)
-        except (OSError, *PARSE_ERRORS) as exc:
-            detail = f"a header's sequences can't be parsed ({type(exc).__name__})"
-            raise ScanError(Reason.DAMAGED, detail) from exc
+        with parsing("a header's sequences"):
+            return flatten_elements(dataset)
 
     def phase_text(self, name: str) -> str:
         """Return an attribute of `phase`, or InstanceNumber; empty if it has no value."""
@@ -205,6 +199,7 @@ def flatten_elements(dataset: Any, depth: int = 0) -> dict[tuple[int, ...], byte
 
 def untyped_as_text(raw: bytes, *, little: bool) -> str:
     """Return a value of unknown VR as text: as ASCII, doubles, a float, an integer or hex."""
+    # Text first: most values are, and numbers are rarely printable in all their bytes
     stripped = raw.rstrip(b" \0")
     if (stripped or not raw) and stripped.isascii() and stripped.decode("ascii").isprintable():
         return stripped.decode("ascii").strip()
@@ -216,17 +211,11 @@ def untyped_as_text(raw: bytes, *, little: bool) -> str:
     return str(int.from_bytes(raw, "little" if little else "big")) if len(raw) == 2 else raw.hex()
 
 
-def standard_keyword(tag: int) -> str:
-    """Return the DICOM keyword of a tag; empty for private and unknown attributes."""
+def attribute_name(tag: int) -> str:
+    """Return the DICOM keyword of a tag for messages; private and unknown ones have no name."""
     from pydicom.datadict import keyword_for_tag
 
-    keyword: str = keyword_for_tag(tag)
-    return keyword
-
-
-def attribute_name(tag: int) -> str:
-    """Return a name of an attribute for messages."""
-    return standard_keyword(tag) or "a private attribute"
+    return str(keyword_for_tag(tag)) or "a private attribute"
 
 
 def parse_decimal(text: str) -> float:
@@ -244,8 +233,7 @@ def doubles_as_text(raw: bytes, *, little: bool) -> str:
     return "\\".join(f"{n:.9g}" for n in numbers)
 
 
-# --- agreement of slices --------------------------------------------------------------------------
-# Compare slices by `SLICE_ATTRIBUTES`: whether they agree on the meaning of their values.
+# --- agreement of slices on the meaning of their values -------------------------------------------
 
 _MEANING, _RECORDED = attributes_with(Rule.MEANING), attributes_with(Rule.RECORDED)
 

@@ -16,19 +16,6 @@ from scanloom.core import Flag, Gaps, Reason, ScanError, counted
 from scanloom.core.grid import LPS_TO_RAS_AFFINE, ORTHOGONAL
 from scanloom.io.affines import orthogonalize
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.positions import (
-    MAX_JITTER_MM,
-    MAX_ROUNDING_SHARE,
-    SAME_POSITION_MM,
-    Line,
-    SlicePositions,
-    fit_line,
-    fit_line_along,
-    is_rounded_stack,
-    locate_slices,
-    rounding_shift,
-    spacing_deviation,
-)
 from scanloom.io.dicom.geometry.slices import (
     Slice,
     first_disagreement,
@@ -38,6 +25,192 @@ from scanloom.io.dicom.geometry.slices import (
 )
 from scanloom.io.dicom.header.header import Header
 from scanloom.io.dicom.slice_attributes import SliceAttribute
+
+SAME_POSITION_MM = 0.01
+"""Slices closer than this share a position; scanners write at least two decimals."""
+MAX_JITTER_MM = 0.05
+"""Largest deviation of a slice from even spacing: rounding to one decimal, table movement."""
+_MAX_COPLANAR = 32
+"""Number of recent positions searched for a match; a proper volume has one position per plane."""
+_JITTER_FRACTION = 0.1
+"""Jitter as a fraction of the slice spacing, for very thin slices."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlicePositions:
+    """Distinct positions of parallel slices.
+
+    Parameters
+    ----------
+    ids : (N,) array of int
+        Number of each slice's position, counted along the normal; slices may share one.
+    positions : (P, 3) array
+        Position of the first slice at each, LPS mm.
+    depth : (P,) array
+        The positions projected on the normal, mm, ascending.
+    """
+
+    ids: NDArray[np.intp]
+    positions: NDArray[np.float64]
+    depth: NDArray[np.float64]
+
+
+def locate_slices(slices: Sequence[Slice], normal: NDArray[np.float64]) -> SlicePositions:
+    """Return the distinct positions of slices that all have ImagePositionPatient.
+
+    Two slices share a position if they differ by no more than the jitter tolerance, which is well
+    below the slice spacing. Slices side by side in one plane have different positions. `normal`
+    (3,) is the unit normal of the slices, LPS.
+    """
+    positions = np.array([s.position for s in slices], dtype=np.float64)
+    depth = positions @ normal
+    order = np.argsort(depth, kind="stable")
+    tolerance = _depth_tolerance(depth[order])
+    ids = np.empty(len(slices), np.intp)
+    if np.all(np.diff(depth[order]) > tolerance):  # the usual case: no duplicates
+        ids[order] = np.arange(len(slices))
+        return SlicePositions(ids, positions[order], depth[order])
+    firsts: list[int] = []  # the first slice at each position
+    for index in map(int, order):
+        position_id = _known_position(firsts, positions, depth, index, tolerance)
+        if position_id is None:
+            position_id = len(firsts)
+            firsts.append(index)
+        ids[index] = position_id
+    return SlicePositions(ids, positions[firsts], depth[firsts])
+
+
+def _known_position(
+    firsts: Sequence[int],
+    positions: NDArray[np.float64],
+    depth: NDArray[np.float64],
+    index: int,
+    tolerance: float,
+) -> int | None:
+    """Return the number of the known position that a slice shares; None if it has a new one.
+
+    `firsts` has the index of the first slice at each known position, ascending in `depth` (N,), mm
+    along the normal; `positions` (N, 3) are LPS mm, and `tolerance` the largest difference in
+    depth.
+    """
+    for position_id in range(len(firsts) - 1, max(-1, len(firsts) - 1 - _MAX_COPLANAR), -1):
+        first = firsts[position_id]
+        if depth[index] - depth[first] > tolerance:
+            return None
+        if np.abs(positions[index] - positions[first]).max() <= 2 * MAX_JITTER_MM:
+            return position_id
+    return None
+
+
+def spacing_deviation(depth: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the largest deviation of depths from even spacing, and the allowed one, mm."""
+    spacing = float(np.median(np.diff(depth)))
+    regular = np.linspace(depth[0], depth[-1], len(depth))
+    return float(np.abs(depth - regular).max()), min(MAX_JITTER_MM, _JITTER_FRACTION * spacing)
+
+
+def _depth_tolerance(depth: NDArray[np.float64]) -> float:
+    """Return the largest depth difference of slices that share a position, mm."""
+    steps = np.diff(depth)
+    gaps = steps[steps > max(SAME_POSITION_MM, 0.1 * steps.max(initial=0.0))]
+    if not len(gaps):
+        return SAME_POSITION_MM
+    return max(SAME_POSITION_MM, min(MAX_JITTER_MM, _JITTER_FRACTION * float(np.median(gaps))))
+
+
+# --- rounded positions ----------------------------------------------------------------------------
+# Regular stacks whose positions were rounded in the headers, fitted by bounded least squares.
+#
+# Every slice is rounded, the first and the last too, so that the line through these two is no more
+# accurate than the others. Many slices average their roundings out. The least-squares line of a
+# regular stack that was rounded to tenths of a millimetre comes within one such step of each of its
+# positions, in every coordinate, for any distance and number of slices. What is further off is
+# irregular.
+
+ROUNDING_STEP_MM = 0.1
+"""Coarsest step to which scanners and converters round a coordinate, or a multiple of it to which
+they add a constant."""
+MAX_ROUNDING_SHARE = 0.2
+"""Largest shift of a slice by rounding, as a share of the slice distance: with a quarter, a missing
+slice could not be detected."""
+_FIT_ERROR_MM = 1e-6
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A regular stack: slice k is at origin + k * step, LPS mm."""
+
+    origin: Numbers
+    step: Numbers
+
+
+def fit_line(positions: Numbers, index: NDArray[np.intp]) -> Line | None:
+    """Return the regular stack in any direction that has these positions, or None.
+
+    Parameters
+    ----------
+    positions : (P, 3) array
+        Positions of the slices in order, LPS mm.
+    index : (P,) array
+        Number k of each slice in the stack, from 0.
+    """
+    step, centre = _least_squares(positions, index)
+    return _bounded(positions, index, step, centre)
+
+
+def fit_line_along(positions: Numbers, index: NDArray[np.intp], normal: Numbers) -> Line | None:
+    """Return the regular stack along a unit normal that has these positions, or None.
+
+    Parameters are those of `fit_line`. Direction cosines are rounded too, so the slices may drift
+    sideways by as much as still counts as orthogonal.
+    """
+    slope, centre = _least_squares(positions, index)
+    step = float(slope @ normal) * normal
+    sideways = np.sqrt(np.clip(1 - normal**2, 0, None))
+    drift = ORTHOGONAL / 2 * abs(float((positions[-1] - positions[0]) @ normal)) * sideways
+    return _bounded(positions, index, step, centre, drift)
+
+
+def is_rounded_stack(positions: Numbers) -> bool:
+    """Return whether (P, 3) positions in their order are those of a regular stack, rounded."""
+    return fit_line(positions, np.arange(len(positions))) is not None
+
+
+def rounding_shift(normal: Numbers) -> float:
+    """Return the largest shift of a slice by rounding, along a unit vector in mm."""
+    return ROUNDING_STEP_MM / 2 * float(np.abs(normal).sum())
+
+
+def _least_squares(positions: Numbers, index: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+    """Return the step of the best fit, and its position in the middle of the stack."""
+    centred = index - index.mean()
+    return centred @ positions / (centred @ centred), positions.mean(axis=0)
+
+
+def _bounded(
+    positions: Numbers,
+    index: NDArray[np.intp],
+    step: Numbers,
+    centre: Numbers,
+    drift: Numbers | float = 0.0,
+) -> Line | None:
+    """Return the line if no position is off by more than a rounding step and the drift, each axis.
+
+    For thin slices the rounding step shrinks: rounding may not conceal a missing one.
+    """
+    distance = float(np.linalg.norm(step))
+    if not distance > 0:
+        return None
+    share = rounding_shift(step / distance) / (MAX_ROUNDING_SHARE * distance)
+    allowed = ROUNDING_STEP_MM / max(1.0, share) + drift + _FIT_ERROR_MM
+    origin = centre - index.mean() * step
+    off = np.abs(positions - origin - np.outer(index, step))
+    return Line(origin, step) if (off <= allowed).all() else None
+
+
+# --- stacks ---------------------------------------------------------------------------------------
 
 MIN_SLICES = 3
 """Two slices have a single distance, which cannot be checked for regularity."""
@@ -65,9 +238,8 @@ class Stack:
     ----------
     slices : tuple of Slice or None
         The slice at each index k, ascending along row x column direction; None if it is missing.
-    twins : tuple of (int, Slice)
-        Duplicates: further slices at the position of slice k, to be dropped if their content is
-        the same.
+    twins : tuple of (Slice, Slice)
+        Slices, and duplicates at their positions, which are dropped if their content is the same.
     affine : (4, 4) array
         Index (column, row, slice) to RAS mm. The third axis is the step between slices, which is
         oblique to the others if the gantry was tilted.
@@ -75,7 +247,7 @@ class Stack:
     """
 
     slices: tuple[Slice | None, ...]
-    twins: tuple[tuple[int, Slice], ...]
+    twins: tuple[tuple[Slice, Slice], ...]
     affine: NDArray[np.float64]
     flags: tuple[Flag, ...]
 
@@ -168,13 +340,7 @@ def _orthogonal_for_itk(
 
 
 def _check_consistent(slices: Sequence[Slice]) -> None:
-    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share.
-
-    Raises
-    ------
-    ScanError
-        With the reason code of the first failed check.
-    """
+    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share."""
     distinct, count = unique_by_shared(slices), len(slices)
     truncated = sum(s.header.pixels is None for s in slices)
     if truncated:
@@ -198,13 +364,7 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
 
 
 def _check_meaning(slices: Sequence[Slice], may_differ: Collection[SliceAttribute]) -> None:
-    """Refuse slices that disagree on the meaning of their values.
-
-    Raises
-    ------
-    ScanError
-        MIXED_SLICES.
-    """
+    """Refuse slices that disagree on the meaning of their values: MIXED_SLICES."""
     attribute = first_disagreement(slices, may_differ)
     if attribute is None:
         return
@@ -269,16 +429,16 @@ def direction_cosines(
 
 def _split_duplicates(
     slices: Sequence[Slice], positions: SlicePositions, index: NDArray[np.intp]
-) -> tuple[tuple[Slice | None, ...], tuple[tuple[int, Slice], ...]]:
-    """Return the slice at each index k, and the duplicates at the same positions as (k, slice)."""
+) -> tuple[tuple[Slice | None, ...], tuple[tuple[Slice, Slice], ...]]:
+    """Return the slice at each index k, and `Stack.twins`."""
     kept: list[Slice | None] = [None] * (int(index[-1]) + 1)
-    duplicates: list[tuple[int, Slice]] = []
-    for slice_, position_id in zip(slices, positions.ids, strict=True):
-        k = int(index[position_id])
-        if kept[k] is None:
+    duplicates: list[tuple[Slice, Slice]] = []
+    for slice_, k in zip(slices, index[positions.ids].tolist(), strict=True):
+        first = kept[k]
+        if first is None:
             kept[k] = slice_
         else:
-            duplicates.append((k, slice_))
+            duplicates.append((first, slice_))
     return tuple(kept), tuple(duplicates)
 
 
@@ -287,11 +447,8 @@ def _slice_indices(
 ) -> NDArray[np.intp]:
     """Return the slice index k of each position; missing slices leave out numbers.
 
-    Raises
-    ------
-    ScanError
-        SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if
-        several slices lie in one plane.
+    SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if several
+    slices lie in one plane.
     """
     depth = positions.depth
     deviation, tolerance = spacing_deviation(depth)
@@ -303,6 +460,7 @@ def _slice_indices(
     if is_rounded_stack(positions.positions):
         return np.arange(len(depth))
     step_range = f"distances between slices range from {steps.min():.3f} to {steps.max():.3f} mm"
+    # The median first: most steps are single ones. The shortest, where most steps have gaps
     multiples = _multiples(steps, tolerance, (float(np.median(steps)), float(steps.min())))
     if multiples is None:
         multiples = _rounded_multiples(steps, rounding_shift(normal))
@@ -353,24 +511,11 @@ def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.f
 def _slice_line(
     positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
 ) -> tuple[Line, Flag | None]:
-    """Return the line through the slice positions, and a flag if it was corrected.
+    """Return the line through slice positions (P, 3), LPS mm, and a flag if it was corrected.
 
-    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A
-    sideways shift that rounding alone explains is removed.
-
-    Parameters
-    ----------
-    positions : (P, 3) array
-        Positions of the slices in order, LPS mm.
-    index : (P,) array
-        Slice index k of each position.
-    normal : (3,) array
-        Unit normal of the slices, LPS.
-
-    Raises
-    ------
-    ScanError
-        BAD_GEOMETRY if the slices are shifted sideways irregularly.
+    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A sideways
+    shift that rounding alone explains is removed; an irregular one is BAD_GEOMETRY. `index` (P,)
+    has the slice index k of each position, `normal` is the unit normal of the slices.
     """
     count = int(index[-1])
     ends = Line(positions[0], (positions[-1] - positions[0]) / count)
@@ -393,10 +538,7 @@ def _slice_line(
 
 
 def _is_on_line(
-    positions: NDArray[np.float64],
-    index: NDArray[np.intp],
-    line: Line,
-    normal: NDArray[np.float64],
+    positions: NDArray[np.float64], index: NDArray[np.intp], line: Line, normal: NDArray[np.float64]
 ) -> bool:
     """Whether the slices lie on the line through the first and the last, within the jitter."""
     residual = positions - line.origin - np.outer(index, line.step)
@@ -411,8 +553,7 @@ def _is_on_line(
 def duplicate_position_error(stack: Stack) -> ScanError:
     """Return the error for slices that share a position but differ in their pixels."""
     position_count = len(stack.real)
-    counts = Counter({k: 1 for k, slice_ in enumerate(stack.slices) if slice_ is not None})
-    counts.update(k for k, _ in stack.twins)
+    counts = Counter((*stack.real, *(kept for kept, _ in stack.twins)))
     most = max(counts.values())
     complete = sum(count == most for count in counts.values())
     if complete == position_count:
@@ -423,14 +564,13 @@ def duplicate_position_error(stack: Stack) -> ScanError:
         short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
         detail = f"{counted(missing, 'slice')} missing: {short}"
         return ScanError(Reason.SLICE_GAP, detail)
-    conflicting = len({k for k, _ in stack.twins})
+    conflicting = len({kept for kept, _ in stack.twins})
     return ScanError(
         Reason.DUPLICATE_SLICES, f"{counted(conflicting, 'position')} with slices that differ"
     )
 
 
 # --- tilt and spacing of the header ---------------------------------------------------------------
-# Compare tilt and spacing in a header with the positions of slices.
 
 MAX_TILT_DIFFERENCE_DEG = 1.0
 """Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
@@ -443,16 +583,8 @@ def header_disagrees(
 ) -> bool:
     """Return whether tilt or spacing in a header contradict the positions of slices.
 
-    SliceThickness is not compared: slices may overlap, or leave gaps.
-
-    Parameters
-    ----------
-    header : Header
-        Of any slice.
-    step : (3,) array
-        From one slice to the next, LPS mm.
-    normal : (3,) array
-        Unit normal of the slices.
+    SliceThickness is not compared: slices may overlap, or leave gaps. `step` leads from one slice
+    to the next, LPS mm; `normal` is the unit normal of the slices.
     """
     along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
     lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
@@ -476,7 +608,6 @@ def _finite_number(header: Header, tag: int) -> float | None:
 
 
 # --- missing slices -------------------------------------------------------------------------------
-# Interpolate missing slices of a stack from their neighbours.
 
 
 def fill_gaps(
@@ -496,18 +627,12 @@ def fill_gaps(
     """
     present = [k for k, slice_ in enumerate(slices) if slice_ is not None]
     for lower, upper in itertools.pairwise(present):
-        if upper - lower > 1:
-            _fill_between(values, lower, upper, padding)
-
-
-def _fill_between(values: NDArray[Any], lower: int, upper: int, padding: float | None) -> None:
-    before, after = values[:, :, lower], values[:, :, upper]
-    is_padding = (before == padding) | (after == padding) if padding is not None else None
-    for k in range(lower + 1, upper):
-        weight = (k - lower) / (upper - lower)
-        interpolated = before * (1 - weight) + after * weight
-        if values.dtype.kind in "iu":
-            interpolated = np.rint(interpolated)
-        if is_padding is not None:
-            interpolated[is_padding] = padding
-        values[:, :, k] = interpolated
+        before, after = values[:, :, lower], values[:, :, upper]
+        for k in range(lower + 1, upper):
+            weight = (k - lower) / (upper - lower)
+            interpolated = before * (1 - weight) + after * weight
+            if values.dtype.kind in "iu":
+                interpolated = np.rint(interpolated)
+            if padding is not None:  # a mixture of padding and tissue would look like a measurement
+                interpolated[(before == padding) | (after == padding)] = padding
+            values[:, :, k] = interpolated

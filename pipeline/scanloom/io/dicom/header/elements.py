@@ -35,61 +35,28 @@ _COUNT = struct.Struct("<H")
 
 KEPT_TAGS = KEPT_ATTRIBUTE_TAGS | frozenset(
     (
-        tags.SOP_CLASS_UID,
-        tags.SOP_INSTANCE_UID,
-        tags.SERIES_TIME,
-        tags.PATIENT_NAME,
-        tags.PATIENT_ID,
-        tags.PATIENT_BIRTH_DATE,
-        tags.BODY_PART_EXAMINED,
-        tags.MR_ACQUISITION_TYPE,
-        tags.SPACING_BETWEEN_SLICES,
-        tags.GANTRY_DETECTOR_TILT,
-        tags.MULTIENERGY_CT_ACQUISITION,
-        tags.GE_PULSE_SEQUENCE_NAME,
-        tags.GE_USER_DATA_12,
-        tags.STUDY_INSTANCE_UID,
-        tags.SERIES_INSTANCE_UID,
-        tags.IMAGE_POSITION_PATIENT,
-        tags.IMAGE_ORIENTATION_PATIENT,
-        tags.FRAME_OF_REFERENCE_UID,
-        tags.SAMPLES_PER_PIXEL,
-        tags.NUMBER_OF_FRAMES,
-        tags.ROWS,
-        tags.COLUMNS,
-        tags.PIXEL_SPACING,
-        tags.BITS_ALLOCATED,
-        tags.BITS_STORED,
-        tags.HIGH_BIT,
-        tags.PIXEL_REPRESENTATION,
-        tags.BURNED_IN_ANNOTATION,
-        tags.RESCALE_INTERCEPT,
-        tags.RESCALE_SLOPE,
-        tags.RESCALE_TYPE,
-        tags.SERIES_TYPE,
+        *(tags.SOP_CLASS_UID, tags.SOP_INSTANCE_UID, tags.FRAME_OF_REFERENCE_UID),
+        *(tags.STUDY_INSTANCE_UID, tags.SERIES_INSTANCE_UID, tags.SERIES_TIME, tags.SERIES_TYPE),
+        *(tags.PATIENT_NAME, tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE, tags.BODY_PART_EXAMINED),
+        *(tags.MR_ACQUISITION_TYPE, tags.MULTIENERGY_CT_ACQUISITION, tags.BURNED_IN_ANNOTATION),
+        *(tags.GE_PULSE_SEQUENCE_NAME, tags.GE_USER_DATA_12),
+        *(tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT, tags.PIXEL_SPACING),
+        *(tags.SPACING_BETWEEN_SLICES, tags.GANTRY_DETECTOR_TILT),
+        *(tags.SAMPLES_PER_PIXEL, tags.NUMBER_OF_FRAMES, tags.ROWS, tags.COLUMNS),
+        *(tags.BITS_ALLOCATED, tags.BITS_STORED, tags.HIGH_BIT, tags.PIXEL_REPRESENTATION),
+        *(tags.RESCALE_INTERCEPT, tags.RESCALE_SLOPE, tags.RESCALE_TYPE),
     )
 )
 """Tags of the data set whose values are kept: those of `SLICE_ATTRIBUTES`, and what geometry,
 values and lists need."""
 PER_SLICE_TAGS = frozenset(
     (
-        tags.SOP_INSTANCE_UID,
-        tags.ACQUISITION_DATE,
-        tags.CONTENT_DATE,
-        tags.ACQUISITION_DATE_TIME,
-        tags.ACQUISITION_TIME,
-        tags.CONTENT_TIME,
-        tags.ECHO_TIME,
-        tags.ECHO_NUMBERS,
-        tags.TRIGGER_TIME,
-        tags.DIFFUSION_B_VALUE,
-        tags.DIFFUSION_GRADIENT_ORIENTATION,
-        tags.ACQUISITION_NUMBER,
-        tags.INSTANCE_NUMBER,
-        tags.IMAGE_POSITION_PATIENT,
-        tags.TEMPORAL_POSITION_IDENTIFIER,
-        tags.IMAGE_COMMENTS,
-        tags.DERIVATION_DESCRIPTION,
+        *(tags.SOP_INSTANCE_UID, tags.INSTANCE_NUMBER, tags.IMAGE_POSITION_PATIENT),
+        *(tags.ACQUISITION_NUMBER, tags.TEMPORAL_POSITION_IDENTIFIER, tags.TRIGGER_TIME),
+        *(tags.ACQUISITION_DATE, tags.ACQUISITION_TIME, tags.ACQUISITION_DATE_TIME),
+        *(tags.CONTENT_DATE, tags.CONTENT_TIME, tags.ECHO_TIME, tags.ECHO_NUMBERS),
+        *(tags.DIFFUSION_B_VALUE, tags.DIFFUSION_GRADIENT_ORIENTATION),
+        *(tags.IMAGE_COMMENTS, tags.DERIVATION_DESCRIPTION),
     )
 )
 """Tags whose values usually differ between the slices or volumes of a series."""
@@ -238,15 +205,10 @@ def elements_from_values(
 
 
 def resolve_private_blocks(values: dict[int, bytes]) -> tuple[dict[int, bytes], bool]:
-    """Move private attributes to block 0x10 from the block that their creator reserved.
+    """Move private attributes of a data set or item to block 0x10 from the block of their creator.
 
     Elements of other creators are removed. Block 0x10 without a creator is taken for the
     manufacturer's: some anonymisers remove creators, and nearly all scanners reserve this block.
-
-    Parameters
-    ----------
-    values : dict of int to bytes
-        Values by tag, of one data set or one item of a sequence.
 
     Returns
     -------

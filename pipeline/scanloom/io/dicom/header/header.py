@@ -8,7 +8,6 @@ import struct
 import threading
 import unicodedata
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.header.elements import Elements, PixelDataLocation, SharedElements
-from scanloom.io.dicom.header.fallback import PARSE_ERRORS, parse_with_pydicom, read_dataset
-from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.header.parser import (
+    PARSE_ERRORS,
+    parse_plain,
+    parse_with_pydicom,
+    read_dataset,
+    read_first_bytes,
+    unreadable_error,
+)
 from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES
 from scanloom.io.system.unpacking import inflate_start, is_gzip
 
@@ -154,8 +159,7 @@ class Header:
             with pydicom_muted():
                 return read_dataset(self.path)
         except OSError as exc:
-            detail = f"a file can't be read ({type(exc).__name__})"
-            raise ScanError(Reason.UNREADABLE, detail) from exc
+            raise unreadable_error(exc) from exc
 
     def decoded(self, keyword: str) -> str:
         """Return a text element by the file's character set. It may identify the patient.
@@ -166,20 +170,13 @@ class Header:
             DAMAGED if the element can't be parsed; UNREADABLE if the file has changed since.
         """
         dataset = self.read_dataset()
-        try:
-            with pydicom_muted():
-                return str(dataset.get(keyword) or "")
-        except PARSE_ERRORS as exc:  # pydicom parses an element when it is asked for
-            detail = f"a text of a header can't be parsed ({type(exc).__name__})"
-            raise ScanError(Reason.DAMAGED, detail) from exc
+        with parsing("a text of a header"):  # pydicom parses an element when it is asked for
+            return str(dataset.get(keyword) or "")
 
     def decoded_patient(self, n: int) -> str:
         """Return the value of `patient` at `n`, as `decoded`. It names the patient."""
-        text = self.decoded(PATIENT_KEYWORDS[n])
-        text = unicodedata.normalize("NFC", text)
-        return (
-            text.strip(" \0").split("=")[0].rstrip(" \0^").upper() if n == 0 else text.strip(" \0")
-        )
+        text = unicodedata.normalize("NFC", self.decoded(PATIENT_KEYWORDS[n])).strip(" \0")
+        return text if n else text.split("=")[0].rstrip(" \0^").upper()  # as `_normalised_name`
 
 
 def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
@@ -192,7 +189,7 @@ def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
         (UNREADABLE) or parsed (DAMAGED) the error, not raised, so that the others are still read.
     """
     with pydicom_muted():
-        return [_read_header_or_error(path) for path in paths]
+        return [read_header(path) for path in paths]
 
 
 @contextmanager
@@ -208,20 +205,29 @@ def pydicom_muted() -> Iterator[None]:
         logger.disabled = before
 
 
-def _read_header_or_error(path: Path) -> Header | ScanError | None:
+@contextmanager
+def parsing(
+    subject: str, reason: Reason = Reason.DAMAGED, *further_errors: type[Exception]
+) -> Iterator[None]:
+    """Mute pydicom in the block, and refuse data that it can't parse, by default as DAMAGED."""
+    # pydicom raises OSError for truncated data
+    errors: tuple[type[Exception], ...] = (OSError, *PARSE_ERRORS, *further_errors)
     try:
-        return _read_header(path)
-    except ScanError as error:
-        return error
+        with pydicom_muted():
+            yield
+    except errors as exc:
+        raise ScanError(reason, f"{subject} can't be parsed ({type(exc).__name__})") from exc
 
 
-def _read_header(path: Path) -> Header | None:
+def read_header(path: Path | str) -> Header | ScanError | None:
+    """Read the header of one file, as `read_headers` does; pydicom is not muted."""
     try:
         elements = read_elements(path)
-        return None if elements is None else Header(path, elements)
+    except ScanError as error:
+        return error
     except OSError as exc:
-        detail = f"a file can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+        return unreadable_error(exc)
+    return None if elements is None else Header(path, elements)
 
 
 def read_elements(path: Path | str) -> Elements | None:
@@ -348,7 +354,7 @@ class HeaderCache:
 
     def __init__(self, limit: int = MAX_CACHED_HEADERS) -> None:
         self._limit = limit
-        self._headers: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
+        self._headers: dict[tuple[str, int, int], Header] = {}
         self._lock = threading.Lock()
 
     def put(self, headers: Iterable[Header]) -> None:
@@ -359,7 +365,7 @@ class HeaderCache:
                 if key is not None:
                     self._headers[key] = header
             while len(self._headers) > self._limit:
-                self._headers.popitem(last=False)
+                del self._headers[next(iter(self._headers))]
 
     def take(self, path: Path) -> Header | None:
         """Remove and return the header of a file; None if missing, or if the file has changed."""

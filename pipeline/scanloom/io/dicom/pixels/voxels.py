@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,22 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.core.process import core_count
 from scanloom.io.dicom.geometry.slices import Slice
-from scanloom.io.dicom.header.header import Header
-from scanloom.io.dicom.pixels.decode import (
-    check_native_length,
-    find_frame_tables,
-    is_decodable,
-    read_stored_samples,
-)
+from scanloom.io.dicom.header.header import Header, PixelFormat
 from scanloom.io.dicom.pixels.frame import (
     MAX_OVERHEAD_BYTES,
     FrameRef,
     FrameTable,
-    as_words,
+    check_native_length,
+    find_frame_tables,
     frame_ref,
-    from_words,
     inflation_bytes,
+    is_decodable,
+    read_stored_samples,
+    sample_range,
     slice_frame_ref,
     stored_dtype,
 )
+from scanloom.io.system.messages import register
 from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed, shared_empty
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
 
@@ -55,6 +52,10 @@ _MAX_RESCALE = 1e15
 """Largest slope or intercept; larger ones are damage and would overflow int64 and float32."""
 _MIN_SLOPE = 1e-30
 """Smallest slope; smaller ones would underflow float32."""
+
+
+register(FrameRef)  # child processes decode them
+register(PixelFormat)
 
 
 class _DoesNotFitError(Exception):
@@ -90,6 +91,7 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) 
     frames = [slice_frame_ref(s) if s else None for s in slices]
     are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
     dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
+    # The smallest first: nearly all scans fit it, and only the others are read again
     for dtype in dtypes:
         values = _read_as(dtype, frames, limit)
         if values is not None:
@@ -133,51 +135,28 @@ def check_size(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) -
     _check_size([slice_frame_ref(s) for s in slices if s], limit, len(slices))
 
 
-def _check_size(frames: Sequence[FrameRef], limit: int = VOXEL_LIMIT_BYTES, count: int = 0) -> None:
-    """Refuse values larger than the limit, from the headers alone.
+def _check_size(frames: Sequence[FrameRef], limit: int, count: int) -> None:
+    """Refuse values larger than the limit (TOO_LARGE), and invalid sample formats.
 
-    Parameters
-    ----------
-    frames : sequence of FrameRef
-        Frames, or tiles of frames, to read.
-    limit : int
-        Largest size of the values, in bytes.
-    count : int
-        Number of slices with the missing ones, if there are more than `frames`.
-
-    Raises
-    ------
-    ScanError
-        TOO_LARGE; PIXEL_TYPE or DAMAGED for invalid sample formats.
+    `count` is the number of slices with the missing ones.
     """
     if not frames or any(not f.count for f in frames):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
     slice_bytes = max(math.prod(f.shape) * max(2, f.dtype.itemsize) for f in frames)
-    frame_bytes = max(
-        f.count * f.dtype.itemsize for f in frames
-    )  # more than a slice if that is a tile
-    size = max(slice_bytes * max(count, len(frames)), frame_bytes)
+    # A frame is more than a slice if that is a tile
+    frame_bytes = max(f.count * f.dtype.itemsize for f in frames)
+    size = max(slice_bytes * count, frame_bytes)
     if size > limit:
         detail = f"{format_bytes(size)} of voxels, the limit is {format_bytes(limit)}"
         raise ScanError(Reason.TOO_LARGE, detail)
 
 
-def read_stored_frame(header: Header, out: NDArray[Any], frame: int = 0) -> None:
-    """Read the stored samples of one frame of a file into `out`, unused high bits cleared.
+def read_stored_frame(header: Header, frame: int = 0) -> NDArray[Any]:
+    """Return the stored samples (rows, columns) of a frame of a file, counted from 0.
 
-    Parameters
-    ----------
-    out : (rows, columns) array of the stored type
-        Contiguous.
-    frame : int
-        Frame number, from 0.
-
-    Raises
-    ------
-    ScanError
-        As `read_values`.
+    Unused high bits are cleared. Errors are those of `read_values`.
     """
-    np.copyto(out, _stored([frame_ref(header, frame)])[0])
+    return _stored([frame_ref(header, frame)])[0]
 
 
 def same_pixels(first: Slice, second: Slice) -> bool:
@@ -207,38 +186,29 @@ def _read_as(dtype: type, frames: list[FrameRef | None], limit: int) -> NDArray[
         values: NDArray[Any] = np.empty(shape, dtype)
         for k in set(range(len(frames))).difference(indices):
             values[k] = 0
-        return values if _fill(present, indices, values, _thread_count()) else None
+        return values if fill(present, indices, values, _thread_count()) else None
     values = shared_empty(shape, dtype)
     limits, workers = _limits(present, values.nbytes, limit)
-    messages = [as_words(f) for f in present]
-    fits = run_sandboxed(decode_job, messages, indices, values, workers, limits=limits)
+    fits = run_sandboxed(fill, present, indices, values, workers, limits=limits)
     return values if fits else None
 
 
 def _stored(frames: list[FrameRef]) -> list[NDArray[Any]]:
     """Return the stored samples of each frame or tile, (rows, columns)."""
-    _check_size(frames)
-    messages = [as_words(f) for f in frames]
+    _check_size(frames, VOXEL_LIMIT_BYTES, len(frames))
     if all(f.is_plain for f in frames):
-        return decode_stored_job(messages)
+        return read_stored(frames)
     limits, _ = _limits(frames, 0, VOXEL_LIMIT_BYTES)
-    return run_sandboxed(decode_stored_job, messages, limits=limits)
+    return run_sandboxed(read_stored, frames, limits=limits)
 
 
 def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[SandboxLimits, int]:
     """Return the resource limits of decoding, and the number of threads.
 
-    Together with the values, memory stays within the limit plus `SPARE`.
-
-    Parameters
-    ----------
-    frames : list of FrameRef
-        Frames to decode.
-    allocated : int
-        Bytes allocated for the values.
-    limit : int
-        Largest size of the values, in bytes.
+    Together with the values, for which `allocated` bytes are allocated, memory stays within the
+    limit plus `SPARE`.
     """
+    # Four: the compressed frame, at most twice its samples, the decoded and the output array
     thread_bytes = _THREAD_BYTES + max(
         SCRATCH * f.count + 4 * f.count * f.dtype.itemsize + MAX_OVERHEAD_BYTES + inflation_bytes(f)
         for f in frames
@@ -253,16 +223,8 @@ def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[Sandbox
     return SandboxLimits(memory, timeout, total_timeout), workers
 
 
-def decode_job(
-    messages: list[list[Any]], indices: list[int], values: NDArray[Any], workers: int
-) -> bool:
-    """Run `_fill` in a child process, for frames sent as messages."""
-    return _fill([from_words(message) for message in messages], indices, values, workers)
-
-
-def decode_stored_job(messages: list[list[Any]]) -> list[NDArray[Any]]:
-    """Return the stored samples of frames sent as messages to a child process."""
-    frames = [from_words(message) for message in messages]
+def read_stored(frames: list[FrameRef]) -> list[NDArray[Any]]:
+    """Return the stored samples of each frame or tile (rows, columns), read in this process."""
     frame_tables = find_frame_tables(frames)
     stored = []
     for frame in frames:
@@ -275,29 +237,11 @@ def decode_stored_job(messages: list[list[Any]]) -> list[NDArray[Any]]:
     return stored
 
 
-def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], workers: int) -> bool:
-    """Read frames into `values`, in this process.
+def fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], workers: int) -> bool:
+    """Read frames, or tiles of frames, into `values` (slices, rows, columns), in this process.
 
-    Parameters
-    ----------
-    frames : list of FrameRef
-        Frames, or tiles of frames, to read.
-    indices : list of int
-        Slice of `values` for each of them.
-    values : (slices, rows, columns) array
-        Output array of the final dtype.
-    workers : int
-        Number of threads.
-
-    Returns
-    -------
-    bool
-        Whether all values fit the dtype of `values`.
-
-    Raises
-    ------
-    ScanError
-        As `read_values`.
+    `indices` are their slices, `workers` the number of threads. Return whether all values fit the
+    dtype of `values`. Errors are those of `read_values`.
     """
     tables = find_frame_tables(frames)
     slices_by_frame: dict[tuple[Path, int], list[tuple[FrameRef, NDArray[Any]]]] = {}
@@ -310,24 +254,14 @@ def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], work
         }
         try:
             for (path, _), task in tasks.items():
-                with _about(path):
-                    task.result()
+                if isinstance(error := task.exception(), ScanError):
+                    raise error.about(str(path)) from error
+                task.result()
         except _DoesNotFitError:
-            pool.shutdown(cancel_futures=True)
             return False
-        except BaseException:
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
     return True
-
-
-@contextmanager
-def _about(path: Path) -> Iterator[None]:
-    """Name the file in errors of the block."""
-    try:
-        yield
-    except ScanError as error:
-        raise error.about(str(path)) from error
 
 
 def _read_frame(
@@ -372,15 +306,14 @@ def _crop_to_tile(frame: FrameRef, samples: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_fits(frame: FrameRef, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    bits, signed = frame.format.stored, frame.format.signed
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    if not _fits(frame, low, high, dtype) and not _fits(
-        frame, int(stored.min()), int(stored.max()), dtype
+    limits = np.iinfo(dtype)
+
+    def fits(*samples: int) -> bool:
+        values = [int(frame.slope) * sample + int(frame.intercept) for sample in samples]
+        return limits.min <= min(values) and max(values) <= limits.max
+
+    # The range of the format first, which costs nothing; then that of the samples
+    if not fits(*sample_range(frame.format.stored, signed=frame.format.signed)) and not fits(
+        int(stored.min()), int(stored.max())
     ):
         raise _DoesNotFitError
-
-
-def _fits(frame: FrameRef, low: int, high: int, dtype: np.dtype[Any]) -> bool:
-    limits = np.iinfo(dtype)
-    extremes = [int(frame.slope) * stored + int(frame.intercept) for stored in (low, high)]
-    return limits.min <= min(extremes) and max(extremes) <= limits.max

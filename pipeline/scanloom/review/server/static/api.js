@@ -1,5 +1,7 @@
 // Requests to the server.
 
+export const SILENT = "The server does not answer. Is it still running?";
+
 /** A request that the server did not serve, with its HTTP status and the code of the reason. */
 export class Refused extends Error {
   constructor(status, reason, text) {

@@ -1,5 +1,5 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
-import { HOME, addressOf, enter, get, pixels } from "./api.js";
+import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
 import { Correction } from "./correct.js";
 import { byId, element, say } from "./dom.js";
 import { Pointer } from "./pointer.js";
@@ -9,7 +9,6 @@ import { PLANES, Viewer, middleOf, slicesOf } from "./viewer.js";
 import { chosen, isOpen, rowsOf } from "./worklist.js";
 
 const AHEAD = 2;
-const SILENT = "The server does not answer. Is it still running?";
 const WITHOUT_CASE = "npl?";
 
 const slicesBy = (event) => (event.shiftKey ? 10 : 1);

@@ -1,12 +1,11 @@
 // The list of cases: filters and search stand in the address.
-import { HOME, enter, get } from "./api.js";
+import { HOME, SILENT, enter, get } from "./api.js";
 import { byId, element, say } from "./dom.js";
 import { STATES, chosen, isOpen, rowsOf } from "./worklist.js";
 
 const PAGE = 100;
 const POLL_MS = 5000;
 const MAX_DOUBTS = 3;
-const SILENT = "The server does not answer. Is it still running?";
 
 class ListPage {
   constructor() {

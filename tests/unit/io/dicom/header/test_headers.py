@@ -32,14 +32,18 @@ from scanloom.io.dicom.header.elements import (
     decode_elements,
     elements_from_values,
 )
-from scanloom.io.dicom.header.fallback import MAX_ELEMENTS, parse_with_pydicom
 from scanloom.io.dicom.header.header import (
     Header,
     is_dicom,
     pydicom_muted,
     read_headers,
 )
-from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.header.parser import (
+    MAX_ELEMENTS,
+    parse_plain,
+    parse_with_pydicom,
+    read_first_bytes,
+)
 from scanloom.io.dicom.slice_attributes import PHASE_ATTRIBUTES, SLICE_ATTRIBUTES
 from support.real_scans import scans
 from support.write_dicom import MR, Coding, Words, noise, write_series
@@ -193,11 +197,11 @@ def test_other_transfer_syntaxes_give_the_same_header(tmp_path, syntax):
 
 
 def test_a_deflated_header_is_inflated_no_further_than_needed(tmp_path, monkeypatch):
-    from scanloom.io.dicom.header import fallback
+    from scanloom.io.dicom.header import parser
 
     path = rewritten(one_file(tmp_path), DeflatedExplicitVRLittleEndian)
     same_header(path)
-    monkeypatch.setattr(fallback, "MAX_INFLATED_BYTES", 300)
+    monkeypatch.setattr(parser, "MAX_INFLATED_BYTES", 300)
     header = Header(path, parse_with_pydicom(path))
     assert header.sop_class
     assert not header.series_uid  # the rest was not read

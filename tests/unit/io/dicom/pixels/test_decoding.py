@@ -19,7 +19,6 @@ import scanloom
 from scanloom.core import ScanError
 from scanloom.io.dicom.geometry.slices import Tile, single_slice
 from scanloom.io.dicom.header.header import Header, read_headers
-from scanloom.io.dicom.pixels.frame import stored_dtype
 from scanloom.io.dicom.pixels.voxels import read_stored_frame, read_values, same_pixels
 from support.write_dicom import Coding, add_overlays, noise, write_series
 
@@ -122,10 +121,7 @@ def header_of(path: Path) -> Header:
 
 
 def frame_of(path: Path, frame: int = 0) -> np.ndarray:
-    header = header_of(path)
-    out = np.empty((header.rows, header.columns), stored_dtype(header.format))
-    read_stored_frame(header, out, frame)
-    return out
+    return read_stored_frame(header_of(path), frame)
 
 
 def dataset_of(path: Path, frames: np.ndarray, bits: int = 0, **more: int) -> Dataset:

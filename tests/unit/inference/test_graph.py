@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ import numpy as np
 import pytest
 
 from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
+from scanloom.cards.graph import (
+    check_relations,
+    graph_of,
+    running_order,
+    structures_of_results,
+)
 from scanloom.core import (
     Case,
     Flag,
@@ -23,20 +30,11 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
-from scanloom.core.relations import CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite
-from scanloom.engine.case.relations import (
-    check_relations,
-    predictions_of,
-    running_order,
-    structures_of_results,
-)
-from scanloom.engine.case.together import JointPrediction
-from scanloom.engine.case.types import LoadedCase
-from scanloom.engine.machine.devices import EnergyMeter
+from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
+from scanloom.inference.graph import GraphRun, unite
 from scanloom.inference.memory import Placement
-from scanloom.io.scan import GridOnlySource, Scan
 from scanloom.io.system.messages import receive, send
 from support import model_cards
 
@@ -70,68 +68,64 @@ def cards(tmp_path: Path) -> list[ModelCard]:
     return [model_cards.card(weights, name=name) for name in ("a", "b", "c")]
 
 
-def loaded(relations: Relations) -> LoadedCase:
-    case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
-    volume = Volume(np.zeros(SHAPE, np.int16, order="F"), GRID, "HU", "CT")
-    return LoadedCase(case, Scan(volume, GridOnlySource()), StepTimer(), EnergyMeter())
-
-
 def drawn(seed: int) -> Labels:
     return np.asfortranarray(np.random.default_rng(seed).integers(0, 3, SHAPE, np.uint8))
 
 
-def crop(name: str, model: str, *structures: str, margin: float = 0.0) -> CropBy:
-    return CropBy(name, StructuresOf(model, structures), margin)
+def results_of(relations: Relations, models: Sequence[Drawn]) -> dict[str, Segmentation]:
+    nodes = graph_of([model.card.name for model in models], relations)
+    volume = Volume(np.zeros(SHAPE, np.int16, order="F"), GRID, "HU", "CT")
+    return GraphRun(nodes, models, (volume,), StepTimer()).run()
+
+
+def crop(model: str, *structures: str, margin: float = 0.0) -> CropBy:
+    return CropBy(model, structures, margin)
 
 
 def test_models_run_after_those_that_they_need() -> None:
-    relations = Relations(
-        crop_by=(crop("a", "c"),), restrict_to=(RestrictTo("b", StructuresOf("a")),)
-    )
-    predictions = predictions_of(["a", "b", "c"], relations)
-    groups = {each.name: each.name for each in predictions}
-    assert [p.name for p in running_order(predictions, relations, groups)] == ["c", "a", "b"]
+    relations = Relations(crop_by={"a": crop("c")}, restrict_to={"b": StructuresOf("a")})
+    nodes = graph_of(["a", "b", "c"], relations)
+    groups = {node.name: node.name for node in nodes}
+    assert [node.name for node in running_order(nodes, groups)] == ["c", "a", "b"]
 
 
 def test_models_of_a_group_run_one_after_another() -> None:
-    predictions = predictions_of(["a", "b", "c", "d"], Relations())
+    nodes = graph_of(["a", "b", "c", "d"])
     groups = {"a": 1, "b": 2, "c": 1, "d": 2}
-    order = running_order(predictions, Relations(), groups)
-    assert [p.name for p in order] == ["a", "c", "b", "d"]
+    assert [node.name for node in running_order(nodes, groups)] == ["a", "c", "b", "d"]
 
 
 def test_a_crop_without_a_voxel_is_not_predicted(cards: list[ModelCard]) -> None:
     rough, fine = Drawn(cards[0], np.zeros(SHAPE, np.uint8, order="F")), Drawn(cards[1], drawn(1))
-    joint = JointPrediction(loaded(Relations(crop_by=(crop("b", "a"),))), [rough, fine])
-    _, empty = joint.run()
+    relations = Relations(crop_by={"b": crop("a")})
+    empty = results_of(relations, [rough, fine])["b"]
     assert fine.seen == []
     assert empty.flags == (Flag.CROP_EMPTY,)
     assert not empty.layers[0].labels.any()
     assert empty.structures == cards[1].structures
 
     overlapping = Drawn(replace(cards[1], decision=Threshold()), drawn(1))
-    joint = JointPrediction(loaded(Relations(crop_by=(crop("b", "a"),))), [rough, overlapping])
-    assert len(joint.run()[1].layers) == 2
+    assert len(results_of(relations, [rough, overlapping])["b"].layers) == 2
 
 
 def test_equal_crops_are_made_once(cards: list[ModelCard]) -> None:
     labels = np.zeros(SHAPE, np.uint8, order="F")
     labels[3:5, 2:4, 1:3] = 2
     models = [Drawn(cards[0], labels), Drawn(cards[1], drawn(1)), Drawn(cards[2], drawn(2))]
-    around = (crop("b", "a", "part-2", margin=1.5), crop("c", "a", "part-2", margin=1.5))
-    results = JointPrediction(loaded(Relations(crop_by=around)), models).run()
+    around = dict.fromkeys(("b", "c"), crop("a", "part-2", margin=1.5))
+    results = results_of(Relations(crop_by=around), models)
     assert models[1].seen == models[2].seen == [(6, 6, 4)]
     expected = np.zeros_like(labels)
     expected[1:7, 0:6, 0:4] = drawn(1)[1:7, 0:6, 0:4]
-    np.testing.assert_array_equal(results[1].layers[0].labels, expected)
+    np.testing.assert_array_equal(results["b"].layers[0].labels, expected)
 
 
 def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -> None:
-    unite = Unite("all", (StructuresOf("b", ("part-2",)), StructuresOf("a")))
-    relations = Relations(unite=(unite,))
+    union = Unite((StructuresOf("b", ("part-2",)), StructuresOf("a")))
+    relations = Relations(unite={"all": union})
     models = [Drawn(card, drawn(n)) for n, card in enumerate(cards)]
-    own, united = JointPrediction(loaded(relations), models).run()
-    assert (own.model, united.sources) == ("c", ("b", "a"))
+    united = unite("all", union, results_of(relations, models))
+    assert (united.model, united.sources) == ("all", ("b", "a"))
     assert [(s.label, s.number) for s in united.structures] == [("part-2", 1), ("part-1", 2)]
     assert structures_of_results(cards, relations)["all"] == united.structures
     a, b = drawn(0), drawn(1)
@@ -140,7 +134,7 @@ def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -
 
 
 def test_ensembles_must_agree(cards: list[ModelCard]) -> None:
-    relations = Relations(ensembles=(Ensemble("mean", ("a", "b")),))
+    relations = Relations(ensembles={"mean": ("a", "b")})
     check_relations(cards, relations)
     changes: dict[str, dict[str, object]] = {
         "structures": {"structures": model_cards.structures(3)},
@@ -174,14 +168,15 @@ def test_memory_counts_a_shared_scan_once(cards: list[ModelCard]) -> None:
 
 def test_relations_reach_a_worker_unchanged(tmp_path: Path) -> None:
     relations = Relations(
-        crop_by=(crop("b", "a", "part-1", margin=2.5),),
-        restrict_to=(RestrictTo("b", StructuresOf("a")),),
-        ensembles=(Ensemble("mean", ("c", "d")),),
-        unite=(Unite("all", (StructuresOf("mean", ("part-2",)), StructuresOf("a"))),),
+        crop_by={"b": crop("a", "part-1", margin=2.5)},
+        restrict_to={"b": StructuresOf("a")},
+        ensembles={"mean": ("c", "d")},
+        unite={"all": Unite((StructuresOf("mean", ("part-2",)), StructuresOf("a")))},
         shares=(Share(("a/part-1",), ("b/part-2",)),),
     )
     case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
-    assert CaseFile.write(tmp_path / "cases", [case]).case(case.id) == case
+    case_file = CaseFile.write(tmp_path / "cases", [case])
+    assert CaseFile.read(case_file.path, case_file.offset(case.id)) == case
     ours, theirs = socket.socketpair()
     with ours, theirs:
         send(ours, case)

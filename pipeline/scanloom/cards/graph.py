@@ -1,0 +1,280 @@
+"""Graphs of models: nodes that see a scan, a crop of it, or the structures of another node.
+
+There are two of them, run in the same way by `scanloom.inference.graph`: the models of a workflow
+with its relations (`graph_of`), and a model with a previous stage (`stage_graph`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Reason, Relations, ScanError, Structure, did_you_mean
+from scanloom.core.relations import NO_RELATIONS, CropBy, StructuresOf, Unite
+
+MAX_NUMBER = 65535
+"""Largest structure number of a label map."""
+FIRST_STAGE: Final = "first stage"
+"""Name of a previous stage's node; no model has it, since its name has no spaces."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A model of a graph, or several whose scores are averaged.
+
+    Parameters
+    ----------
+    name : str
+        Name of its result.
+    members : tuple of int
+        Positions of its models among those of the graph.
+    crop : CropBy or None
+        Structures of another node around which it sees the scan; None for the whole scan.
+    inside : StructuresOf or None
+        Structures of another node outside of which its labels become background.
+    channels_of : str or None
+        Node whose structures are further input channels.
+    by_header : bool
+        Whether the margin of its crop is rounded down to voxels, with the spacing of a NIfTI
+        header (TotalSegmentator); else up.
+    has_result : bool
+        Whether it is more than a step to another node's result.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    crop: CropBy | None = None
+    inside: StructuresOf | None = None
+    channels_of: str | None = None
+    by_header: bool = False
+    has_result: bool = True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Names of the nodes that run before it."""
+        needed = {each.model for each in (self.crop, self.inside) if each is not None}
+        return frozenset(needed if self.channels_of is None else {*needed, self.channels_of})
+
+
+def graph_of(names: Sequence[str], relations: Relations = NO_RELATIONS) -> tuple[Node, ...]:
+    """Return the nodes of a workflow's models, by name, in the order of the workflow."""
+    ensemble_of = {model: name for name, each in relations.ensembles.items() for model in each}
+    nodes: dict[str, Node] = {}
+    for model in names:
+        name = ensemble_of.get(model, model)
+        members = tuple(names.index(each) for each in relations.ensembles.get(name, (model,)))
+        crop, inside = relations.crop_by.get(name), relations.restrict_to.get(name)
+        nodes.setdefault(name, Node(name, members, crop, inside))
+    return tuple(nodes.values())
+
+
+def stage_graph(card: ModelCard) -> tuple[tuple[Node, Node], tuple[ModelCard, ModelCard]]:
+    """Return the two nodes of a model with a previous stage, and the models that run in them.
+
+    Raises
+    ------
+    ValueError
+        If it has none.
+    """
+    stage = card.stage
+    if stage is None:
+        raise ValueError("the model has no previous stage")
+    first, own = Node(FIRST_STAGE, (0,), has_result=False), Node(card.name, (1,))
+    if stage.use == "channels":
+        return (first, replace(own, channels_of=FIRST_STAGE)), (stage.card, card)
+    crop = CropBy(FIRST_STAGE, stage.labels, stage.margin)
+    cropped = replace(card, stage=None, before=(*stage.steps, *card.before))
+    return (first, replace(own, crop=crop, by_header=True)), (stage.card, cropped)
+
+
+def running_order(nodes: Sequence[Node], group_of: Mapping[str, Hashable]) -> tuple[Node, ...]:
+    """Return an order in which each node comes after those that it needs.
+
+    Of several possible ones, a node of the same group as its predecessor comes next, so that an
+    image that a group shares is freed early. `group_of` has the group of each node, by name.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW if nodes need each other.
+    """
+    remaining, ordered = list(nodes), list[Node]()
+    while remaining:
+        waiting = {node.name for node in remaining}
+        possible = [node for node in remaining if waiting.isdisjoint(node.needs)]
+        if not possible:
+            detail = f"crop_by, restrict_to: {' and '.join(sorted(waiting))} need each other"
+            raise ScanError(Reason.WORKFLOW, detail)
+        last = group_of[ordered[-1].name] if ordered else None
+        following = next((n for n in possible if ordered and group_of[n.name] == last), possible[0])
+        ordered.append(following)
+        remaining.remove(following)
+    return tuple(ordered)
+
+
+def stages(card: ModelCard) -> Iterator[ModelCard]:
+    """Yield the models that run one after another on a scan: previous stages, then the model."""
+    own = card
+    if card.stage is not None:
+        _, (first, own) = stage_graph(card)
+        yield from stages(first)
+    yield own
+
+
+def networks(card: ModelCard) -> Iterator[ModelCard]:
+    """Yield the cards of all networks of a model in the order in which they run."""
+    for stage in stages(card):
+        yield from stage.parts or (stage,)
+
+
+def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
+    """Return a card with only the parts that have a requested structure; all if none is requested.
+
+    The card's own structures remain. Its `subset` crops the scan to the requested structures that
+    a rough model finds.
+    """
+    requested = set(labels)
+    parts = tuple(p for p in card.parts if requested & {s.label for s in p.structures})
+    if not requested or not parts:
+        return card
+    stage = card.stage
+    if card.subset is not None:
+        known = (s.label for s in card.subset.card.structures if s.label in requested)
+        stage = replace(card.subset, labels=tuple(known))
+    return replace(card, parts=parts, stage=stage)
+
+
+def numbers_in(card: ModelCard, part: ModelCard) -> NDArray[np.uint16]:
+    """Return a table from a part's numbers to the whole model's; 0 for labels that it lacks."""
+    whole = {s.label: s.number for s in card.structures}
+    table = np.zeros(max(s.number for s in part.structures) + 1, np.uint16)
+    for structure in part.structures:
+        table[structure.number] = whole.get(structure.label, 0)
+    return table
+
+
+def structures_of_results(
+    cards: Sequence[ModelCard], relations: Relations
+) -> dict[str, tuple[Structure, ...]]:
+    """Return the structures of each result that is written, by name: models, then unions."""
+    structures = _structures_of_nodes(cards, relations)
+    own = {name: each for name, each in structures.items() if name not in relations.united}
+    united = {name: united_structures(each, structures) for name, each in relations.unite.items()}
+    return {**own, **united}
+
+
+def _structures_of_nodes(
+    cards: Sequence[ModelCard], relations: Relations
+) -> dict[str, tuple[Structure, ...]]:
+    nodes = graph_of([card.name for card in cards], relations)
+    return {node.name: cards[node.members[0]].structures for node in nodes}
+
+
+def united_structures(
+    unite: Unite, structures: Mapping[str, Sequence[Structure]]
+) -> tuple[Structure, ...]:
+    """Return the structures of a union, numbered from 1 in their order; equal labels are one."""
+    by_label: dict[str, Structure] = {}
+    for source in unite.priority:
+        for structure in structures[source.model]:
+            if source.includes(structure.label):
+                by_label.setdefault(structure.label, structure)
+    return tuple(replace(each, number=number) for number, each in enumerate(by_label.values(), 1))
+
+
+def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
+    """Refuse relations that do not fit the models.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with key, expected value and nearest valid word.
+    """
+    if not relations:
+        return
+    names = [card.name for card in cards]
+    _check_names(names, relations)
+    for name, models in relations.ensembles.items():
+        _check_ensemble(name, [cards[names.index(model)] for model in models])
+    structures = _structures_of_nodes(cards, relations)
+    for key, targets in (
+        ("crop_by", relations.crop_by),
+        ("restrict_to", relations.restrict_to),
+    ):
+        for target in targets:
+            if target not in structures:
+                detail = f"{key}.{target}: {did_you_mean(target, structures)}"
+                raise ScanError(Reason.WORKFLOW, detail)
+    for name, needed in relations.references:
+        _check_reference(f"{name}.model", needed, structures)
+    for name, unite in relations.unite.items():
+        for source in unite.priority:
+            _check_reference(f"unite.{name}", source, structures)
+        if len(united_structures(unite, structures)) > MAX_NUMBER:
+            raise ScanError(Reason.WORKFLOW, f"unite.{name}: too many structures")
+    running_order(graph_of(names, relations), dict.fromkeys(structures))
+
+
+def _check_names(models: Sequence[str], relations: Relations) -> None:
+    """Refuse names of results that are taken, and ensembles of unknown models."""
+    taken = set(models)
+    for key, entries in (("ensembles", relations.ensembles), ("unite", relations.unite)):
+        for name in entries:
+            if name in taken:
+                detail = f"{key}.{name}: a model or another result has this name"
+                raise ScanError(Reason.WORKFLOW, detail)
+            taken.add(name)
+    members: set[str] = set()
+    for name, ensemble in relations.ensembles.items():
+        for model in ensemble:
+            if model not in models:
+                detail = f"ensembles.{name}: {did_you_mean(model, models)}"
+                raise ScanError(Reason.WORKFLOW, detail)
+            if model in members:
+                detail = f"ensembles.{name}: {model} is in an ensemble already"
+                raise ScanError(Reason.WORKFLOW, detail)
+            members.add(model)
+
+
+def _check_reference(
+    key: str, needed: StructuresOf, structures: Mapping[str, Sequence[Structure]]
+) -> None:
+    """Refuse a reference to an unknown model, or to structures that it does not have."""
+    if needed.model not in structures:
+        raise ScanError(Reason.WORKFLOW, f"{key}: {did_you_mean(needed.model, structures)}")
+    labels = [structure.label for structure in structures[needed.model]]
+    for label in needed.structures:
+        if label not in labels:
+            detail = f"{needed.model} has no {label}; {did_you_mean(label, labels)}"
+            raise ScanError(Reason.WORKFLOW, f"{key}: {detail}")
+
+
+def _check_ensemble(name: str, cards: Sequence[ModelCard]) -> None:
+    """Refuse to average scores that do not mean the same."""
+    first, *further = cards
+    for card in further:
+        ours = _comparable(first)
+        for subject, theirs in _comparable(card).items():
+            if ours[subject] != theirs:
+                detail = f"{first.name} and {card.name} differ in their {subject}"
+                raise ScanError(Reason.WORKFLOW, f"ensembles.{name}: {detail}")
+    if first.parts or first.stage:
+        detail = f"{first.name} consists of several models itself"
+        raise ScanError(Reason.WORKFLOW, f"ensembles.{name}: {detail}")
+
+
+def _comparable(card: ModelCard) -> dict[str, Hashable]:
+    """Return, by subject, the values in which the models of an ensemble must agree."""
+    return {
+        "structures": tuple((s.label, s.number) for s in card.structures),
+        "network grid": card.grid,
+        "input channels": tuple((channel.name, channel.modality) for channel in card.channels),
+        "scores": (card.n_outputs, card.activation, card.decision),
+        "way back": (card.restore, card.cleaning, card.window.sums),
+        "parts": (bool(card.parts), card.stage is not None),
+    }
