@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -10,8 +13,18 @@ import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
-from scanloom.cards.card import Checks
-from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
+from scanloom.cards.card import Checks, Range
+from scanloom.core import (
+    Case,
+    Layer,
+    Outputs,
+    ReadOptions,
+    ScanError,
+    Segmentation,
+    Series,
+    StepTimer,
+    Volume,
+)
 from scanloom.engine import steps
 from scanloom.engine.prepare import estimate_case
 from scanloom.inference.engines.selection import torch_choice
@@ -141,3 +154,33 @@ def centred(array: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, np.ndarr
     moved = affine.copy()
     moved[:3, 3] = -affine[:3, :3] @ ((np.array(array.shape) - 1) / 2)
     return array, moved
+
+
+def test_the_device_is_held_only_while_models_run(tmp_path, threshold):
+    """A scan that a check refuses never takes it."""
+    array, affine = ball("RAS")
+    nibabel.Nifti1Image(array, affine).to_filename(tmp_path / "ball.nii.gz")
+    case = Case("a" * 26, Series("nifti", (tmp_path / "ball.nii.gz",)), Outputs(), "h", "r")
+    loaded, held, seen = steps.load(case), [False], []
+
+    @contextmanager
+    def device() -> Iterator[None]:
+        seen.append("device")
+        held[0] = True
+        yield
+        held[0] = False
+
+    class Watched(Threshold):
+        def predict(self, volume: Volume, *args: object, **options: object) -> Segmentation:
+            seen.append("predict" if held[0] else "predict without the device")
+            return super().predict(volume)
+
+    watched = Watched(threshold.card.weights.file)
+    steps.segment(loaded, [watched], device)
+    assert seen == ["device", "predict"]
+
+    never = Checks(hounsfield=False, high=Range(9000.0, 9001.0), refuse=("intensity",))
+    watched.card = replace(watched.card, checks=never)
+    with pytest.raises(ScanError, match="IMPLAUSIBLE"):
+        steps.segment(loaded, [watched], device)
+    assert seen == ["device", "predict"]

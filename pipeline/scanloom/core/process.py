@@ -89,8 +89,16 @@ _NO_MEMORY = (
     "out_of_memory",
     "bad_alloc",
     "failed to map segment",  # the dynamic loader, for a shared library
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "STATUS_ALLOC_FAILED",  # cuDNN and cuBLAS
+    # cuDNN without memory for the workspace of any of its kernels, in its own and in torch's words
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "unable to find an engine to execute this computation",
+    "find a valid cuDNN algorithm",
+    "Failed to allocate memory",  # ONNX Runtime
 )
-"""Fragments of out-of-memory messages of torch, oneDNN and the loader."""
+"""Fragments of out-of-memory messages of torch, oneDNN, the loader, and CUDA's libraries."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 _MISSING_RESOURCES = {
     "tempfile": "there is no folder for temporary files (TMPDIR)",
@@ -115,9 +123,10 @@ def blame(error: BaseException) -> ScanError:
     if kind == "OutOfMemoryError":  # torch's, which is not imported here
         detail = "the device has too little memory for the models or this scan"
         return ScanError(Reason.OUT_OF_MEMORY, detail)
-    if kind == "AcceleratorError":  # nothing runs on the device in this process
+    lacking = lacks_memory(error)
+    if kind == "AcceleratorError" and not lacking:  # nothing runs on the device in this process
         return ScanError(Reason.DEVICE_UNAVAILABLE, "the device reported a fault")
-    if lacks_memory(error):
+    if lacking:
         detail = "the models, the scan and its result do not fit into memory"
         return ScanError(Reason.OUT_OF_MEMORY, detail)
     missing = _missing_resource(error)
@@ -130,8 +139,10 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out or a memory limit was reached."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    message = str(error) if isinstance(error, RuntimeError | ImportError | OSError) else ""
-    return any(fragment in message for fragment in _NO_MEMORY)
+    # ONNX Runtime's errors are derived from Exception, and no class of theirs is imported here
+    told = isinstance(error, RuntimeError | ImportError | OSError)
+    told |= type(error).__module__.startswith("onnxruntime")
+    return told and any(fragment in str(error) for fragment in _NO_MEMORY)
 
 
 def _missing_resource(error: BaseException) -> str:

@@ -93,8 +93,7 @@ def run_case(
         _check_unchanged(prepared)
         clock.announce("models")
         predictors = make_predictors()
-        with device():
-            segmented = segment(loaded, predictors)
+        segmented = segment(loaded, predictors, device)
         estimate = prepared.estimate
         if estimate is None or estimate.placement is None:
             volume, cards = loaded.scan.volume, [predictor.card for predictor in predictors]
@@ -142,8 +141,15 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     return LoadedCase(case, scan, clock, meter, further)
 
 
-def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCase:
+def segment(
+    loaded: LoadedCase,
+    predictors: Sequence[Predictor],
+    device: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> SegmentedCase:
     """Label one case with every model, after the scan was checked against each card.
+
+    `device` returns a context manager that is held while models run: neither while the scan is
+    checked nor while structures are united, which takes processors only.
 
     Raises
     ------
@@ -161,13 +167,15 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.append(Flag.SEG_NOT_POSSIBLE)
     relations, clock = loaded.case.relations, loaded.clock
     nodes = graph_of([predictor.card.name for predictor in predictors], relations)
-    results = GraphRun(
+    run = GraphRun(
         nodes,
         predictors,
         (volume, *further),
         clock,
         uncertainty="uncertainty" in outputs.also,
-    ).run()
+    )
+    with device():
+        results = run.run()
     own = (results[node.name] for node in nodes if node.name not in relations.united)
     with clock.step("relate"):
         united = [unite(name, union, results) for name, union in relations.unite.items()]

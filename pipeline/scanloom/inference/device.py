@@ -16,9 +16,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
@@ -31,6 +33,12 @@ logger = logging.getLogger(__name__)
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # Set before oneDNN is used. Its AMX kernels (oneDNN 3.12, in torch 2.13) use tiles that another
 # kernel has released: bfloat16 convolutions then kill the process (SIGILL)
+
+# Set before CUDA is used. TensorRT has no option of its own against TF32 in float32
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the option's older name
+    # Scans of many shapes would leave gaps between blocks of fixed size, which fit no later scan
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 MOST_WINDOWS = 8
 """Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
@@ -344,6 +352,20 @@ def drop_file_pages(file: Path) -> None:
             if same and "w" not in access:
                 first, last = (int(address, 16) for address in addresses.split("-"))
                 madvise(first, last - first, _MADV_DONTNEED)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array of the host on a device. On a CPU both share their memory.
+
+    On CUDA the array passes through page-locked memory, which torch keeps for later copies: from
+    other memory a copy is several times slower, and the host waits for it.
+    """
+    if device.type != "cuda":
+        return torch.from_numpy(array).to(device)
+    native = torch.from_numpy(np.empty(0, array.dtype.newbyteorder("=")))
+    staged = native.new_empty(array.shape, pin_memory=True)
+    staged.numpy()[...] = array
+    return staged.to(device, non_blocking=True)
 
 
 def all_finite(values: torch.Tensor) -> bool:

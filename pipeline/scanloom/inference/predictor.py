@@ -290,9 +290,12 @@ class TorchPredictor(PlacedModel):
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
+            if memory_plan.device != self.device.device:
+                # By estimate or by experience: some hundred times slower, which a note does not say
+                logger.warning("%s runs on the CPU: %s is too small", self.name, self.device_name)
             try:
                 return self._label(task, plan, memory_plan)
-            except (RuntimeError, MemoryError, ScanError) as exc:
+            except Exception as exc:  # an engine's library has errors of its own
                 if not is_out_of_memory(exc):
                     raise
             # here the error, and the arrays that its frames held, are freed
@@ -326,7 +329,6 @@ class TorchPredictor(PlacedModel):
         while True:
             with clock.step("network"):
                 block = next(planes, None)
-                self._wait()
             if block is None:
                 break
             channels = block.scores.shape[1]
@@ -359,7 +361,6 @@ class TorchPredictor(PlacedModel):
                 skip_air=self.skip_air,
                 shared=task.shared,
             )
-            self._wait()
         folds = self._folds(image, plan, memory_plan, task.clock)
         return_free_memory()  # such as weights of networks that an engine runs
         return self._planes(image, plan, memory_plan, task, folds)
@@ -420,11 +421,6 @@ class TorchPredictor(PlacedModel):
             clock.note("skip air", passed)
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
-
-    def _wait(self) -> None:
-        """Wait for the device, so that its time is attributed to the right step."""
-        if self.device.device.type == "cuda":
-            torch.cuda.synchronize(self.device.device)
 
     def _clean(self, labels: Labels, when: str, grid: Grid) -> Labels:
         """Return the label map on a grid after the card's cleaning."""

@@ -45,6 +45,8 @@ CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
 HEAD_SLABS = 4
 """Slabs of scores that a final layer computes at once: labelling more planes at once is faster."""
+_BATCH_WINDOWS = 0.25
+"""Windows whose time the start of a batch takes: single windows would waste none."""
 Network = Callable[[torch.Tensor], torch.Tensor]
 _CHANNELS_AT_ONCE = 16
 """Channels of a window's scores that are weighted at a time."""
@@ -96,6 +98,14 @@ class WindowLayout:
         """Number of windows."""
         return math.prod(map(len, self.starts))
 
+    def batch(self, most: int) -> int:
+        """Return the number of windows in a batch, at most `most`, that wastes least.
+
+        Layout, engines and their measurement ask here, so that they agree.
+        """
+        along = self.together or len(self.starts[self.axis])
+        return even_batch(self.count // len(self.starts[self.axis]) * along, most)
+
     @property
     def planes(self) -> int:
         """Number of planes that the windows of a row span."""
@@ -134,7 +144,7 @@ def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> Wi
     axis : 0, 1 or 2
         Axis across the planes that are yielded.
     batch : int
-        Number of windows in a batch: planes that are run one by one are grouped to fill it.
+        Largest number of windows in a batch: planes that are run one by one are grouped to fill it.
 
     Raises
     ------
@@ -158,10 +168,20 @@ def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> Wi
     together = 1
     if window.plane == axis:  # windows of different planes do not overlap
         per_plane = math.prod(len(starts[n]) for n in range(3) if n != axis)
-        together = min(math.ceil(batch / per_plane), len(starts[axis]))
+        together = even_batch(len(starts[axis]), math.ceil(batch / per_plane))
     elif window.sums == "float16" and any(count > 1 for count in earlier):
         together = 0
     return WindowLayout(size, (x, y, z), starts, axis, together)
+
+
+def even_batch(count: int, most: int) -> int:
+    """Return the number of windows in a batch with which `count` windows take the least work.
+
+    An engine runs batches of one size, and fills up the last: with 8 it would run 16 for 9 windows,
+    with 3 it runs 9. Of 11 windows it runs 12, in two batches of 6.
+    """
+    sizes = range(1, min(count, most) + 1)
+    return min(reversed(sizes), key=lambda n: math.ceil(count / n) * (n + _BATCH_WINDOWS))
 
 
 def window_size(window: Window, shape: Shape) -> Shape:
@@ -247,6 +267,10 @@ def window_weights(size: Shape, window: Window, device: torch.device) -> torch.T
     return weight.clamp_(min=max(float(weight.min()), 1e-3)).to(dtype)
 
 
+_kept_weights = functools.lru_cache(maxsize=4)(window_weights)
+"""Weights that are not changed, for the next scan: a workflow has few sizes of windows."""
+
+
 def window_slices(corner: Shape, size: Shape) -> tuple[slice, ...]:
     """Return the slices of a window."""
     return tuple(slice(n, n + roi) for n, roi in zip(corner, size, strict=True))
@@ -288,22 +312,22 @@ class ScorePlanes:
 
 @dataclass
 class BatchSize:
-    """Number of windows in a batch, which is halved when memory runs out."""
+    """Largest number of windows in a batch, which is halved when memory runs out."""
 
     count: int
 
-    def halve(self, error: BaseException) -> None:
-        """Halve the batch.
+    def halve(self, windows: int, error: BaseException) -> None:
+        """Take half of a batch of `windows`, which did not fit.
 
         Raises
         ------
         ScanError
             OUT_OF_MEMORY if the batch was a single window.
         """
-        if self.count == 1:
+        if windows == 1:
             detail = "a single window does not fit the device's memory"
             raise ScanError(Reason.OUT_OF_MEMORY, detail) from error
-        self.count //= 2
+        self.count = windows // 2
 
 
 @dataclass
@@ -424,13 +448,17 @@ class SlidingWindow:
         shape = (image.shape[1], image.shape[2], image.shape[3])
         layout = window_layout(self.window, shape, axis, self.batch.count)
         padded, low = pad_to_window(image, layout.size, self.window)
-        weight = window_weights(layout.size, self.window, self.sums or image.device)
+        # Of windows of the size of a scan the weights would be kept for nothing
+        make = window_weights if self.window.size is None else _kept_weights
+        weight = make(layout.size, self.window, self.sums or image.device)
         crop = [slice(low[x], low[x] + shape[x]) for x in range(3) if x != axis]
         folds = [Fold(self.network, self.head), *self.folds]
         sums = [ScoreAccumulator(layout, weight) for _ in folds]
         done, total = 0, layout.count * len(folds)
         for row in layout.rows():
             corners = self._windows_to_run(row.corners, layout.size, seen, low)
+            for fold_sums in sums:
+                fold_sums.gaps |= len(corners) < len(row.corners)
             done += (len(row.corners) - len(corners)) * len(folds)
             uniform = {}
             if self.share_uniform and len(corners) > 1:
@@ -438,7 +466,7 @@ class SlidingWindow:
                 self.passed.shared += SharedScores(uniform).saved
             for fold, fold_sums in zip(folds, sums, strict=True):
                 shared = SharedScores(uniform)
-                for corner, scores in self._run(fold.network, padded, corners, layout.size, shared):
+                for corner, scores in self._run(fold.network, padded, corners, layout, shared):
                     fold_sums.add(scores, corner)
                     del scores  # the next windows need the memory
                     done += 1
@@ -458,10 +486,13 @@ class SlidingWindow:
         kept = corners
         if seen is not None:
             first = self.passed.windows == 0
+            parts = (seen[slices_with_margin(corner, size, low)] for corner in corners)
+            # All windows in one copy: each result would wait for the device
+            occupied = torch.stack([part.any() for part in parts]).tolist()
             kept = [
                 corner
-                for n, corner in enumerate(corners)
-                if (first and n == 0) or bool(seen[slices_with_margin(corner, size, low)].any())
+                for n, (corner, body) in enumerate(zip(corners, occupied, strict=True))
+                if body or (first and n == 0)
             ]
         self.passed.windows += len(corners)
         self.passed.skipped += len(corners) - len(kept)
@@ -472,23 +503,25 @@ class SlidingWindow:
         network: Network,
         padded: torch.Tensor,
         corners: Sequence[Shape],
-        size: Shape,
+        layout: WindowLayout,
         shared: SharedScores,
     ) -> Iterator[tuple[Shape, torch.Tensor]]:
         """Yield each window's corner and scores (C, x, y, z), in the order of `corners`."""
-        done = 0
+        size, done = layout.size, 0
         while done < len(corners):
-            batch = shared.batch(corners[done:], self.batch.count)
+            batch = shared.batch(corners[done:], layout.batch(self.batch.count))
             if not batch:
                 yield corners[done], shared.take(corners[done])
                 done += 1
                 continue
             try:
                 scores = self._forward(network, padded, batch, size)
-            except (RuntimeError, MemoryError) as exc:
+            except Exception as exc:  # an engine's library has errors of its own
                 if is_out_of_memory(exc):
-                    self.batch.halve(exc)
-                elif self.window.size is None or padded.is_cpu:  # else the device may be at fault
+                    self.batch.halve(len(batch), exc)
+                elif isinstance(exc, RuntimeError) and (
+                    self.window.size is None or padded.is_cpu  # else the device may be at fault
+                ):
                     voxels = f"{size[0]} x {size[1]} x {size[2]} voxels"
                     detail = f"the network does not accept an input of {voxels}"
                     raise ScanError(Reason.MODEL_NETWORK, detail) from exc
@@ -532,18 +565,25 @@ class SlidingWindow:
         low, count = along
         first, last = max(sums[0].first, low), min(following, low + count)
         step = self._planes_at_once(sums[0], last - first, device)
+        ends: list[torch.Tensor] = []
         for start in range(first, last, step):
             stop = min(start + step, last)
             (scores, *members), empty = self._means(sums, (start, stop), crop, device)
-            # Comparisons with NaN are false: such a voxel would become background silently
-            if not all_finite(scores):
-                raise FloatingPointError("scores are not finite")
+            # Comparisons with NaN are false: such a voxel would become background silently. The
+            # host waits for a GPU's answer: it asks for the first planes, then for all others
+            if scores.is_cpu or start == first:
+                if not all_finite(scores):
+                    raise FloatingPointError("scores are not finite")
+            else:
+                ends += scores.aminmax()
             for each in (scores, *members):
                 if empty is not None:  # background
                     each.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
                 self._activate(each)
             known = None if empty is None else ~empty
             yield ScorePlanes(start - low, scores, tuple(members), known)
+        if ends and not bool(torch.stack(ends).isfinite().all()):
+            raise FloatingPointError("scores are not finite")
         for fold_sums in sums:
             fold_sums.advance(following)
 
@@ -614,10 +654,12 @@ class ScoreAccumulator:
         Index of the first plane in the padded image.
     whole : bool
         Whether sums of all planes are kept, until the last window.
+    gaps : bool
+        Whether windows were skipped as air, which leaves voxels without a score.
     """
 
     def __init__(self, layout: WindowLayout, weight: torch.Tensor) -> None:
-        self.axis, self.first = layout.axis, 0
+        self.axis, self.first, self.gaps = layout.axis, 0, False
         self._weight = weight
         self._size = layout.size
         self._single = layout.count == 1 and bool((weight == 1).all())
@@ -668,9 +710,10 @@ class ScoreAccumulator:
             planes.movedim(self.axis + 1, 0)[selected][:, :, crop[0], crop[1]]
             for planes in (self._sum, self._count)
         )
-        # Windows that were skipped as air leave voxels without a score
+        if not self.gaps:
+            return sums.div_(counts).to(device), None
         empty = counts == 0
-        if not bool(empty.any()):
+        if counts.is_cpu and not bool(empty.any()):  # a GPU is not asked: the host would wait
             return sums.div_(counts).to(device), None
         return sums.div_(counts.masked_fill(empty, 1.0)).to(device), empty.to(device)
 
@@ -751,15 +794,28 @@ def uniform_windows(
     size : (x, y, z)
         Size of a window.
     """
-    uniform = {}
-    for corner in corners:
-        window = padded[:, *window_slices(corner, size)]
-        values = window[:, :1, :1, :1]
-        # A sparse sample first: nearly all windows with several values differ in it
-        sampled = window[:, ::_SAMPLED, ::_SAMPLED, ::_SAMPLED]
-        if bool((sampled == values).all()) and bool((window == values).all()):
-            uniform[corner] = tuple(values.flatten().tolist())
-    return uniform
+    windows = [padded[:, *window_slices(corner, size)] for corner in corners]
+    # A sparse sample first: nearly all windows with several values differ in it
+    samples = [window[:, ::_SAMPLED, ::_SAMPLED, ::_SAMPLED] for window in windows]
+    possible = [n for n, alike in enumerate(_single_valued(samples)) if alike]
+    corners = [corners[n] for n in possible]
+    windows = [windows[n] for n in possible]
+    corners = [c for c, alike in zip(corners, _single_valued(windows), strict=True) if alike]
+    if not corners:
+        return {}
+    firsts = torch.stack([padded[:, x, y, z] for x, y, z in corners]).tolist()
+    return {corner: tuple(values) for corner, values in zip(corners, firsts, strict=True)}
+
+
+def _single_valued(windows: Sequence[torch.Tensor]) -> list[bool]:
+    """Return of each window (channels, x, y, z) whether each channel has a single value.
+
+    One copy to the host for all: each result would wait for the device.
+    """
+    if not windows:
+        return []
+    single = [(window == window[:, :1, :1, :1]).all() for window in windows]
+    return [bool(alike) for alike in torch.stack(single).tolist()]
 
 
 class SharedScores:

@@ -34,6 +34,11 @@ from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, receive
 from scanloom.own_python import safe_path
 
+_SWITCH_INTERVAL_S = 0.0005
+"""Longest time for which a thread keeps the interpreter while another one asks for it. A thread
+that has waited for the GPU asks; threads that read and write other cases kept it for 5 ms, which is
+Python's default, at each of its waits."""
+
 
 class WorkerLoop:
     """Processes cases until the socket is closed."""
@@ -162,6 +167,7 @@ def main() -> None:
     setup: WorkerSetup = receive(connection)
     sys.path[:] = safe_path([*setup.search_path, *sys.path])  # for the modules of the models
     limit_memory(setup.memory_limit)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     settle_in()
     WorkerLoop(setup, connection).serve()
 

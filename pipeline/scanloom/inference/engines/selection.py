@@ -6,6 +6,7 @@ record all later cases keep on all machines.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
@@ -13,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +25,7 @@ from scanloom.cards.card import ModelCard, Window
 from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
+from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.engines.cache import (
     EngineTrial,
     export_key,
@@ -218,7 +220,10 @@ class EngineSelector:
                 self._measured = str(trial)
                 if trial.as_torch:
                     with clock.step("engine"):
-                        runs = [engine.prepare(request) for request in requests]
+                        runs = [
+                            self._guarded(engine.prepare(request), request, n)
+                            for n, request in enumerate(requests)
+                        ]
                     choice = EngineChoice(name, str(engine.version()), why, self._measured)
                     return choice, runs
                 fault = trial.failed or "its labels differ from torch's"
@@ -226,6 +231,37 @@ class EngineSelector:
                 fault = str(exc)
         logger.warning("torch is used instead of %s: %s", name, fault)
         return torch_choice(f"instead of {name}: {fault}", self._measured), None
+
+    def _guarded(self, run: Run, request: NetworkRequest, number: int) -> Run:
+        """Return a network as an engine runs it, or torch for good once the engine has failed.
+
+        `number` is the network's, among those of the model.
+        """
+        substitute: nn.Module | None = None
+
+        def build() -> nn.Module:
+            first = self.load()  # again: weights that an engine has taken over are not kept
+            return (first, *first.folds)[number].network
+
+        def guarded(windows: torch.Tensor) -> torch.Tensor:
+            nonlocal substitute
+            if substitute is None:
+                try:
+                    return run(windows)
+                except Exception as exc:  # its library has errors of its own
+                    if is_out_of_memory(exc):
+                        raise  # fewer windows may do
+                    fault = f"{type(exc).__name__} while it ran"
+                name = self.choice.name
+                logger.warning("torch is used instead of %s: %s", name, fault)
+                self.choice = torch_choice(f"instead of {name}: {fault}", self._measured)
+                # Later scans are torch's from the first window on
+                self._prepared[request.shape, request.dtype, request.device] = self.choice, None
+                substitute = replace(request, build=build).torch_network()
+            scores: torch.Tensor = substitute(windows)
+            return scores
+
+        return guarded
 
     def _fastest(self, model: TorchModel, scan: ScanWindows, clock: StepTimer) -> str:
         """Return the first engine that is faster than torch here with its labels; else torch."""
@@ -310,19 +346,19 @@ class ScanWindows:
     ----------
     image : (channels, X, Y, Z) float32 tensor
         The scan on the network grid, or a part of it.
-    batch : int
-        Number of windows in a batch.
+    most : int
+        Largest number of windows in a batch.
     """
 
     image: torch.Tensor
     window: Window
     plan: NetworkPlan
-    batch: int
+    most: int
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
         """Shape (N, channels, x, y, z) of a batch."""
-        return (self.batch, len(self.image), *self._layout.size)
+        return (self._layout.batch(self.most), len(self.image), *self._layout.size)
 
     @property
     def count(self) -> int:
@@ -338,7 +374,7 @@ class ScanWindows:
     def _layout(self) -> WindowLayout:
         _, x, y, z = self.image.shape
         axis = self.plan.network_axis(self.plan.lead)
-        return window_layout(self.window, (x, y, z), axis, self.batch)
+        return window_layout(self.window, (x, y, z), axis, self.most)
 
     def probes(self) -> list[torch.Tensor]:
         """Return up to two batches, each of one window many times: those that vary most."""
@@ -419,15 +455,20 @@ def measure(
     half = request.dtype is not torch.float32
     if half:
         # Half precision is judged by float32, not by torch in half precision
-        exact = request.build().to(request.device)
+        exact = copy.deepcopy(request.build()).to(request.device)
         reference = [labels_of(exact(probe)) for probe in probes]
+        del exact  # the engine needs the memory
     try:  # after torch has freed its memory
         began = time.perf_counter()
         run = engine.prepare(request)
         prepare_s = time.perf_counter() - began
+        labels, engine_s = timed(run)
     except EngineUnfitError as exc:
         return EngineTrial(*names, failed=str(exc))
-    labels, engine_s = timed(run)
+    except Exception as exc:  # its library has errors of its own
+        if is_out_of_memory(exc):
+            raise
+        return EngineTrial(*names, failed=f"{type(exc).__name__} while it ran")
     equal, dice = compare_labels(reference, labels, scan.voxel_ml)
     trial = EngineTrial(
         *names,

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.card import IntensityStep, ModelCard, Normalize, ScaleRange, Truncate
+from scanloom.inference.device import to_device
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resampling.sampling import (
     BandedMatrix,
     area_matrix,
-    cubic_matrix,
+    cubic_bands,
     sampling_base,
     sampling_theta,
     selection_matrix,
@@ -72,9 +73,9 @@ class LinearWeights:
         self.above = np.minimum(self.below + 1, size - 1)
         weight = inside - self.below
         self.exact = bool((weight == 0.0).all())
-        self._low = torch.from_numpy(self.below).to(device)
-        self._high = torch.from_numpy(self.above).to(device)
-        self._weight = torch.from_numpy(weight.astype(np.float32)).to(device)
+        self._low, self._high, self._weight = (
+            to_device(each, device) for each in (self.below, self.above, weight.astype(np.float32))
+        )
 
     def along(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """Return `values` interpolated along `dim`: a new float32 tensor.
@@ -119,13 +120,12 @@ class StoredPlanes:
         stored = np.moveaxis(array.T, 2 - lead, 0)
         self._host = stored if device.type == "cpu" else None
         if self._host is None:
-            native = np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C")
-            self._on_device = torch.from_numpy(native).to(device)
+            self._on_device = to_device(stored, device)
         if steps:
             mask = None
             if foreground is not None:
                 moved = np.ascontiguousarray(np.moveaxis(foreground.T, 2 - lead, 0))
-                mask = torch.from_numpy(moved).to(device)
+                mask = to_device(moved, device)
             self._on_device = apply_steps(self.take(0, array.shape[lead] - 1), steps, mask)
             self._host = None
 
@@ -206,8 +206,8 @@ def to_network(
     planes = StoredPlanes(array, lead, device, steps, options.foreground)
     if plan.mode == "nearest" and plan.alignment == "first" and plan.resampled:
         scan = planes.on_host() if steps else array
-        values = torch.from_numpy(np.array(orient(scan, plan), np.float32, order="C"))
-        return nearest(values.to(device), plan.step, plan.network.shape)
+        values = to_device(np.array(orient(scan, plan), np.float32, order="C"), device)
+        return nearest(values, plan.step, plan.network.shape)
     order = [plan.network_axis(axis) for axis in (lead, *other_axes(lead))]
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
     slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
@@ -253,7 +253,7 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
     low, high = planes.bounds(across)
     size = [1, 1, 1]
     if alone is not None and across is not None:
-        index = torch.from_numpy(plan.to_source(plan.follows[alone]).astype(np.int64)).to(device)
+        index = to_device(plan.to_source(plan.follows[alone]).astype(np.int64), device)
         size[across] = -1
         low, high = low[index], high[index]
     low, high = low.view(size), high.view(size)
@@ -263,8 +263,9 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
             count, size = plan.network.shape[plan.network_axis(axis)], plan.source.shape[axis]
             index = np.rint((at + 0.5) * count / size - 0.5).astype(np.int64)
             return BandedMatrix(area_matrix(index, count, size), device)
-        make = selection_matrix if plan.network_axis(axis) == alone else cubic_matrix
-        return BandedMatrix(make(at, plan.source.shape[axis]), device)
+        if plan.network_axis(axis) == alone:
+            return BandedMatrix(selection_matrix(at, plan.source.shape[axis]), device)
+        return cubic_bands(at.tobytes(), plan.source.shape[axis], device)
 
     inner = [matrix(axis, plan.to_source(axis)) for axis in (b, c)]
     for start in range(0, len(positions), slab):
@@ -288,7 +289,8 @@ def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:
     for axis in range(3):
         at, last = plan.to_source(axis), plan.source.shape[axis] - 1
         outside = (at < -SAME_POSITION) | (at > last - SAME_POSITION)
-        empty = torch.from_numpy(outside).to(values.device)
+        # Indices, not a mask, of which a GPU would tell the host the sum
+        empty = to_device(np.flatnonzero(outside), values.device)
         values.movedim(plan.network_axis(axis), 0)[empty] = 0.0
 
 

@@ -14,6 +14,7 @@ by 12 voxels before the spline is fitted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import ndimage
+
+from scanloom.inference.device import to_device
 
 _EDGE_VOXELS = 12
 """Voxels by which SciPy continues an axis at both ends."""
@@ -145,10 +148,22 @@ class BandedMatrix:
             rows = matrix[start : start + _ROWS, self.first :]
             used = np.flatnonzero(rows.any(axis=0))
             low, high = int(used[0]), int(used[-1]) + 1
-            block = torch.from_numpy(np.ascontiguousarray(rows[:, low:high]))
-            self._blocks.append((low, high, block.to(device)))
+            block = to_device(np.ascontiguousarray(rows[:, low:high]), device)
+            self._blocks.append((low, high, block))
 
     def along_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return the product with the second last axis of `values`, from column `first` on."""
         products = [block @ values[..., low:high, :] for low, high, block in self._blocks]
         return products[0] if len(products) == 1 else torch.cat(products, dim=-2)
+
+
+@functools.lru_cache(maxsize=128)
+def cubic_bands(at: bytes, size: int, device: torch.device) -> BandedMatrix:
+    """Return the matrix of a cubic spline on a device, kept for further scans of the same grid.
+
+    Parameters
+    ----------
+    at : bytes
+        Coordinates as for `cubic_matrix`, float64.
+    """
+    return BandedMatrix(cubic_matrix(np.frombuffer(at), size), device)

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint
+from scanloom.inference.device import is_out_of_memory, to_device
 from scanloom.inference.restore.cpu import Coordinates, KernelChoice
 from scanloom.inference.restore.decisions import lowest_score, map_count, painted
 
@@ -75,14 +76,14 @@ def taps(at: Coordinates, sizes: Sequence[int], device: torch.device) -> SourceT
     device : torch.device
         Device of the scores.
     """
-    # Six small arrays in one: each transfer would wait for the device
+    # Six small arrays in one transfer
     inside = [np.atleast_2d(np.clip(a, 0.0, n - 1.0)) for a, n in zip(at, sizes, strict=True)]
     below = [np.floor(a) for a in inside]
     indices = [b.astype(np.int32) for b in below]
     weights = [(a - b).astype(np.float32) for a, b in zip(inside, below, strict=True)]
     lines = [v.view(np.int32).ravel() for v in (*indices, *weights)]
     ends = np.cumsum([len(line) for line in lines[:-1]]).tolist()
-    tensors = torch.from_numpy(np.concatenate(lines)).to(device).tensor_split(ends)
+    tensors = to_device(np.concatenate(lines), device).tensor_split(ends)
     along, rows, columns = (
         AxisTaps(index.view(a.shape), weight.view(torch.float32).view(a.shape))
         for index, weight, a in zip(tensors[:3], tensors[3:], inside, strict=True)
@@ -112,9 +113,9 @@ def _tested(device: torch.device) -> KernelChoice:
     out = np.full((1, 1, 4), 9, np.uint8)
     try:
         label(line.to(device), (np.zeros(1), np.zeros(1), np.arange(4) / 3), Argmax(), [out])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
+    except Exception as exc:  # a compiler fails in its own ways; torch still works
+        if is_out_of_memory(exc):
+            raise
         return KernelChoice(False, f"Triton does not run here ({type(exc).__name__})")
     if out.ravel().tolist() != [1, 1, 0, 0]:
         return KernelChoice(False, "Triton's labels were wrong")
@@ -131,8 +132,7 @@ def label(
 ) -> None:
     """Label source voxels from planes of scores: `cpu.label` for scores on CUDA.
 
-    Coordinates may be in any order. `out` is overwritten, and fastest for slices of page-locked
-    memory.
+    Coordinates may be in any order. `out` is overwritten. Waits for the device.
 
     Raises
     ------
@@ -144,10 +144,16 @@ def label(
     on_device = [torch.empty_like(labels, device=scores.device) for labels in on_host]
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
     decide(scores, where, decision, on_device, rounded=rounded)
-    for target, labels in zip(on_host, on_device, strict=True):
-        target.copy_(labels, non_blocking=True)
-    if scores.device.type == "cuda":
+    if scores.device.type != "cuda":  # Triton's interpreter
+        staged = on_device
+    else:
+        # Through page-locked memory, which torch keeps: the host waits once for all maps
+        staged = [torch.empty_like(labels, pin_memory=True) for labels in on_host]
+        for page_locked, labels in zip(staged, on_device, strict=True):
+            page_locked.copy_(labels, non_blocking=True)
         torch.cuda.current_stream(scores.device).synchronize()
+    for target, labels in zip(on_host, staged, strict=True):
+        target.copy_(labels)
 
 
 def _in_memory_direction(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
-from scanloom.inference.device import float64_device
+from scanloom.inference.device import float64_device, to_device
 from scanloom.inference.geometry import NetworkPlan, round_half_up
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.resampling.sampling import area_matrix
@@ -369,7 +369,7 @@ class LabelRestorer:
 def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> Labels:
     """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
     known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
-    values = torch.from_numpy(known).to(float64_device(device))
+    values = to_device(known, float64_device(device))
     # The order of operations is MONAI's: at exact ratios its rounding decides the neighbour
     if plan.unturned is not None:  # as MONAI: turned back first, then resampled
         values, plan = unorient(values, plan), plan.unturned
@@ -377,7 +377,7 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
         values = values.permute([plan.network_axis(axis) for axis in range(3)])
         for axis in range(3):
             at = round_half_up(plan.to_network(axis), values.shape[axis])
-            index = torch.from_numpy(at.astype(np.int64)).to(values.device)
+            index = to_device(at.astype(np.int64), values.device)
             values = values.index_select(axis, index)
     else:
         if plan.resampled:
@@ -545,7 +545,7 @@ class AreaResampler:
         matrix = area_matrix(np.arange(count), count, plan.network.shape[x])
         if plan.flipped[x]:
             matrix = matrix[::-1].copy()
-        return torch.from_numpy(matrix.astype(np.float32)).to(device)
+        return to_device(matrix.astype(np.float32), device)
 
 
 class AreaRestorer:

@@ -57,7 +57,7 @@ print(json.dumps({"cases": seen, "words": words[0].tolist()}))
 """
 
 COMPILE = """
-import json
+import contextlib, json, os
 import numpy as np, torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
@@ -67,9 +67,11 @@ from scanloom.inference.restore import cuda
 class Elsewhere:  # what Triton asks of a driver before it compiles
     def get_current_device(self): return 0
     def get_current_stream(self, device): return 0
-    def get_current_target(self): return GPUTarget("cuda", 80, 32)
+    def get_current_target(self): return GPUTarget("cuda", int(os.environ["ARCH"]), 32)
+    def get_active_torch_device(self): return torch.device("cuda", 0)
 
 driver.set_active(Elsewhere())
+torch.cuda.device = lambda number: contextlib.nullcontext()
 compiled, launch = {}, jit.JITFunction.run
 
 def only_compile(kernel, *args, grid, warmup, **constants):
@@ -88,6 +90,58 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
             cuda.label(torch.zeros(shape, dtype=dtype), at, decision, out)
 print(json.dumps({name: len(codes) for name, codes in compiled.items()}))
 """
+
+RESOURCES = """
+import contextlib, json, os, re, subprocess, tempfile
+import numpy as np, torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+from scanloom.cards.card import Argmax
+from scanloom.inference.restore import cuda
+
+backend, arch = os.environ["ARCH"].split()
+TARGET = GPUTarget(backend, int(arch) if arch.isdecimal() else arch, 64 if backend == "hip" else 32)
+
+class Elsewhere:  # what Triton asks of a driver before it compiles
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return TARGET
+    def get_active_torch_device(self): return torch.device("cuda", 0)
+
+driver.set_active(Elsewhere())
+torch.cuda.device = lambda number: contextlib.nullcontext()
+used, launch = {}, jit.JITFunction.run
+
+def resources(code):
+    if backend == "hip":
+        found = [re.search(rf"\\.{name}: +(\\d+)", code.asm["amdgcn"])
+                 for name in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")]
+        registers, *spills = (int(match.group(1)) for match in found)
+        return registers, sum(spills)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.asm["cubin"])
+        file.flush()
+        told = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
+                              capture_output=True, text=True, check=True).stdout
+    registers, stack, local = re.search(r"REG:(\\d+) STACK:(\\d+).* LOCAL:(\\d+)", told).groups()
+    return int(registers), int(stack) + int(local)
+
+def only_compile(kernel, *args, grid, warmup, **constants):
+    code = launch(kernel, *args, grid=grid, warmup=True, **constants)
+    used[f"{kernel.__name__} {args[0].dtype} {args[0].shape[1]}"] = resources(code)
+
+jit.JITFunction.run = only_compile
+for classes in (2, 26, 118):
+    for dtype in (torch.float16, torch.float32):
+        scores = torch.zeros((2, classes, 5, 5), dtype=dtype)
+        at = tuple(np.linspace(0, n - 1, 2 * n) for n in (2, 5, 5))
+        cuda.label(scores, at, Argmax(), [np.zeros((4, 10, 10), np.uint8)])
+print(json.dumps(used))
+"""
+MOST_REGISTERS = {"cuda 80": 80, "cuda 90": 80, "cuda 100": 128, "hip gfx942": 80}
+"""Registers of a thread: with 80, 6 programs of 128 threads fit on a multiprocessor of NVIDIA."""
+MOST_SPILLED_BYTES = 16
 
 
 def answer(script: str, **variables: str) -> dict[str, Any]:
@@ -150,10 +204,22 @@ def test_a_block_keeps_exactly_the_classes_that_can_win(interpreted: dict[str, A
 @needs_triton
 def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> None:
     """Two kernels, two decisions and three types of scores are compiled without a GPU."""
-    compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+    compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path), ARCH="80")
 
     assert len(compiled) == 12
     assert set(compiled.values()) == {1}
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", MOST_REGISTERS)
+def test_kernels_keep_their_values_in_registers(arch: str, tmp_path: Path) -> None:
+    """Compiled ahead of time for A100, H100, B200 and MI300."""
+    used = answer(RESOURCES, TRITON_CACHE_DIR=str(tmp_path), ARCH=arch)
+
+    assert len(used) == 12
+    for name, (registers, spilled) in used.items():
+        assert registers <= MOST_REGISTERS[arch], (name, registers)
+        assert spilled <= MOST_SPILLED_BYTES, (name, spilled)
 
 
 def test_without_cuda_the_kernels_are_not_taken() -> None:
