@@ -68,7 +68,7 @@ unit: $(VENV)/.installed-test
 test: lint types floors unit
 
 # The GPU's tests run on a stand-in too, which a CPU calculates: one for each path of the code.
-ON_STAND_IN := LPS-0.0 or too_small or flips or meshnets or cudagraphs-dtype0
+ON_STAND_IN := LPS-0.0 or too_small or flips or half_that_overflows
 
 .PHONY: test-thorough
 test-thorough: $(VENV)/.installed-test

@@ -46,7 +46,9 @@ def test_an_engine_computes_what_torch_computes(
         expected = build().to(CUDA)(windows)
         scores = run(windows.to(dtype)).float()
         fewer = run(windows[:1].to(dtype)).float()
+    least = 0.9999 if dtype is torch.float32 else 0.99
     same = float((scores.argmax(1) == expected.argmax(1)).float().mean())
     print(f"{name}, {dtype}: {same:.5%} of labels equal")
-    assert same >= (0.9999 if dtype is torch.float32 else 0.99)
-    assert torch.equal(fewer.argmax(1), scores[:1].argmax(1))
+    assert same >= least
+    # Not all: the last bits of scores depend on the number of windows
+    assert float((fewer.argmax(1) == scores[:1].argmax(1)).float().mean()) >= least

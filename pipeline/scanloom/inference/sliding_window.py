@@ -488,7 +488,7 @@ class SlidingWindow:
             first = self.passed.windows == 0
             parts = (seen[slices_with_margin(corner, size, low)] for corner in corners)
             # All windows in one copy: each result would wait for the device
-            occupied = torch.stack([part.any() for part in parts]).tolist()
+            occupied = torch.stack([part.any() for part in parts]).cpu().tolist()
             kept = [
                 corner
                 for n, (corner, body) in enumerate(zip(corners, occupied, strict=True))
@@ -803,7 +803,7 @@ def uniform_windows(
     corners = [c for c, alike in zip(corners, _single_valued(windows), strict=True) if alike]
     if not corners:
         return {}
-    firsts = torch.stack([padded[:, x, y, z] for x, y, z in corners]).tolist()
+    firsts = torch.stack([padded[:, x, y, z] for x, y, z in corners]).cpu().tolist()
     return {corner: tuple(values) for corner, values in zip(corners, firsts, strict=True)}
 
 
@@ -815,7 +815,7 @@ def _single_valued(windows: Sequence[torch.Tensor]) -> list[bool]:
     if not windows:
         return []
     single = [(window == window[:, :1, :1, :1]).all() for window in windows]
-    return [bool(alike) for alike in torch.stack(single).tolist()]
+    return [bool(alike) for alike in torch.stack(single).cpu().tolist()]
 
 
 class SharedScores:
