@@ -30,6 +30,9 @@ from scanloom.ops.uncertainty import largest_uncertainty
 if TYPE_CHECKING:
     from scanloom.inference.resampling.image import SharedScan
 
+NO_ENGINE = EngineChoice("none", "", "the crop is empty: the network was not run")
+"""Of a model that was not run: the engine of earlier cases would make equal cases differ."""
+
 
 class Predictor(Protocol):
     """Protocol of a model that labels a volume on the volume's own grid."""
@@ -209,6 +212,7 @@ class GraphRun:
             tuple(Layer(labels, structures) for structures in layers),
             self._grid,
             card.version,
+            engine=NO_ENGINE,
             flags=(Flag.CROP_EMPTY,),
         )
 
@@ -241,11 +245,11 @@ def unite(name: str, union: Unite, results: Mapping[str, Segmentation]) -> Segme
 
 def made_after(first: Segmentation, result: Segmentation) -> Segmentation:
     """Return a result with the flags and the engine of another model whose result it used."""
-    engines = [each.engine for each in (result, first) if each.engine is not None]
+    engines = [e for e in (result.engine, first.engine) if e is not None and e != NO_ENGINE]
     return replace(
         result,
         device=result.device or first.device,
         precision=result.precision or first.precision,
         flags=tuple(dict.fromkeys((*result.flags, *first.flags))),
-        engine=all_engines(engines) if engines else None,
+        engine=all_engines(engines) if engines else result.engine,
     )

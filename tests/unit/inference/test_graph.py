@@ -33,7 +33,7 @@ from scanloom.core import (
 from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.engine.prepare import estimate_case
 from scanloom.engine.worker.messages import CaseFile
-from scanloom.inference.graph import GraphRun, unite
+from scanloom.inference.graph import NO_ENGINE, GraphRun, unite
 from scanloom.inference.memory import Placement
 from scanloom.io.system.messages import receive, send
 from support import model_cards
@@ -101,6 +101,7 @@ def test_a_crop_without_a_voxel_is_not_predicted(cards: list[ModelCard]) -> None
     empty = results_of(relations, [rough, fine])["b"]
     assert fine.seen == []
     assert empty.flags == (Flag.CROP_EMPTY,)
+    assert empty.engine == NO_ENGINE  # not that of an earlier case
     assert not empty.layers[0].labels.any()
     assert empty.structures == cards[1].structures
 
