@@ -333,7 +333,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "networks": [
             {
                 "name": network.name,
-                "weights.published": [w.sha256 for w in (network.weights, *network.folds)],
+                "weights_sha256": [w.published for w in (network.weights, *network.folds)],
                 "structures": [s.label for s in network.structures],
             }
             for network in networks(card)

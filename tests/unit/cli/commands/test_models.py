@@ -61,6 +61,8 @@ def test_show_as_json(own_models: Path) -> None:
     assert model["structures"][0]["type"]["scheme"] == "SCT"
     assert model["channels"] == [{"name": "image", "modality": "CT"}]
     assert "CUDA" in model["never_run_on"]
+    (network,) = model["networks"]
+    assert network["weights_sha256"] == [model["weights_sha256"]]
 
 
 def test_show_of_an_unknown_model_names_the_nearest(own_models: Path) -> None:
