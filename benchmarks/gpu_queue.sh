@@ -16,6 +16,12 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-gpu-results} trial=${TRIAL:-0}
 
+# The hash of each file of a package; git leaves empty folders behind, which are no difference.
+hashes() {
+    (cd "$1" && find . -type f ! -path '*/__pycache__/*' ! -path '*/_shipped/*' -print0 |
+        LC_ALL=C sort --zero-terminated | xargs --null sha256sum)
+}
+
 # What tests and measurements import beside torch, pytest and what is usual beside them.
 needed=(
     annotated-types connected-components-3d isal monai nibabel nvidia-ml-py platformdirs pydantic
@@ -61,8 +67,7 @@ for wheel in sys.argv[2:]:
     zipfile.ZipFile(wheel).extractall(sys.argv[1])
 PYTHON
         export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
-        diff --recursive --brief --exclude=__pycache__ --exclude=_shipped \
-            pipeline/scanloom "$scratch/site/scanloom" >&2 ||
+        diff <(hashes pipeline/scanloom) <(hashes "$scratch/site/scanloom") >&2 ||
             { echo "the wheels are of other sources than this checkout: gather them again"; exit 1; }
     fi
     if ((trial)); then
