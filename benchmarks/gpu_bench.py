@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.inference.device import deterministic
-from scanloom.inference.geometry import plan_grid
+from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import LinearWeights
 from scanloom.inference.restore import cuda
@@ -294,7 +295,7 @@ def studies(bench: Bench) -> Iterator[Row]:
     for classes in bench.size.classes:
         with tempfile.TemporaryDirectory() as folder:
             card = nnunet_card(Path(folder) / "plain", classes, bench.size, ())
-            yield Row("host: the check of the scan", _once(lambda: check_scan(volume, card)))  # noqa: B023
+            yield Row("host: the check of the scan", _once(partial(check_scan, volume, card)))
             name = f"nnU-Net, {classes} classes"
             yield from study(bench, name, card, volume, "1.4 to 2.2")
             if classes == bench.size.classes[0]:
@@ -413,39 +414,44 @@ def restoring(bench: Bench) -> Iterator[Row]:
     grid = Grid(bench.size.scan, np.diag([*SPACING, 1.0]))
     plan = plan_grid(grid, NetworkGrid("RAS", (GRID_MM,) * 3))
     for classes in bench.size.classes:
-        scores = scores_on_device(bench, classes, plan.network.shape, plan.network_axis(plan.lead))
-        name, few = f"restore, {classes} classes", classes < 100
-        aim = 20.0 if few else None
+        yield from restored(bench, plan, classes)
 
-        def restore(scores: torch.Tensor = scores, classes: int = classes) -> list[Any]:
-            restorer = ScoreRestorer(plan, Argmax(), classes, fused=bench.compiled_restore)
-            restorer.add_scores(scores, 0)
-            return restorer.finish(lambda decided: decided)
 
-        whole = bench.milliseconds(restore)
-        yield Row(f"{name}: labels in a new array on the host", whole, "ms", "18 to 30", aim)
-        sizes, shape = (scores.shape[0], *scores.shape[2:]), bench.size.scan[::-1]
-        at = [np.linspace(0, n - 1, m) for n, m in zip(sizes, shape, strict=True)]
-        labels = torch.empty(shape, dtype=torch.uint8, device=bench.device)
-        usable = cuda.available(bench.device, classes)
-        print(f"{name}: {usable.why}", file=sys.stderr)
-        if usable.usable:
-            where = cuda.taps((at[0], at[1], at[2]), sizes, bench.device)
-            here = torch.empty_like(labels)
-            kernels = bench.milliseconds(lambda: cuda.decide(scores, where, Argmax(), [here]))  # noqa: B023
-            yield Row(f"{name}: kernels", kernels, "ms", "3 to 5" if few else "10 to 15", aim)
-        rows, columns = (LinearWeights(at[n], sizes[n], bench.device) for n in (1, 2))
+def restored(bench: Bench, plan: NetworkPlan, classes: int) -> Iterator[Row]:
+    """Time the restoring of some classes, by the product, its kernels and plain torch."""
+    scores = scores_on_device(bench, classes, plan.network.shape, plan.network_axis(plan.lead))
+    name, few = f"restore, {classes} classes", classes < 100
+    aim = 20.0 if few else None
 
-        def plain() -> None:
-            for first in range(0, shape[0], 32):  # noqa: B023
-                slab = slice(first, first + 32)
-                along = LinearWeights(at[0][slab], sizes[0], bench.device)  # noqa: B023
-                labels[slab] = decide_torch(scores, [along, rows, columns], Argmax())[0]  # noqa: B023
+    def restore() -> list[Any]:
+        restorer = ScoreRestorer(plan, Argmax(), classes, fused=bench.compiled_restore)
+        restorer.add_scores(scores, 0)
+        return restorer.finish(lambda decided: decided)
 
-        yield Row(f"{name}: plain torch", bench.milliseconds(plain, 1))
-        if usable.usable:
-            equal = 100 * float((labels == here).float().mean(dtype=torch.float64))
-            yield Row(f"{name}: kernels equal plain torch", equal, "%", "100", 99.99, least=True)
+    whole = bench.milliseconds(restore)
+    yield Row(f"{name}: labels in a new array on the host", whole, "ms", "18 to 30", aim)
+    sizes, shape = (scores.shape[0], *scores.shape[2:]), bench.size.scan[::-1]
+    at = [np.linspace(0, n - 1, m) for n, m in zip(sizes, shape, strict=True)]
+    labels = torch.empty(shape, dtype=torch.uint8, device=bench.device)
+    usable = cuda.available(bench.device, classes)
+    print(f"{name}: {usable.why}", file=sys.stderr)
+    if usable.usable:
+        where = cuda.taps((at[0], at[1], at[2]), sizes, bench.device)
+        here = torch.empty_like(labels)
+        kernels = bench.milliseconds(lambda: cuda.decide(scores, where, Argmax(), [here]))
+        yield Row(f"{name}: kernels", kernels, "ms", "3 to 5" if few else "10 to 15", aim)
+    rows, columns = (LinearWeights(at[n], sizes[n], bench.device) for n in (1, 2))
+
+    def plain() -> None:
+        for first in range(0, shape[0], 32):
+            slab = slice(first, first + 32)
+            along = LinearWeights(at[0][slab], sizes[0], bench.device)
+            labels[slab] = decide_torch(scores, [along, rows, columns], Argmax())[0]
+
+    yield Row(f"{name}: plain torch", bench.milliseconds(plain, 1))
+    if usable.usable:
+        equal = 100 * float((labels == here).float().mean(dtype=torch.float64))
+        yield Row(f"{name}: kernels equal plain torch", equal, "%", "100", 99.99, least=True)
 
 
 def scores_on_device(

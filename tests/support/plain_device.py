@@ -45,7 +45,7 @@ class PlacedTensor(torch.Tensor):
     is_cpu = is_meta = False
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute
         """The device's name."""
         return self.where
 

@@ -99,7 +99,6 @@ class GraphRun:
         As in `Predictor.predict`.
     shared : SharedScan, optional
         Scan that models outside of the graph share with its last node.
-
     """
 
     def __init__(

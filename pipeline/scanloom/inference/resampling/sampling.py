@@ -157,7 +157,7 @@ class BandedMatrix:
         return products[0] if len(products) == 1 else torch.cat(products, dim=-2)
 
 
-@functools.lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=12)  # four grids of three axes: they stay in memory
 def cubic_bands(at: bytes, size: int, device: torch.device) -> BandedMatrix:
     """Return the matrix of a cubic spline on a device, kept for further scans of the same grid.
 

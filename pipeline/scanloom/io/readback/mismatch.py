@@ -27,8 +27,17 @@ def decoding(name: str) -> Iterator[None]:
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     errors: tuple[type[Exception], ...] = (
-        *(ArithmeticError, AttributeError, EOFError, LookupError, RuntimeError, TypeError),
-        *(ValueError, BytesLengthException, InvalidDicomError, gzip.BadGzipFile, struct.error),
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        BytesLengthException,
+        InvalidDicomError,
+        gzip.BadGzipFile,
+        struct.error,
         zlib.error,
     )
     try:

@@ -423,8 +423,16 @@ _MIN_HEAD_BYTES = 8
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _READ_TAGS: list[BaseTag | int] = [*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE]
 PARSE_ERRORS = (
-    *(ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError),
-    *(RecursionError, TypeError, ValueError, struct.error, zlib.error),
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
 )
 """Exceptions that pydicom raises for damaged data sets."""
 

@@ -173,7 +173,8 @@ def read_native(frame: FrameRef, source: BinaryIO, out: NDArray[Any]) -> None:
         raise _truncated_error()
     if bits == 8 * out.itemsize and not _has_swapped_bytes(frame, source):
         source.seek(frame.offset + frame.frame * out.nbytes)
-        # Buffered files fill the array but for the end of the file, however little a read gives
+        # Buffered files fill the array but for the end of the file, however little a read gives;
+        # the type of binary files lacks the method
         if source.readinto(memoryview(out).cast("B")) < out.nbytes:  # type: ignore[attr-defined]
             raise _truncated_error()
         if frame.syntax == uids.EXPLICIT_VR_BIG_ENDIAN and out.itemsize > 1:
