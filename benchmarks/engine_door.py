@@ -36,7 +36,7 @@ def main() -> None:
 
         def note(_: Case, outcome: CaseOutcome) -> None:
             assert outcome.record is not None
-            assert outcome.record.reason is None
+            assert outcome.record.reason is None, outcome.record
             assert outcome.device is not None
             spans.append(outcome.device)
 

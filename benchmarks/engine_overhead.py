@@ -42,7 +42,8 @@ def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> f
     run_case(prepare(cases[0], cards, warm), lambda: models, warm)
     start = time.perf_counter()
     for case in cases:
-        assert run_case(prepare(case, cards, target), lambda: models, target).reason is None
+        record = run_case(prepare(case, cards, target), lambda: models, target)
+        assert record.reason is None, record
     return time.perf_counter() - start
 
 

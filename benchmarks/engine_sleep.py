@@ -70,6 +70,7 @@ class Sleeper:
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        previous: Segmentation | None = None,
         shared: object = None,
         uncertainty: bool = False,
     ) -> Segmentation:
