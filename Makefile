@@ -42,7 +42,7 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,train]'
 	@touch $@
 
 install: $(VENV)/.installed
@@ -89,7 +89,7 @@ build/lowest/.installed: $(UV) pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear build/lowest
 	build/lowest/bin/python -m pip install --quiet $$(grep ^torch== constraints.txt)
 	$(UV) pip install --quiet --python build/lowest/bin/python --resolution lowest-direct \
-	    $$(grep ^torch== constraints.txt) --editable '.[test]'
+	    $$(grep ^torch== constraints.txt) --editable '.[test,train]'
 	@touch $@
 
 # Old libraries warn of each other: warnings are no errors here.
@@ -98,7 +98,7 @@ test-lowest: build/lowest/.installed
 
 build/other-python/.installed: $(UV) pyproject.toml
 	$(UV) venv --quiet --clear --python $(OTHER_PYTHON) build/other-python
-	$(UV) pip install --quiet --python build/other-python/bin/python 'torch==2.11.*' --editable '.[test]'
+	$(UV) pip install --quiet --python build/other-python/bin/python 'torch==2.11.*' --editable '.[test,train]'
 	@touch $@
 
 test-python: build/other-python/.installed
@@ -155,7 +155,7 @@ constraints:
 	rm -rf $(FRESH)
 	$(PYTHON) -m venv $(FRESH)
 	$(FRESH)/bin/python -m pip install --quiet --upgrade pip
-	$(FRESH)/bin/python -m pip install --quiet '.[test,docs,fuzz]' $(HELD_BACK)
+	$(FRESH)/bin/python -m pip install --quiet '.[test,train,docs,fuzz]' $(HELD_BACK)
 	{ echo "# The versions that scanloom is tested with: pip install -c constraints.txt scanloom"; \
 	  echo "# Written by make constraints. Bounds are in pyproject.toml."; \
 	  $(FRESH)/bin/python -m pip --disable-pip-version-check freeze --all --exclude scanloom \
