@@ -236,6 +236,9 @@ class Reason(Enum):
         False,
         "result",
     )
+    RESULT_FILE = (
+        "Use --out with a folder, which takes every result, or a name that ends in .nii.gz or .dcm"
+    )
     STALE = ("Use --replace, or another --out to keep both", "failed", False, "result")
     GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"
     LABELS_UNKNOWN = "Use the structures of the case: `segments.json` lists them"
