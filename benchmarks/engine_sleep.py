@@ -87,11 +87,11 @@ def sleepers(weights: Path, seconds: float) -> Sequence[Sleeper]:
     return (Sleeper(weights, seconds),)
 
 
-def draw(folder: Path, count: int) -> list[Case]:
-    """Write so many tiny CTs as NIfTI and return their cases."""
+def draw(folder: Path, count: int, shape: tuple[int, int, int] = SHAPE) -> list[Case]:
+    """Write so many CTs as NIfTI, tiny by default, and return their cases."""
     folder.mkdir(parents=True, exist_ok=True)
-    array = np.linspace(-1000, 300, math.prod(SHAPE)).astype(np.int16).reshape(SHAPE)
-    array[2:6, 2:6, 1:3] = 1000
+    array = np.linspace(-1000, 300, math.prod(shape)).astype(np.int16).reshape(shape)
+    array[tuple(slice(n // 4, n // 2 + n // 4) for n in shape)] = 1000
     image = nib.Nifti1Image(array, np.diag((2.0, 2.0, 2.0, 1.0))).to_bytes()
     cases = []
     for n in range(count):

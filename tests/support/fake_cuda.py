@@ -15,10 +15,12 @@ import gc
 import itertools
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ _WAITS = {
     "repeat_interleave",
 }
 """Operations whose result, or its shape, the host needs."""
+CONVOLUTIONS = {"convolution", "conv3d", "conv_transpose3d"}
 _COPIES = {"_to_copy", "to", "cpu", "cuda"}
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 """Operations that take indices from the host too; a mask makes them wait for its sum."""
@@ -394,6 +397,57 @@ class Properties:
     uuid: str = "00000000-0000-0000-0000-000000000000"
 
 
+class Timeline:
+    """A clock that counts the time of a device in place of the stand-in's own.
+
+    Operations queue on the device, the host needs `LAUNCH` for each, and a wait of the host lasts
+    until the device has done all. What the host does beside that takes the time that it takes.
+    Convolutions return zeros, since a large network would take the stand-in hours.
+
+    Parameters
+    ----------
+    seconds : callable
+        Seconds of an operation of the device, by its name and the bytes that it reads and writes.
+
+    Attributes
+    ----------
+    busy : float
+        Seconds in which the device had work.
+    """
+
+    LAUNCH = 6e-6
+    """Seconds that the host needs to launch an operation on a real device."""
+
+    def __init__(self, seconds: Callable[[str, int], float]) -> None:
+        self._seconds, self._hidden, self._depth = seconds, 0.0, 0
+        self.busy = self._free_at = 0.0
+
+    def now(self) -> float:
+        """Return the seconds of this clock, from any start."""
+        return time.perf_counter() - self._hidden
+
+    @contextlib.contextmanager
+    def launch(self) -> Iterator[None]:
+        """Count a launch for a block in which the stand-in computes."""
+        began, self._depth = time.perf_counter(), self._depth + 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._hidden += time.perf_counter() - began - self.LAUNCH
+
+    def charge(self, name: str, size: int) -> None:
+        """Let the device take an operation that is launched now."""
+        seconds = self._seconds(name, size)
+        self._free_at = max(self._free_at, self.now()) + seconds
+        self.busy += seconds
+
+    def wait(self) -> None:
+        """Let the host wait until the device has done all."""
+        self._hidden -= max(0.0, self._free_at - self.now())
+
+
 class StandIn:
     """One or more stand-in devices.
 
@@ -425,6 +479,7 @@ class StandIn:
         self._watched: dict[int, tuple[int, int]] = {}
         self._pinned = weakref.WeakSet[Any]()
         self._lock = threading.RLock()
+        self.timeline: Timeline | None = None
 
     def clear(self) -> None:
         """Forget what was counted, and the peak of memory."""
@@ -460,7 +515,12 @@ class StandIn:
         """Count a wait of the host for a device."""
         if self.capturing:
             raise RuntimeError(f"CUDA error: {_CAPTURED}")
+        self._note_wait(what)
+
+    def _note_wait(self, what: str) -> None:
         self.ledger.note(WAIT, what=f"({what})")
+        if self.timeline is not None:
+            self.timeline.wait()
 
     def count_operation(self) -> None:
         """Count an operation; raise the fault that is due."""
@@ -504,6 +564,21 @@ class StandIn:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation of torch as CUDA would."""
+        if self.timeline is None:
+            return self._run(func, args, kwargs)
+        with self.timeline.launch():
+            before = self.ledger.operations
+            result = self._run(func, args, kwargs)
+        name = func._schema.name.split("::")[-1]
+        if self.ledger.operations > before and name not in {*_COPIES, "copy_"}:
+            read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)]
+            new = [x for x in tree_leaves(result) if isinstance(x, DeviceTensor)]
+            views = any(_same_memory(x.inner, y.inner) for x in new for y in read)
+            if name.endswith("_") or not views:  # a view takes no time of the device
+                self.timeline.charge(name, sum(x.nbytes for x in (*read, *new)))
+        return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.split("::")[-1]
         leaves = tree_leaves((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
@@ -529,8 +604,12 @@ class StandIn:
         device = target if target is not None else ours[0].device
         if device.type == "cuda":
             self.count_operation()
-        half = name == "convolution" and plain_args[0].dtype is torch.float16
-        result = (_half_convolution if half else func)(*plain_args, **plain_kwargs)
+        compute = func
+        if name in CONVOLUTIONS and self.timeline is not None:
+            compute = partial(_no_convolution, func)
+        elif name in CONVOLUTIONS and plain_args[0].dtype is torch.float16:
+            compute = partial(_half_convolution, func)
+        result = compute(*plain_args, **plain_kwargs)
         if device.type != "cuda":
             return result
         self._record(func, plain_args, plain_kwargs, result, device)
@@ -627,8 +706,10 @@ class StandIn:
         free &= kind is TO_DEVICE or self.is_pinned(into)
         size = _plain(into).nbytes
         self._transfer(kind, size, "" if self.is_pinned(source) or not free else "(pageable)")
+        if self.timeline is not None:
+            self.timeline.charge(kind, size)
         if not free:
-            self.ledger.note(WAIT, what=f"({kind})")
+            self._note_wait(kind)
         if kind is TO_HOST and source.is_floating_point() and source.numel() > 1:
             self.ledger.floats_to_host += size
 
@@ -657,11 +738,16 @@ def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def _half_convolution(image: Any, weight: Any, bias: Any, *rest: Any) -> torch.Tensor:
+def _half_convolution(func: Any, *args: Any) -> torch.Tensor:
     """Convolve in half precision as tensor cores do: products are summed in float32."""
-    wide = None if bias is None else bias.float()
-    result = torch.ops.aten.convolution.default(image.float(), weight.float(), wide, *rest)
-    return result.to(torch.float16)
+    wide = tree_map(lambda x: x.float() if _is_tensor(x) else x, args)
+    return func(*wide).to(torch.float16)
+
+
+def _no_convolution(func: Any, *args: Any) -> torch.Tensor:
+    """Return zeros of the shape that a convolution gives."""
+    on_meta = tree_map(lambda x: x.to("meta") if _is_tensor(x) else x, args)
+    return torch.zeros_like(func(*on_meta), device="cpu")
 
 
 _STAND_IN: list[StandIn] = []
@@ -784,6 +870,13 @@ def _patch_kernels(patch: pytest.MonkeyPatch) -> None:
         fake = _current()
         fake.count_operation()
         fake.count_operation()
+        if fake.timeline is None:
+            return compute(scores, where, decision, out, rounded)
+        fake.timeline.charge("restore", scores.nbytes + sum(each.nbytes for each in out))
+        with fake.timeline.launch():
+            return compute(scores, where, decision, out, rounded)
+
+    def compute(scores: Any, where: Any, decision: Any, out: Sequence[Any], rounded: bool) -> None:
         at = []
         for taps in where:
             lines = taps.index.inner.numpy() + taps.weight.inner.numpy().astype(np.float64)

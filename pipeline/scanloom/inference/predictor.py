@@ -363,7 +363,8 @@ class TorchPredictor(PlacedModel):
                 shared=task.shared,
             )
         folds = self._folds(image, plan, memory_plan, task.clock)
-        return_free_memory()  # such as weights of networks that an engine runs
+        if memory_plan.device.type == "cpu":
+            return_free_memory()  # such as weights of networks that an engine runs
         return self._planes(image, plan, memory_plan, task, folds)
 
     def _folds(
