@@ -27,7 +27,7 @@ TOLERANCE_MM = 2.0
 """Default tolerance of the normalised surface distance; see docs/evaluation.md."""
 _ROUNDING = 1e-6
 """Relative excess over the tolerance that is due to rounded headers (float32): distances on a grid
-of 1 mm are often equal to the tolerance, and a spacing of 1.0000001 mm must not make them larger."""
+of 1 mm are often equal to the tolerance, and a spacing of 1.0000001 mm must not enlarge them."""
 RESAMPLES = 10_000
 """Bootstrap resamples: the ends of an interval then vary by less than a fiftieth of its width."""
 _SEED = 20_180_912
@@ -146,9 +146,7 @@ def surface_distances(
     for is_surface, area in ((edges[0], edges[2]), (edges[1], edges[3])):
         points.append(np.argwhere(is_surface.numpy()) @ to_mm)
         areas.append(area[is_surface].numpy().astype(np.float64))
-    (first, second) = (
-        KDTree(other).query(own)[0] for own, other in (points, reversed(points))
-    )
+    (first, second) = (KDTree(other).query(own)[0] for own, other in (points, reversed(points)))
     return (first, areas[0]), (second, areas[1])
 
 

@@ -1,0 +1,575 @@
+"""Evaluation of predicted label maps by reference labels, per structure and case."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.engine.results.tables import write_table
+from scanloom.io.output.json_file import write_document
+from scanloom.io.output.measurements import SIGNIFICANT_DIGITS
+from scanloom.io.system.atomic_write import atomic_write, check_replaceable
+from scanloom.io.system.disk_errors import output_error
+from scanloom.training.label_sets import (
+    IGNORED,
+    CaseLabels,
+    Labels,
+    LabelSet,
+    Names,
+    Values,
+)
+from scanloom.training.metrics import (
+    TOLERANCE_MM,
+    Agreement,
+    Difference,
+    Statistics,
+    compare_masks,
+    paired_differences,
+    statistics_of,
+)
+
+Side = Literal["first", "second"]
+"""The predictions, and those that they are compared with."""
+Figure = Literal["dice", "hd95_mm", "nsd", "volume_error_ml", "volume_error_percent"]
+FIGURES: Final[tuple[Figure, ...]] = (
+    "dice",
+    "hd95_mm",
+    "nsd",
+    "volume_error_ml",
+    "volume_error_percent",
+)
+COMPARED: Final[tuple[Figure, ...]] = ("dice", "hd95_mm", "nsd")
+"""Figures of which two predictions are compared: a difference means better or worse."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Agreement of one structure of one case.
+
+    Parameters
+    ----------
+    case : str
+        Name of the case in the results.
+    reference : str
+        Name of the case among the references.
+    """
+
+    case: str
+    side: Side
+    structure: str
+    agreement: Agreement
+    reference: str
+    patient: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A case without figures.
+
+    Parameters
+    ----------
+    case : str
+        Its name; empty where only the terminal may show it.
+    private : str
+        Path of its labels, for the terminal.
+    """
+
+    case: str
+    side: Side
+    reason: Reason
+    detail: str
+    private: str
+
+
+@dataclass(frozen=True)
+class StructureSummary:
+    """Statistics of a structure over the cases of one side.
+
+    Parameters
+    ----------
+    structure : str
+    outcomes : mapping
+        Number of cases in which it is found, missed, invented, or absent in both.
+    figures : mapping
+        Statistics of each figure over the cases in which it is defined.
+    limits_ml : (low, high) or None
+        Limits of agreement of the volumes (Bland and Altman, 1986): mean error +- 1.96 standard
+        deviations, over the cases in which the structure is in one of the masks; None for fewer
+        than three.
+    """
+
+    structure: str
+    side: Side
+    outcomes: Mapping[str, int]
+    figures: Mapping[Figure, Statistics]
+    limits_ml: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class FigureDifference:
+    """Difference of a figure, second minus first; `structure` is empty for the mean over all."""
+
+    structure: str
+    figure: Figure
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluation of one or two sets of predictions.
+
+    Parameters
+    ----------
+    structures : tuple of str
+        Structures that were compared.
+    not_compared : mapping
+        Structures that only the references ("reference"), or only the predictions of a side have.
+    patients : int
+        Number of patients.
+    """
+
+    tolerance_mm: float
+    rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...]
+    structures: tuple[str, ...]
+    not_compared: Mapping[str, tuple[str, ...]]
+    summaries: tuple[StructureSummary, ...]
+    differences: tuple[FigureDifference, ...] = ()
+    pairs: Mapping[str, Mapping[str, CaseLabels]] = field(default_factory=dict, repr=False)
+    """Labels of each case, by its name and by "reference" or side."""
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides that were evaluated."""
+        return ("first", "second") if self.differences else ("first",)
+
+
+def evaluate(
+    predictions: LabelSet,
+    references: LabelSet,
+    against: LabelSet | None = None,
+    *,
+    tolerance_mm: float = TOLERANCE_MM,
+    labels: Names | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Compare predictions, or two sets of them, with reference labels.
+
+    Structures are matched by name where both sides have names, else by value.
+
+    Parameters
+    ----------
+    against : LabelSet or None
+        Other predictions for the same references, to be compared with the first ones.
+    tolerance_mm : float
+        Of the normalised surface distance.
+    labels : mapping or None
+        Values of the structures in the references; None for the names that the references have.
+    progress : callable
+        Is called with the numbers of cases that are done, and of all.
+
+    Returns
+    -------
+    Evaluation
+        Cases that can't be compared are in `left_out`, each with its reason.
+
+    Raises
+    ------
+    ScanError
+        NO_REFERENCE or NO_PREDICTION if no prediction has a reference; otherwise the reason of
+        the first case if none can be compared.
+    """
+    sets: dict[Side, LabelSet] = {"first": predictions}
+    if against is not None:
+        sets["second"] = against
+    is_private = any(each.pseudonymous for each in (references, *sets.values()))
+    matches: dict[Side, list[tuple[CaseLabels, CaseLabels]]] = {}
+    left_out: list[LeftOut] = []
+    for side, cases in sets.items():
+        matches[side], unmatched = _match(side, cases, references, is_private=is_private)
+        left_out += unmatched
+    names = _shown_names(sets, matches)
+    total, done = sum(map(len, matches.values())), 0
+    rows: list[Row] = []
+    lacking: dict[str, set[str]] = defaultdict(set)
+    compared: set[str] = set()
+    pairs: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
+    for side, matched in matches.items():
+        for prediction, reference in matched:
+            progress(done, total)
+            case = names[reference.name]
+            try:
+                result = _compare(prediction, reference, labels, tolerance_mm)
+            except ScanError as error:
+                private = error.private or str(prediction.path)
+                left_out.append(LeftOut(case, side, error.reason, error.detail, private))
+            else:
+                rows += [
+                    Row(case, side, structure, agreement, reference.name, prediction.patient)
+                    for structure, agreement in result.agreements.items()
+                ]
+                compared |= result.agreements.keys()
+                lacking["reference"] |= result.only_reference
+                lacking[side] |= result.only_prediction
+                pairs[case] |= {"reference": reference, side: prediction}
+            done += 1
+    progress(done, total)
+    if not rows:
+        first = left_out[0]
+        raise ScanError(first.reason, first.detail, first.private)
+    structures = tuple(sorted(compared, key=_by_number))
+    rows.sort(key=lambda row: (row.side, row.case, structures.index(row.structure)))
+    return Evaluation(
+        tolerance_mm,
+        tuple(rows),
+        tuple(left_out),
+        structures,
+        {name: tuple(sorted(each, key=_by_number)) for name, each in lacking.items() if each},
+        tuple(_summary(structure, side, rows) for side in sets for structure in structures),
+        _differences(rows, structures) if against is not None else (),
+        dict(pairs),
+    )
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Return a key that sorts names that are numbers by their value."""
+    return (int(name) if name.isdecimal() else 0), name
+
+
+# --- pairs ----------------------------------------------------------------------------------------
+
+
+def _match(
+    side: Side, predictions: LabelSet, references: LabelSet, *, is_private: bool
+) -> tuple[list[tuple[CaseLabels, CaseLabels]], list[LeftOut]]:
+    """Return pairs of prediction and reference, and the cases that have none."""
+    if len(predictions.cases) == len(references.cases) == 1 and (
+        predictions.is_file and references.is_file
+    ):
+        return [(predictions.cases[0], references.cases[0])], []
+    by_name: dict[str, list[CaseLabels]] = defaultdict(list)
+    for reference in references.cases:
+        for name in reference.names:
+            by_name[name].append(reference)
+    candidates = {
+        id(prediction): list(
+            {id(each): each for name in prediction.names for each in by_name[name]}.values()
+        )
+        for prediction in predictions.cases
+    }
+    claims: dict[int, int] = defaultdict(int)
+    for each in candidates.values():
+        for reference in each:
+            claims[id(reference)] += 1
+    pairs, left_out = [], []
+    for prediction in predictions.cases:
+        found = candidates[id(prediction)]
+        if len(found) == 1 and claims[id(found[0])] == 1:
+            pairs.append((prediction, found[0]))
+            continue
+        reason, detail = Reason.NO_REFERENCE, "no reference has the name of this case"
+        if found:
+            reason, detail = Reason.PAIR_AMBIGUOUS, "several cases have the name of a reference"
+        case = prediction.name if predictions.pseudonymous or not is_private else ""
+        left_out.append(LeftOut(case, side, reason, detail, str(prediction.path)))
+    for reference in references.cases:
+        if not claims[id(reference)]:
+            detail = "no prediction has the name of this reference"
+            case = reference.name if references.pseudonymous or not is_private else ""
+            left_out.append(LeftOut(case, side, Reason.NO_PREDICTION, detail, str(reference.path)))
+    return pairs, left_out
+
+
+def _shown_names(
+    sets: Mapping[Side, LabelSet],
+    matches: Mapping[Side, Sequence[tuple[CaseLabels, CaseLabels]]],
+) -> dict[str, str]:
+    """Return the name of each case in the results: its id, if an output folder has one."""
+    names = {reference.name: reference.name for each in matches.values() for _, reference in each}
+    for side in reversed(list(sets)):
+        if sets[side].pseudonymous:
+            names |= {reference.name: case.name for case, reference in matches[side]}
+    return names
+
+
+# --- a case ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    agreements: Mapping[str, Agreement]
+    only_reference: frozenset[str]
+    only_prediction: frozenset[str]
+
+
+def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, Labels]:
+    """Return the labels of both on one grid.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS; otherwise why one of them can't be read.
+    """
+    # on the grid of the reference, unless its file does not state one
+    if reference.has_grid:
+        referred = reference.read(None)
+        return prediction.read(referred.grid), referred
+    predicted = prediction.read(None)
+    return predicted, reference.read(predicted.grid)
+
+
+Place = tuple[int, Values]
+"""Layer and values of a structure."""
+Slices = tuple[slice, slice, slice]
+
+
+def match_structures(
+    prediction: Labels, reference: Labels, labels: Names | None
+) -> dict[str, tuple[Place, Place]]:
+    """Return the places of each structure that both have, in the prediction and the reference.
+
+    Raises
+    ------
+    ScanError
+        LABELS_UNKNOWN if both have names, and none in common; STRUCTURE_UNKNOWN if the prediction
+        lacks a structure of `labels`.
+    """
+    predicted, referred = prediction.names, reference.names
+    if labels is not None:
+        referred = {name: (0, values) for name, values in labels.items()}
+        if predicted is None:
+            predicted = referred
+        elif unknown := sorted(labels.keys() - predicted.keys()):
+            hint = did_you_mean(unknown[0], sorted(predicted))
+            detail = f"the predictions have no structure {unknown[0]}: {hint}"
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
+    if predicted is None and referred is None:
+        values = {int(v) for each in (prediction, reference) for v in np.unique(each.layers[0])}
+        referred = {str(value): (0, (value,)) for value in values - {0}}
+    # values of the side with names, where the other one has numbers only
+    predicted = referred if predicted is None else predicted
+    referred = predicted if referred is None else referred
+    if predicted is None or referred is None:
+        raise AssertionError
+    common = {
+        name: (predicted[name], referred[name])
+        for name in referred
+        if name in predicted and name != IGNORED
+    }
+    if not common and predicted and referred:
+        names = [", ".join(sorted(each)[:3]) for each in (predicted, referred)]
+        detail = f"no structure has one name: predictions have {names[0]}, references {names[1]}"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    return common
+
+
+def _compare(
+    prediction: CaseLabels, reference: CaseLabels, labels: Names | None, tolerance_mm: float
+) -> _Comparison:
+    predicted, referred = read_pair(prediction, reference)
+    common = match_structures(predicted, referred, labels)
+    unknown = (referred.names or {}).get(IGNORED)
+    boxes = [_Boxes(each) for each in (predicted, referred)]
+    ignored = None if unknown is None else mask_of(referred, unknown)
+    agreements = {}
+    for name, places in common.items():
+        extents = [b for each, place in zip(boxes, places, strict=True) for b in each.of(place)]
+        if not extents:
+            agreements[name] = Agreement(0.0, 0.0, math.nan)
+            continue
+        box = _union(extents)
+        masks = [
+            mask_of(each, place, box)
+            for each, place in zip((predicted, referred), places, strict=True)
+        ]
+        if ignored is not None:
+            masks = [mask & ~ignored[box] for mask in masks]
+        agreements[name] = compare_masks(masks[1], masks[0], predicted.grid, tolerance_mm)
+    both = [frozenset(each.names or ()) - {IGNORED} for each in (predicted, referred)]
+    only: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    if labels is None and all(each.names is not None for each in (predicted, referred)):
+        only = both[0] - both[1], both[1] - both[0]
+    return _Comparison(agreements, only[1], only[0])
+
+
+def mask_of(labels: Labels, place: Place, box: Slices | None = None) -> NDArray[np.bool_]:
+    """Return the mask of a structure, in a box or on the whole grid."""
+    layer, values = place
+    array = labels.layers[layer] if box is None else labels.layers[layer][box]
+    return array == values[0] if len(values) == 1 else np.isin(array, values)
+
+
+class _Boxes:
+    """Boxes of the values in each layer, which is searched once."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self._boxes: dict[int, list[Slices | None]] = {}
+
+    def of(self, place: Place) -> list[Slices]:
+        """Return the boxes of a structure's values that have voxels."""
+        from scipy.ndimage import find_objects
+
+        layer, values = place
+        if layer not in self._boxes:
+            self._boxes[layer] = find_objects(self._labels.layers[layer].astype(np.int32))
+        boxes = self._boxes[layer]
+        known = [boxes[value - 1] for value in values if value <= len(boxes)]
+        return [box for box in known if box is not None]
+
+
+def _union(boxes: Sequence[Slices]) -> Slices:
+    i, j, k = (
+        slice(min(each.start for each in axis), max(each.stop for each in axis))
+        for axis in zip(*boxes, strict=True)
+    )
+    return i, j, k
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def _summary(structure: str, side: Side, rows: Sequence[Row]) -> StructureSummary:
+    agreements = [r.agreement for r in rows if r.side == side and r.structure == structure]
+    outcomes = dict.fromkeys(("found", "missed", "invented", "absent"), 0)
+    for each in agreements:
+        outcomes[each.outcome] += 1
+    errors = np.array([a.volume_error_ml for a in agreements if a.outcome != "absent"])
+    limits = None
+    if errors.size > 2:
+        middle, reach = float(errors.mean()), 1.96 * float(errors.std(ddof=1))
+        limits = middle - reach, middle + reach
+    figures = {
+        figure: statistics_of([getattr(a, figure) for a in agreements if a.outcome != "absent"])
+        for figure in FIGURES
+    }
+    return StructureSummary(structure, side, outcomes, figures, limits)
+
+
+def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[FigureDifference, ...]:
+    """Return second minus first of each figure, for each structure and the mean over all."""
+    sides: dict[Side, dict[tuple[str, str], Row]] = {
+        side: {(r.reference, r.structure): r for r in rows if r.side == side}
+        for side in ("first", "second")
+    }
+    patients = {r.reference: r.patient for r in reversed(rows)}
+    differences = []
+    for figure in COMPARED:
+        table = np.full((len(patients), len(structures)), np.nan)
+        for i, case in enumerate(patients):
+            for j, structure in enumerate(structures):
+                pair = [each.get((case, structure)) for each in sides.values()]
+                if pair[0] is not None and pair[1] is not None:
+                    first, second = (getattr(row.agreement, figure) for row in pair if row)
+                    table[i, j] = second - first
+        each, mean = paired_differences(table, list(patients.values()))
+        differences += [
+            FigureDifference(structure, figure, difference)
+            for structure, difference in zip((*structures, ""), (*each, mean), strict=True)
+        ]
+    return tuple(differences)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+COLUMNS: Final = (
+    *("case", "predictions", "structure", "outcome", "reference_ml", "prediction_ml"),
+    *("volume_error_ml", "volume_error_percent", "dice", "hd95_mm", "nsd", "reason"),
+)
+"""Columns of the table."""
+
+
+def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
+    """Write `evaluation.csv`, `.parquet` and `.json` to a folder.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE or DISK_FULL.
+    """
+    document = evaluation_document(evaluation)
+    for suffix in ("csv", "parquet", "json"):
+        check_replaceable(folder / f"evaluation.{suffix}", "the evaluation")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_table(folder / "evaluation", COLUMNS, _table_rows(evaluation))
+        atomic_write(folder / "evaluation.json", lambda draft: write_document(draft, document))
+    except OSError as exc:
+        raise output_error(exc, "the evaluation") from exc
+
+
+def _table_rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+    """Yield a row for each structure of each case, and one for each case that was left out."""
+    for row in evaluation.rows:
+        figures = {name: rounded(getattr(row.agreement, name)) for name in COLUMNS[4:11]}
+        yield {
+            **dict.fromkeys(COLUMNS),
+            "case": row.case,
+            "predictions": row.side,
+            "structure": row.structure,
+            "outcome": row.agreement.outcome,
+            **figures,
+        }
+    for each in evaluation.left_out:
+        yield {
+            **dict.fromkeys(COLUMNS),
+            "case": each.case,
+            "predictions": each.side,
+            "outcome": "left out",
+            "reason": each.reason.code,
+        }
+
+
+def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
+    """Return `evaluation.json`: statistics, differences, and the cases that were left out."""
+    return {
+        "tolerance_mm": evaluation.tolerance_mm,
+        "cases": {
+            side: len({row.case for row in evaluation.rows if row.side == side})
+            for side in evaluation.sides
+        },
+        "structures": [
+            {
+                "structure": each.structure,
+                "predictions": each.side,
+                **each.outcomes,
+                "figures": {name: _plain(value) for name, value in each.figures.items()},
+                "limits_of_agreement_ml": each.limits_ml and [rounded(v) for v in each.limits_ml],
+            }
+            for each in evaluation.summaries
+        ],
+        "differences": [
+            {"structure": each.structure or None, "figure": each.figure, **_plain(each.difference)}
+            for each in evaluation.differences
+        ],
+        "not_compared": {name: list(each) for name, each in evaluation.not_compared.items()},
+        "left_out": [
+            {
+                "case": each.case or None,
+                "predictions": each.side,
+                "reason": each.reason.code,
+                "detail": each.detail,
+            }
+            for each in evaluation.left_out
+        ],
+    }
+
+
+def _plain(value: Statistics | Difference) -> dict[str, Any]:
+    return {
+        name: rounded(each) if isinstance(each, float) else each
+        for name, each in asdict(value).items()
+    }
+
+
+def rounded(value: float) -> float | None:
+    """Return a number with the digits of a table, None if it is not a number."""
+    return None if math.isnan(value) else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
