@@ -87,6 +87,7 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
     with error_boundary(general.mode):
         from scanloom.io.session import read_session
         from scanloom.training.evaluate import evaluate, evaluation_document, write_evaluation
+        from scanloom.training.evaluation_page import write_page
         from scanloom.training.label_sets import open_label_set
 
         given = None if labels.labels is None else _values(labels.labels)
@@ -102,11 +103,12 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
                 labels=given,
                 progress=progress,
             )
-        write_evaluation(evaluation, output.out)
+            write_evaluation(evaluation, output.out)
+            page = write_page(evaluation, output.out, given)
         print_result(
             general.mode,
             lambda: {"schema": 1, **evaluation_document(evaluation)},
-            lambda: _show(evaluation, output.out),
+            lambda: _show(evaluation, page),
         )
     raise typer.Exit(Exit.SOME_FAILED if evaluation.left_out else Exit.OK)
 
@@ -138,7 +140,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show(evaluation: Evaluation, folder: Path) -> None:
+def _show(evaluation: Evaluation, page: Path) -> None:
     """Print the statistics of each structure, differences, and the cases that were left out."""
     from scanloom.core import counted
 
@@ -157,7 +159,7 @@ def _show(evaluation: Evaluation, folder: Path) -> None:
     for side in evaluation.sides:
         of_side = " of --against" if side == "second" else ""
         _show_left_out([each for each in evaluation.left_out if each.side == side], of_side)
-    say(f"Evaluation: {folder / 'evaluation.csv'}")
+    say(f"Evaluation: {page}")
 
 
 def _show_side(evaluation: Evaluation, side: Side) -> None:
