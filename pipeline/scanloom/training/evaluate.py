@@ -257,12 +257,10 @@ def _match(
         return [(predictions.cases[0], references.cases[0])], []
     by_name: dict[str, list[CaseLabels]] = defaultdict(list)
     for reference in references.cases:
-        for name in reference.names:
+        for name in dict.fromkeys(reference.names):
             by_name[name].append(reference)
     candidates = {
-        id(prediction): list(
-            {id(each): each for name in prediction.names for each in by_name[name]}.values()
-        )
+        id(prediction): next((by_name[n] for n in prediction.names if n in by_name), [])
         for prediction in predictions.cases
     }
     claims: dict[int, int] = defaultdict(int)

@@ -65,8 +65,8 @@ class CaseLabels:
     ----------
     name : str
         Name of the case in its set.
-    names : frozenset of str
-        All names by which a case of another set is the same.
+    names : tuple of str
+        Names by which a case of another set is the same, the surest first.
     patient : str
         A text that stands for the patient; only as equal or not.
     path : Path
@@ -81,7 +81,7 @@ class CaseLabels:
     """
 
     name: str
-    names: frozenset[str]
+    names: tuple[str, ...]
     patient: str
     path: Path
     has_grid: bool
@@ -167,17 +167,17 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     cases = []
     for folder in folders:
         record = records.get(folder.name)
-        names, patient = {folder.name}, folder.name
+        names, patient = [folder.name], folder.name
         if record is not None:
             source = Path(record.path)
             # nnU-Net numbers the channels of images; files of one name have folders of their own
-            names |= {record.id, stem(source.name).removesuffix("_0000"), source.parent.name}
+            names += [record.id, stem(source.name).removesuffix("_0000"), source.parent.name]
             patient = record.patient_id or record.study_uid or folder.name
         result = latest_result(out, folder.name) if corrected else folder
         cases.append(
             CaseLabels(
                 folder.name,
-                frozenset(names),
+                tuple(names),
                 patient,
                 result,
                 has_grid=True,
@@ -222,7 +222,7 @@ def _file_labels(
     """Return the labels of a file; `values` are those that a dataset names."""
     return CaseLabels(
         name,
-        frozenset({name}),
+        (name,),
         name,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
