@@ -269,12 +269,12 @@ def _match(
             claims[id(reference)] += 1
     pairs, left_out = [], []
     for prediction in predictions.cases:
-        found = candidates[id(prediction)]
-        if len(found) == 1 and claims[id(found[0])] == 1:
-            pairs.append((prediction, found[0]))
+        own = candidates[id(prediction)]
+        if len(own) == 1 and claims[id(own[0])] == 1:
+            pairs.append((prediction, own[0]))
             continue
         reason, detail = Reason.NO_REFERENCE, "no reference has the name of this case"
-        if found:
+        if own:
             reason, detail = Reason.PAIR_AMBIGUOUS, "several cases have the name of a reference"
         case = prediction.name if predictions.pseudonymous or not is_private else ""
         left_out.append(LeftOut(case, side, reason, detail, str(prediction.path)))
@@ -324,15 +324,15 @@ def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, La
     return predicted, reference.read(predicted.grid)
 
 
-Place = tuple[int, Values]
+Region = tuple[int, Values]
 """Layer and values of a structure."""
 Slices = tuple[slice, slice, slice]
 
 
 def match_structures(
     prediction: Labels, reference: Labels, labels: Names | None
-) -> dict[str, tuple[Place, Place]]:
-    """Return the places of each structure that both have, in the prediction and the reference.
+) -> dict[str, tuple[Region, Region]]:
+    """Return the region of each structure that both have, in the prediction and the reference.
 
     Raises
     ------
@@ -378,15 +378,15 @@ def _compare(
     boxes = [_Boxes(each) for each in (predicted, referred)]
     ignored = None if unknown is None else mask_of(referred, unknown)
     agreements = {}
-    for name, places in common.items():
-        extents = [b for each, place in zip(boxes, places, strict=True) for b in each.of(place)]
+    for name, regions in common.items():
+        extents = [b for each, region in zip(boxes, regions, strict=True) for b in each.of(region)]
         if not extents:
             agreements[name] = Agreement(0.0, 0.0, math.nan)
             continue
         box = _union(extents)
         masks = [
-            mask_of(each, place, box)
-            for each, place in zip((predicted, referred), places, strict=True)
+            mask_of(each, region, box)
+            for each, region in zip((predicted, referred), regions, strict=True)
         ]
         if ignored is not None:
             masks = [mask & ~ignored[box] for mask in masks]
@@ -398,9 +398,9 @@ def _compare(
     return _Comparison(agreements, only[1], only[0])
 
 
-def mask_of(labels: Labels, place: Place, box: Slices | None = None) -> NDArray[np.bool_]:
+def mask_of(labels: Labels, region: Region, box: Slices | None = None) -> NDArray[np.bool_]:
     """Return the mask of a structure, in a box or on the whole grid."""
-    layer, values = place
+    layer, values = region
     array = labels.layers[layer] if box is None else labels.layers[layer][box]
     return array == values[0] if len(values) == 1 else np.isin(array, values)
 
@@ -412,11 +412,11 @@ class _Boxes:
         self._labels = labels
         self._boxes: dict[int, list[Slices | None]] = {}
 
-    def of(self, place: Place) -> list[Slices]:
+    def of(self, region: Region) -> list[Slices]:
         """Return the boxes of a structure's values that have voxels."""
         from scipy.ndimage import find_objects
 
-        layer, values = place
+        layer, values = region
         if layer not in self._boxes:
             self._boxes[layer] = find_objects(self._labels.layers[layer].astype(np.int32))
         boxes = self._boxes[layer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -32,14 +32,14 @@ from scanloom.review.report.pictures import MIN_FOR_QUARTILES, RowChart
 from scanloom.training.evaluate import (
     Evaluation,
     Figure,
+    Region,
     Row,
     Side,
     StructureSummary,
-    mask_of,
     match_structures,
     read_pair,
 )
-from scanloom.training.label_sets import CaseLabels, Names
+from scanloom.training.label_sets import CaseLabels, Labels, Names
 
 PAGE: Final = "evaluation.html"
 MAX_PLOTS: Final = 24
@@ -350,16 +350,10 @@ def _pictures(
         if grid is not None and not predicted.grid.matches(grid):
             continue
         grid = predicted.grid
-        places = match_structures(predicted, referred, labels)
-        names = [*(n for n in evaluation.structures if n != row.structure), row.structure]
-        for title, each, which in (("reference", referred, 1), (SIDE_TITLES[side], predicted, 0)):
-            drawn = np.zeros(predicted.grid.shape, np.uint16)
-            for name in names:  # the worst one last: it covers the others
-                if name in places:
-                    drawn[mask_of(each, places[name][which])] = (
-                        evaluation.structures.index(name) + 1
-                    )
-            maps.setdefault(title, drawn)
+        regions = match_structures(predicted, referred, labels)
+        both = [{n: pair[which] for n, pair in regions.items()} for which in (0, 1)]
+        maps.setdefault("reference", _numbered(referred, both[1], evaluation, row.structure))
+        maps[SIDE_TITLES[side]] = _numbered(predicted, both[0], evaluation, row.structure)
     if grid is None:
         return ()
     number = evaluation.structures.index(row.structure) + 1
@@ -371,6 +365,24 @@ def _pictures(
         (title, slice_.picture(labels_of_side, scan, colors, f"{row.structure}, {title}"))
         for title, labels_of_side in maps.items()
     )
+
+
+def _numbered(
+    labels: Labels, regions: Mapping[str, Region], evaluation: Evaluation, last: str
+) -> NDArray[np.uint16]:
+    """Return a label map of the compared structures by their numbers, from 1; `last` is on top."""
+    numbers = {name: n for n, name in enumerate(evaluation.structures, 1) if name in regions}
+    tables: dict[int, NDArray[np.uint16]] = {}
+    for name in sorted(numbers, key=lambda name: name == last):
+        layer, values = regions[name]
+        # of the type's whole range: a value without a structure must not fail
+        table = tables.setdefault(layer, np.zeros(np.iinfo(np.uint16).max + 1, np.uint16))
+        table[list(values)] = numbers[name]
+    drawn = np.zeros(labels.grid.shape, np.uint16, order="F")
+    for layer in sorted(tables, key=lambda layer: last in regions and layer == regions[last][0]):
+        mapped = tables[layer][labels.layers[layer]]
+        np.copyto(drawn, mapped, where=mapped > 0)
+    return drawn
 
 
 def _scan(cases: Sequence[CaseLabels]) -> Volume | None:
@@ -398,12 +410,12 @@ class _Slice:
         axis = acquired_axis(self._view)
         self._direction = next(d for d in slicing.DIRECTIONS if d.normal == axis)
         first, second = (self._view.of(mask) for mask in masks)
-        others = tuple(n for n in range(3) if n != axis)
-        different = np.count_nonzero(first != second, axis=others)
+        in_plane = tuple(n for n in range(3) if n != axis)
+        different = np.count_nonzero(first != second, axis=in_plane)
         index = int(different.argmax()) if different.any() else 0
         either = first | second
         if not different.any():
-            index = int(np.count_nonzero(either, axis=others).argmax())
+            index = int(np.count_nonzero(either, axis=in_plane).argmax())
         self._position = float(self._view.to_lpi[axis, 3] + index * self._view.to_lpi[axis, axis])
         self._area = self._around(np.argwhere(either))
 
@@ -419,8 +431,8 @@ class _Slice:
             middle, reach = (low[n] + high[n]) / 2, min(side, field.size[n]) / 2
             middle = min(max(middle, field.low[n] + reach), field.high[n] - reach)
             bounds.append((float(middle - reach), float(middle + reach)))
-        (left, right), (top, bottom) = bounds
-        return slicing.Rectangle((left, top), (right, bottom))
+        across, down = bounds
+        return slicing.Rectangle((across[0], down[0]), (across[1], down[1]))
 
     def picture(
         self,
@@ -429,7 +441,7 @@ class _Slice:
         colors: NDArray[np.float32],
         text: str,
     ) -> Picture:
-        """Return labels over the scan, or over black where the scan is not at hand."""
+        """Return labels over the scan, or over black without the scan."""
         scale = PICTURE_PIXELS / max(self._area.size)
         size = tuple(max(1, round(mm * scale)) for mm in self._area.size)
         raster = slicing.Raster(self._area, (size[0], size[1]))

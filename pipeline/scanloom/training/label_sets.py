@@ -77,7 +77,7 @@ class CaseLabels:
         Returns the labels on a grid, or on their own for None. Raises ScanError: GRID_DIFFERS, or
         why they can't be read.
     image : callable
-        Returns the scan, None if it is not at hand.
+        Returns the scan, None if it can't be read.
     """
 
     name: str
@@ -212,7 +212,7 @@ def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
 
     try:
         return read_source(out, name, key).volume
-    except ScanError:  # moved, changed, or the key is not at hand
+    except ScanError:  # moved, changed, or the key is missing
         return None
 
 
@@ -234,7 +234,7 @@ def _file_labels(
 def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
     file = read_label_file(path, grid)
     if file.names is not None:
-        segments = unique_names((slug(name), place) for name, place in file.names.items())
+        segments = unique_names((slug(name), segment) for name, segment in file.names.items())
         return Labels(file.layers, {n: (i, (v,)) for n, (i, v) in segments.items()}, file.grid)
     values = values or _names_beside(path)
     names = None if values is None else {name: (0, each) for name, each in values.items()}
@@ -259,10 +259,10 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
     tests, training = (
         [
             (folder / each["label"], each.get("image"))
-            for part in parts
-            for each in _items(document, part)
+            for subset in subsets
+            for each in _items(document, subset)
         ]
-        for parts in (("test", "testing"), ("training", "validation"))
+        for subsets in (("test", "testing"), ("training", "validation"))
     )
     names = _value_names(document)
     for listed, labels, images in (
@@ -329,9 +329,9 @@ def _document(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _items(document: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
+def _items(document: Mapping[str, Any], subset: str) -> list[dict[str, Any]]:
     """Return the cases of a list that name a label map."""
-    listed = document.get(part)
+    listed = document.get(subset)
     items = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     # a case of several channels lists its images
     return [

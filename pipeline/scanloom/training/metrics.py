@@ -61,7 +61,7 @@ class Agreement:
 
     @property
     def outcome(self) -> Outcome:
-        """Which of the two masks have voxels."""
+        """Whether the structure is in both masks, one of them, or neither."""
         if self.reference_ml > 0:
             return "found" if self.prediction_ml > 0 else "missed"
         return "invented" if self.prediction_ml > 0 else "absent"
@@ -146,7 +146,9 @@ def surface_distances(
     for is_surface, area in ((edges[0], edges[2]), (edges[1], edges[3])):
         points.append(np.argwhere(is_surface.numpy()) @ to_mm)
         areas.append(area[is_surface].numpy().astype(np.float64))
-    (first, second) = (KDTree(other).query(own)[0] for own, other in (points, reversed(points)))
+    (first, second) = (
+        KDTree(opposite).query(own)[0] for own, opposite in (points, reversed(points))
+    )
     return (first, areas[0]), (second, areas[1])
 
 
