@@ -167,10 +167,9 @@ def _charts(evaluation: Evaluation) -> Iterator[tuple[str, Picture]]:
         known = [v for numbers in values.values() for v in numbers]
         if figure == "hd95_mm":
             low, high = 0.0, max(known, default=0.0) or 1.0
-            step = round_length(high / 4)[0]
         else:  # 1 is the best: a model's differences lie in the last tenths
             low, high = min(math.floor(10 * min(known, default=0.0)) / 10, 0.9), 1.0
-            step = 0.1 if low >= 0.5 else 0.2
+        step, _ = round_length((high - low) / 4)
         reach = 0.02 * (high - low)  # room for dots at the ends
         chart = RowChart(list(values), unit, (low - reach, high + reach), float)
         for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
@@ -212,21 +211,21 @@ def _volume_plot(summary: StructureSummary, rows: Sequence[Row]) -> tuple[str, P
     ]
     means = [(a.reference_ml + a.prediction_ml) / 2 for a in agreements]
     errors = [a.volume_error_ml for a in agreements]
-    lines = [("mean", summary.figures["volume_error_ml"].mean, _DOT)]
-    if summary.limits_ml is not None:
-        lines += [(f"{sign}1.96 SD", each, _SOFT) for sign, each in zip("-+", summary.limits_ml)]  # noqa: B905
+    mean_error = summary.figures["volume_error_ml"].mean
+    limits = summary.limits_ml or ()
     plot = _Plot(
         _padded(means),
-        _padded([0.0, *errors, *(value for _, value, _ in lines)]),
+        _padded([0.0, *errors, *limits]),
         "mean of both volumes, ml",
         "error, ml",
     )
-    plot.level(0.0, "", _INK)
-    for name, value, ink in lines:
-        plot.level(value, f"{name} {value:+.3g}", ink)
+    plot.level(0.0, _INK)
+    plot.level(mean_error, _DOT, f"mean {mean_error:+.3g}")
+    for limit in limits:
+        plot.level(limit, _SOFT, f"{limit:+.3g}")
     for mean, error in zip(means, errors, strict=True):
         plot.dot(mean, error)
-    text = f"mean error {_number(lines[0][1], 2, '+')} ml"
+    text = f"mean error {_number(mean_error, 2, '+')} ml"
     if summary.limits_ml is not None:
         low, high = summary.limits_ml
         text += f", limits of agreement {low:+.3g} to {high:+.3g} ml"
@@ -275,7 +274,7 @@ class _Plot:
         middle = (TOP + PLOT_HEIGHT - BOTTOM) / 2
         self._text(10, middle, name_y, "middle", transform=f"rotate(-90 10 {middle:g})")
 
-    def level(self, value: float, name: str, ink: str) -> None:
+    def level(self, value: float, ink: str, name: str = "") -> None:
         """Draw a line across, with its name at its right end."""
         y = self._y(value)
         self._path(LEFT, y, RIGHT, y, ink, **{"stroke-dasharray": "4 3"} if name else {})
@@ -361,9 +360,10 @@ def _pictures(
     scan = _scan([reference, *(of_case[s] for s in evaluation.sides if s in of_case)])
     colors = np.zeros((len(evaluation.structures) + 1, 3), np.float32)
     colors[1:] = [color(n) for n in range(1, len(colors))]
+    filled = np.arange(len(colors)) == number
     return tuple(
-        (title, slice_.picture(labels_of_side, scan, colors, f"{row.structure}, {title}"))
-        for title, labels_of_side in maps.items()
+        (title, slice_.picture(drawn, scan, (colors, filled), f"{row.structure}, {title}"))
+        for title, drawn in maps.items()
     )
 
 
@@ -438,10 +438,10 @@ class _Slice:
         self,
         labels: NDArray[np.uint16],
         scan: Volume | None,
-        colors: NDArray[np.float32],
+        display: tuple[NDArray[np.float32], NDArray[np.bool_]],
         text: str,
     ) -> Picture:
-        """Return labels over the scan, or over black without the scan."""
+        """Return labels over the scan, or over black without it; `display` is as of `Overlay`."""
         scale = PICTURE_PIXELS / max(self._area.size)
         size = tuple(max(1, round(mm * scale)) for mm in self._area.size)
         raster = slicing.Raster(self._area, (size[0], size[1]))
@@ -450,8 +450,7 @@ class _Slice:
         if scan is not None:
             gray = self._gray(scan, raster)
         cut = self._view.cut(labels, self._direction, self._position, None, raster)
-        filled = np.ones(len(colors), bool)
-        overlay = Overlay(slicing.label_pixels(cut, fine), colors, filled)
+        overlay = Overlay(slicing.label_pixels(cut, fine), *display)
         picture = overlay_structures(gray, [overlay])
         scale_bar(picture, (14, picture.height - 18), scale, 0.35 * picture.width)
         buffer = BytesIO()
