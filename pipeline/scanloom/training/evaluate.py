@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError, did_you_mean
 from scanloom.engine.results.tables import write_table
 from scanloom.io.output.json_file import write_document
+from scanloom.io.output.layout import CASES
 from scanloom.io.output.measurements import SIGNIFICANT_DIGITS
 from scanloom.io.system.atomic_write import atomic_write, check_replaceable
 from scanloom.io.system.disk_errors import output_error
@@ -30,6 +33,7 @@ from scanloom.training.metrics import (
     TOLERANCE_MM,
     Agreement,
     Difference,
+    Outcome,
     Statistics,
     compare_masks,
     paired_differences,
@@ -132,8 +136,8 @@ class Evaluation:
         Structures that were compared.
     not_compared : mapping
         Structures that only the references ("reference"), or only the predictions of a side have.
-    patients : int
-        Number of patients.
+    names : mapping or None
+        Values of the structures in label maps without names, as of `match_structures`.
     """
 
     tolerance_mm: float
@@ -143,6 +147,7 @@ class Evaluation:
     not_compared: Mapping[str, tuple[str, ...]]
     summaries: tuple[StructureSummary, ...]
     differences: tuple[FigureDifference, ...] = ()
+    names: Names | None = None
     pairs: Mapping[str, Mapping[str, CaseLabels]] = field(default_factory=dict, repr=False)
     """Labels of each case, by its name and by "reference" or side."""
 
@@ -150,6 +155,16 @@ class Evaluation:
     def sides(self) -> tuple[Side, ...]:
         """The sides that were evaluated."""
         return ("first", "second") if self.differences else ("first",)
+
+    @property
+    def patients(self) -> int:
+        """Number of patients whose cases were compared."""
+        return len({row.patient for row in self.rows})
+
+    @cached_property
+    def agreements(self) -> Mapping[tuple[Side, str], Sequence[Agreement]]:
+        """Agreements by side and structure, of the cases in which it is in one of the masks."""
+        return _present(self.rows)
 
 
 def evaluate(
@@ -197,6 +212,10 @@ def evaluate(
         matches[side], unmatched = _match(side, cases, references, is_private=is_private)
         left_out += unmatched
     names = _shown_names(sets, matches)
+    if labels is None and against is not None:
+        unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
+    else:
+        unnamed = None
     total, done = sum(map(len, matches.values())), 0
     rows: list[Row] = []
     lacking: dict[str, set[str]] = defaultdict(set)
@@ -207,7 +226,7 @@ def evaluate(
             progress(done, total)
             case = names[reference.name]
             try:
-                result = _compare(prediction, reference, labels, tolerance_mm)
+                result = _compare(prediction, reference, tolerance_mm, labels, unnamed)
             except ScanError as error:
                 private = error.private or str(prediction.path)
                 left_out.append(LeftOut(case, side, error.reason, error.detail, private))
@@ -224,17 +243,26 @@ def evaluate(
     progress(done, total)
     if not rows:
         first = left_out[0]
-        raise ScanError(first.reason, first.detail, first.private)
+        count = f" (and so on, {len(left_out)} in all)" if len(left_out) > 1 else ""
+        raise ScanError(first.reason, f"{first.detail}{count}", first.private)
     structures = tuple(sorted(compared, key=_by_number))
-    rows.sort(key=lambda row: (row.side, row.case, structures.index(row.structure)))
+    order = {structure: n for n, structure in enumerate(structures)}
+    rows.sort(key=lambda row: (row.side, row.case, order[row.structure]))
+    outcomes = Counter((row.side, row.structure, row.agreement.outcome) for row in rows)
+    present = _present(rows)
     return Evaluation(
         tolerance_mm,
         tuple(rows),
         tuple(left_out),
         structures,
         {name: tuple(sorted(each, key=_by_number)) for name, each in lacking.items() if each},
-        tuple(_summary(structure, side, rows) for side in sets for structure in structures),
+        tuple(
+            _summary(structure, side, outcomes, present.get((side, structure), ()))
+            for side in sets
+            for structure in structures
+        ),
         _differences(rows, structures) if against is not None else (),
+        unnamed,
         dict(pairs),
     )
 
@@ -330,33 +358,43 @@ Slices = tuple[slice, slice, slice]
 
 
 def match_structures(
-    prediction: Labels, reference: Labels, labels: Names | None
+    prediction: Labels, reference: Labels, labels: Names | None, unnamed: Names | None
 ) -> dict[str, tuple[Region, Region]]:
     """Return the region of each structure that both have, in the prediction and the reference.
+
+    Parameters
+    ----------
+    labels : mapping or None
+        Values of the structures in the reference, which replace its names.
+    unnamed : mapping or None
+        Values of structures where neither side has names.
 
     Raises
     ------
     ScanError
-        LABELS_UNKNOWN if both have names, and none in common; STRUCTURE_UNKNOWN if the prediction
-        lacks a structure of `labels`.
+        LABELS_UNKNOWN if both have names, and none in common, or `labels` are given for segments;
+        STRUCTURE_UNKNOWN if the prediction lacks a structure of `labels`.
     """
     predicted, referred = prediction.names, reference.names
     if labels is not None:
-        referred = {name: (0, values) for name, values in labels.items()}
-        if predicted is None:
-            predicted = referred
-        elif unknown := sorted(labels.keys() - predicted.keys()):
-            hint = did_you_mean(unknown[0], sorted(predicted))
+        if len(reference.layers) > 1:
+            detail = "the references are segments, which have names: --labels gives values"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+        referred = _by_value(labels)
+        if unknown := sorted(labels.keys() - (referred if predicted is None else predicted).keys()):
+            hint = did_you_mean(unknown[0], sorted(predicted or ()))
             detail = f"the predictions have no structure {unknown[0]}: {hint}"
             raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
     if predicted is None and referred is None:
-        values = {int(v) for each in (prediction, reference) for v in np.unique(each.layers[0])}
-        referred = {str(value): (0, (value,)) for value in values - {0}}
-    # values of the side with names, where the other one has numbers only
-    predicted = referred if predicted is None else predicted
-    referred = predicted if referred is None else referred
-    if predicted is None or referred is None:
-        raise AssertionError
+        if unnamed is None:
+            values = {int(v) for each in (prediction, reference) for v in np.unique(each.layers[0])}
+            unnamed = {str(value): (value,) for value in values - {0}}
+        predicted = referred = _by_value(unnamed)
+    # values of the side with names, where the opposite one has numbers only
+    elif predicted is None or referred is None:
+        values_of = {name: values for name, (_, values) in (predicted or referred or {}).items()}
+        predicted = predicted or _by_value(values_of)
+        referred = referred or _by_value(values_of)
     common = {
         name: (predicted[name], referred[name])
         for name in referred
@@ -369,11 +407,33 @@ def match_structures(
     return common
 
 
+def _by_value(names: Names) -> dict[str, Region]:
+    """Return the regions of structures in a label map without names."""
+    return {name: (0, values) for name, values in names.items()}
+
+
+def _known_values(pairs: Sequence[tuple[CaseLabels, CaseLabels]]) -> Names | None:
+    """Return the values of structures by the first label map with names, None without any.
+
+    Two predictions without names, or one of them, are compared under the names of the other.
+    """
+    for pair in pairs:
+        for labels in pair:
+            with suppress(ScanError):  # told when the case is compared
+                if labels.has_grid and (names := labels.read(None).names):
+                    return {name: values for name, (_, values) in names.items()}
+    return None
+
+
 def _compare(
-    prediction: CaseLabels, reference: CaseLabels, labels: Names | None, tolerance_mm: float
+    prediction: CaseLabels,
+    reference: CaseLabels,
+    tolerance_mm: float,
+    labels: Names | None,
+    unnamed: Names | None,
 ) -> _Comparison:
     predicted, referred = read_pair(prediction, reference)
-    common = match_structures(predicted, referred, labels)
+    common = match_structures(predicted, referred, labels, unnamed)
     unknown = (referred.names or {}).get(IGNORED)
     boxes = [_Boxes(each) for each in (predicted, referred)]
     ignored = None if unknown is None else mask_of(referred, unknown)
@@ -435,21 +495,33 @@ def _union(boxes: Sequence[Slices]) -> Slices:
 # --- statistics -----------------------------------------------------------------------------------
 
 
-def _summary(structure: str, side: Side, rows: Sequence[Row]) -> StructureSummary:
-    agreements = [r.agreement for r in rows if r.side == side and r.structure == structure]
-    outcomes = dict.fromkeys(("found", "missed", "invented", "absent"), 0)
-    for each in agreements:
-        outcomes[each.outcome] += 1
-    errors = np.array([a.volume_error_ml for a in agreements if a.outcome != "absent"])
+def _present(rows: Sequence[Row]) -> dict[tuple[Side, str], list[Agreement]]:
+    """Return agreements by side and structure, without cases that have it in neither mask."""
+    groups: dict[tuple[Side, str], list[Agreement]] = defaultdict(list)
+    for row in rows:
+        if row.agreement.outcome != "absent":
+            groups[row.side, row.structure].append(row.agreement)
+    return dict(groups)
+
+
+def _summary(
+    structure: str,
+    side: Side,
+    outcomes: Mapping[tuple[Side, str, Outcome], int],
+    agreements: Sequence[Agreement],
+) -> StructureSummary:
+    errors = np.array([each.volume_error_ml for each in agreements])
     limits = None
     if errors.size > 2:
         middle, reach = float(errors.mean()), 1.96 * float(errors.std(ddof=1))
         limits = middle - reach, middle + reach
-    figures = {
-        figure: statistics_of([getattr(a, figure) for a in agreements if a.outcome != "absent"])
-        for figure in FIGURES
-    }
-    return StructureSummary(structure, side, outcomes, figures, limits)
+    return StructureSummary(
+        structure,
+        side,
+        {outcome: outcomes.get((side, structure, outcome), 0) for outcome in get_args(Outcome)},
+        {name: statistics_of([getattr(a, name) for a in agreements]) for name in FIGURES},
+        limits,
+    )
 
 
 def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[FigureDifference, ...]:
@@ -485,23 +557,43 @@ COLUMNS: Final = (
 """Columns of the table."""
 
 
-def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Write `evaluation.csv`, `.parquet` and `.json` to a folder.
+def write_evaluation(evaluation: Evaluation, page: str, folder: Path) -> Path:
+    """Write `evaluation.csv`, `.parquet`, `.json` and `.html` to a folder; return the last.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE or DISK_FULL.
+        OUTPUT_UNWRITABLE, also for an output folder of results; DISK_FULL.
     """
     document = evaluation_document(evaluation)
-    for suffix in ("csv", "parquet", "json"):
-        check_replaceable(folder / f"evaluation.{suffix}", "the evaluation")
+    table = folder / "evaluation"
+    check_evaluation_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_table(folder / "evaluation", COLUMNS, _table_rows(evaluation))
-        atomic_write(folder / "evaluation.json", lambda draft: write_document(draft, document))
+        write_table(table, COLUMNS, _table_rows(evaluation))
+        atomic_write(table.with_suffix(".json"), lambda draft: write_document(draft, document))
+        html = table.with_suffix(".html")
+        atomic_write(html, lambda draft: draft.write_text(page, encoding="utf-8"))
     except OSError as exc:
         raise output_error(exc, "the evaluation") from exc
+    return html
+
+
+def check_evaluation_folder(folder: Path) -> None:
+    """Refuse a folder that an evaluation can't be written to.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE.
+    """
+    if (folder / CASES).is_dir():
+        detail = "this is an output folder with results: name another one for the evaluation"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder))
+    if folder.exists() and not folder.is_dir():
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, "this is not a folder", str(folder))
+    for suffix in ("csv", "parquet", "json", "html"):
+        check_replaceable(folder / f"evaluation.{suffix}", "the evaluation")
 
 
 def _table_rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
@@ -530,6 +622,7 @@ def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
     """Return `evaluation.json`: statistics, differences, and the cases that were left out."""
     return {
         "tolerance_mm": evaluation.tolerance_mm,
+        "patients": evaluation.patients,
         "cases": {
             side: len({row.case for row in evaluation.rows if row.side == side})
             for side in evaluation.sides

@@ -1,4 +1,4 @@
-"""Write `evaluation.html`: one file with tables, charts and pictures of an evaluation."""
+"""The page `evaluation.html`: one file with tables, charts and pictures of an evaluation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from scanloom.cards.codes import color
 from scanloom.core import Flag, Grid, ScanError, Volume
-from scanloom.io.system.atomic_write import atomic_write, check_replaceable
-from scanloom.io.system.disk_errors import output_error
 from scanloom.review.label_files import on_grid
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import (
@@ -40,8 +38,8 @@ from scanloom.training.evaluate import (
     read_pair,
 )
 from scanloom.training.label_sets import CaseLabels, Labels, Names
+from scanloom.training.metrics import Agreement
 
-PAGE: Final = "evaluation.html"
 MAX_PLOTS: Final = 24
 """Structures with a plot of volumes, those of the lowest Dice: a plot has a dot per case."""
 MAX_PICTURES: Final = 8
@@ -88,18 +86,13 @@ class WorstCase:
     pictures: tuple[tuple[str, Picture], ...]
 
 
-def write_page(evaluation: Evaluation, folder: Path, labels: Names | None = None) -> Path:
-    """Write the page; it opens from disk and loads nothing.
+def render_page(evaluation: Evaluation, labels: Names | None = None) -> str:
+    """Return the page as HTML; it opens from disk and loads nothing.
 
     Parameters
     ----------
     labels : mapping or None
         As of `evaluate`.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE or DISK_FULL.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -113,7 +106,7 @@ def write_page(evaluation: Evaluation, folder: Path, labels: Names | None = None
     )
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     worst = _lowest_structures(evaluation)
-    html = environment.get_template("evaluation.html.jinja").render(
+    return environment.get_template("evaluation.html.jinja").render(
         policy=_POLICY.format(f"sha256-{digest}"),
         style=style,
         evaluation=evaluation,
@@ -125,17 +118,10 @@ def write_page(evaluation: Evaluation, folder: Path, labels: Names | None = None
             for side in evaluation.sides
         },
         charts=list(_charts(evaluation)),
-        plots=[_volume_plot(each, evaluation.rows) for each in worst],
+        plots=[_volume_plot(s, evaluation.agreements[s.side, s.structure]) for s in worst],
         all_plots=len(worst) == len(evaluation.summaries),
         worst=list(_worst_cases(evaluation, labels)),
     )
-    page = folder / PAGE
-    check_replaceable(page, "the page")
-    try:
-        atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
-    except OSError as exc:
-        raise output_error(exc, "the evaluation") from exc
-    return page
 
 
 def _number(value: float, digits: int = 3, sign: str = "") -> str:
@@ -159,9 +145,8 @@ def _charts(evaluation: Evaluation) -> Iterator[tuple[str, Picture]]:
                 of_side = f" ({SIDE_TITLES[side]})" if len(evaluation.sides) > 1 else ""
                 numbers = [
                     value
-                    for row in evaluation.rows
-                    if (row.structure, row.side) == (structure, side)
-                    and not math.isnan(value := getattr(row.agreement, figure))
+                    for each in evaluation.agreements.get((side, structure), ())
+                    if not math.isnan(value := getattr(each, figure))
                 ]
                 values[structure.replace("_", " ") + of_side] = numbers
         known = [v for numbers in values.values() for v in numbers]
@@ -201,14 +186,8 @@ LEFT, RIGHT, BOTTOM, TOP = 58, 310, 40, 12
 _INK, _DOT, _SOFT = "#1b1f24", "#3b6ea8", "#7a8794"
 
 
-def _volume_plot(summary: StructureSummary, rows: Sequence[Row]) -> tuple[str, Picture]:
+def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> tuple[str, Picture]:
     """Return title and plot of Bland and Altman: error of the volume by the mean of both."""
-    agreements = [
-        row.agreement
-        for row in rows
-        if (row.side, row.structure) == (summary.side, summary.structure)
-        and row.agreement.outcome != "absent"
-    ]
     means = [(a.reference_ml + a.prediction_ml) / 2 for a in agreements]
     errors = [a.volume_error_ml for a in agreements]
     mean_error = summary.figures["volume_error_ml"].mean
@@ -349,7 +328,7 @@ def _pictures(
         if grid is not None and not predicted.grid.matches(grid):
             continue
         grid = predicted.grid
-        regions = match_structures(predicted, referred, labels)
+        regions = match_structures(predicted, referred, labels, evaluation.names)
         both = [{n: pair[which] for n, pair in regions.items()} for which in (0, 1)]
         maps.setdefault("reference", _numbered(referred, both[1], evaluation, row.structure))
         maps[SIDE_TITLES[side]] = _numbered(predicted, both[0], evaluation, row.structure)

@@ -336,6 +336,35 @@ def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
     assert reasons[first.name] == "RESULT_DAMAGED"
 
 
+def test_structures_that_overlap_are_compared_with_a_label_map_by_value(tmp_path: Path) -> None:
+    array = scan_array()
+    publish(tmp_path, array, affine_of(), "scan", layers=2)
+    band = np.digitize(array, (300, 600, 900)).astype(np.uint8)
+    save(tmp_path / "references/scan.nii.gz", band, affine_of())
+    assert run(tmp_path, "out", "references", "--key", tmp_path / "key").code == 0
+    outcomes = [row["outcome"] for row in table(tmp_path)]
+    # structures 4 to 6 of the second layer are in no label map of the references
+    assert (outcomes.count("found"), outcomes.count("invented")) == (3, 3)
+    assert {row["dice"] for row in table(tmp_path)} == {"1.0", "0.0"}
+    # two label maps have no values that --labels could mean
+    ended = run(tmp_path, "references", "out", "--key", tmp_path / "key", "--labels", "a=1")
+    assert (ended.code, "LABELS_UNKNOWN" in ended.err) == (65, True)
+
+
+def test_an_evaluation_is_not_written_into_results(results: Path) -> None:
+    before = sorted((results / "out").rglob("*"))
+    ended = scanloom(
+        *("evaluate", results / "out", "-r", results / "references", "-o", results / "out")
+    )
+    assert (ended.code, "OUTPUT_UNWRITABLE" in ended.err) == (74, True)
+    assert sorted((results / "out").rglob("*")) == before
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "inf", "two"])
+def test_a_tolerance_that_is_no_distance_is_refused(results: Path, tolerance: str) -> None:
+    assert run(results, "out", "references", f"--tolerance={tolerance}").code == 2
+
+
 # --- two predictions ------------------------------------------------------------------------------
 
 
@@ -384,6 +413,20 @@ def test_a_prediction_against_itself_has_no_difference(tmp_path: Path) -> None:
     sets = [open_label_set(tmp_path / name) for name in ("predictions", "references")]
     result = evaluate(sets[0], sets[1], sets[0])
     assert {d.difference.mean for d in result.differences} == {0.0}
+
+
+def test_predictions_without_names_are_compared_under_the_names_of_the_others(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    save(tmp_path / "plain/a.nii.gz", two_boxes(1))
+    save(tmp_path / "named/a.nii.gz", two_boxes())
+    write(tmp_path / "named/dataset.json", DATASET)
+    for first, second in (("plain", "named"), ("named", "plain")):
+        assert run(tmp_path, first, "references", "--against", tmp_path / second).code == 0
+        assert {row["structure"] for row in table(tmp_path)} == {"anterior", "posterior"}
+        document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+        assert {each["pairs"] for each in document["differences"]} == {1}
 
 
 # --- page -----------------------------------------------------------------------------------------

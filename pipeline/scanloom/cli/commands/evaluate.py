@@ -71,7 +71,10 @@ class EvaluationOptions:
         ),
     ] = Path("evaluation")
     tolerance: Annotated[
-        float, typer.Option(metavar="MM", min=0, help="Of the normalised surface distance.")
+        float,
+        typer.Option(
+            metavar="MM", parser=values.distance, help="Of the normalised surface distance."
+        ),
     ] = 2.0
 
 
@@ -86,11 +89,17 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
     """
     with error_boundary(general.mode):
         from scanloom.io.session import read_session
-        from scanloom.training.evaluate import evaluate, evaluation_document, write_evaluation
-        from scanloom.training.evaluation_page import write_page
+        from scanloom.training.evaluate import (
+            check_evaluation_folder,
+            evaluate,
+            evaluation_document,
+            write_evaluation,
+        )
+        from scanloom.training.evaluation_page import render_page
         from scanloom.training.label_sets import open_label_set
 
         given = None if labels.labels is None else _values(labels.labels)
+        check_evaluation_folder(output.out)  # before the work
         with read_session(), _progress(shown=not (general.json or general.quiet)) as progress:
             predictions = open_label_set(labels.predictions, labels.key)
             references = open_label_set(labels.reference, labels.key, corrected=True)
@@ -103,8 +112,8 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
                 labels=given,
                 progress=progress,
             )
-            write_evaluation(evaluation, output.out)
-            page = write_page(evaluation, output.out, given)
+            html = render_page(evaluation, given)
+        page = write_evaluation(evaluation, html, output.out)
         print_result(
             general.mode,
             lambda: {"schema": 1, **evaluation_document(evaluation)},
@@ -192,7 +201,10 @@ def _show_side(evaluation: Evaluation, side: Side) -> None:
 def _show_differences(evaluation: Evaluation) -> None:
     from rich.table import Table
 
-    console().print("--against minus predictions: mean of cases, 95 % interval")
+    from scanloom.core import counted
+
+    patients = counted(evaluation.patients, "patient")
+    console().print(f"--against minus predictions: mean, 95 % interval (bootstrap of {patients})")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("structure")
     titles: dict[Figure, str] = {"dice": "Dice", "hd95_mm": "HD95 mm", "nsd": "NSD"}
