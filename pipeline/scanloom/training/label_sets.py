@@ -7,6 +7,7 @@ the file itself; otherwise labels are numbers only.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any, Final, TypeVar
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError, Volume
-from scanloom.core.segmentation import slug
 from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
@@ -36,6 +36,8 @@ _SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
 _DOCUMENTS: Final = ("dataset.json", "datalist.json")
 _MAX_LIST_BYTES: Final = 64 << 20
 """A list of a hundred thousand cases."""
+MAX_VALUE: Final = 65535
+"""Largest value in a label map."""
 IGNORED: Final = "ignore"
 """Label of nnU-Net for voxels whose structure is unknown."""
 
@@ -198,10 +200,10 @@ def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Label
     names = dict[str, tuple[int, Values]]()
     for n, entry in enumerate(read_json(folder / SEGMENTS)["files"]):
         for structure in entry["structures"]:
-            if structure["label"] in names:
-                detail = f"several models have the structure {structure['label']}"
-                raise ScanError(Reason.LABELS_UNKNOWN, detail)
-            names[structure["label"]] = n, (int(structure["number"]),)
+            name = plain_name(structure["label"])
+            if name in names:
+                raise ScanError(Reason.LABELS_UNKNOWN, f"several models have the structure {name}")
+            names[name] = n, (int(structure["number"]),)
     grid = own if grid is None else grid
     layers = tuple(on_grid(each, own.affine, grid) for each in maps.values())
     return Labels(layers, names, grid)
@@ -234,7 +236,7 @@ def _file_labels(
 def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
     file = read_label_file(path, grid)
     if file.names is not None:
-        segments = unique_names((slug(name), segment) for name, segment in file.names.items())
+        segments = unique_names((plain_name(name), segment) for name, segment in file.names.items())
         return Labels(file.layers, {n: (i, (v,)) for n, (i, v) in segments.items()}, file.grid)
     values = values or _names_beside(path)
     names = None if values is None else {name: (0, each) for name, each in values.items()}
@@ -352,14 +354,22 @@ def _value_names(document: Mapping[str, Any]) -> Names | None:
     pairs: list[tuple[str, Any]] = [
         (value, key) if isinstance(value, str) else (key, value) for key, value in labels.items()
     ]
-    try:
-        named = [
-            (slug(name), tuple(int(v) for v in (value if isinstance(value, list) else [value])))
-            for name, value in pairs
-        ]
-    except (TypeError, ValueError) as exc:
-        raise ScanError(Reason.LABELS_UNKNOWN, "labels of the dataset have no values") from exc
-    return unique_names((name, values) for name, values in named if values != (0,))
+    named = []
+    for name, value in pairs:
+        listed = value if isinstance(value, list) else [value]
+        numbers = [str(each) for each in listed]
+        if not all(number.isdecimal() and int(number) <= MAX_VALUE for number in numbers):
+            detail = f"dataset.json has a label without a value from 0 to {MAX_VALUE}"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+        # a region of the background and others is the background
+        if 0 not in (values := tuple(map(int, numbers))):
+            named.append((plain_name(name), values))
+    return unique_names(named)
+
+
+def plain_name(text: str) -> str:
+    """Return a name of a structure without case and punctuation, of any script."""
+    return re.sub(r"[\W_]+", "_", text.casefold()).strip("_")
 
 
 def unique_names(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:

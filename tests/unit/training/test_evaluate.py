@@ -159,12 +159,12 @@ def test_no_common_name_is_refused_and_the_option_names_the_values(tmp_path: Pat
     assert ended.code == 65
     assert "LABELS_UNKNOWN" in ended.err
     assert not (tmp_path / "evaluation").exists()
-    ended = run(tmp_path, "predictions", "dataset", "--labels", "front=1,whole=1+2")
+    ended = run(tmp_path, "predictions", "dataset", "--labels", "Front=1, whole=1+2")
     assert ended.code == 0, ended.err
     rows = {row["structure"]: row["dice"] for row in table(tmp_path)}
     assert rows == {"front": "1.0", "whole": "1.0"}
     assert run(tmp_path, "predictions", "dataset", "--labels", "rear=2").code == 65
-    for wrong in ("front", "front=0", "front=1,front=2", "front=one", "=1"):
+    for wrong in ("front", "front=0", "front=1,front=2", "front=65536", "front=one", "=1"):
         assert run(tmp_path, "predictions", "dataset", "--labels", wrong).code == 2
 
 
@@ -216,6 +216,10 @@ def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) 
         ('{"labels": {"a": 1, "A": 2}}', Reason.LABELS_UNKNOWN),
         ('{"labels": 3, "training": 4, "test": [5, {"label": 6}]}', None),
         ('{"labels": {"a": null}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": 1.5}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": -1}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": 65536}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"肝": 1, "脾臓": [2, 3], "背景": 0}}', None),
     ],
 )
 def test_a_wrong_description_of_a_dataset(

@@ -119,16 +119,28 @@ def evaluate(labels: LabelOptions, output: EvaluationOptions, general: Reporting
             lambda: {"schema": 1, **evaluation_document(evaluation)},
             lambda: _show(evaluation, page),
         )
+        if not general.json:
+            for side in evaluation.sides:
+                of_side = " of --against" if side == "second" else ""
+                cases = [each for each in evaluation.left_out if each.side == side]
+                _show_left_out(cases, of_side)
     raise typer.Exit(Exit.SOME_FAILED if evaluation.left_out else Exit.OK)
 
 
 def _values(text: str) -> dict[str, tuple[int, ...]]:
     """Return the values of each structure of `--labels`."""
+    from scanloom.training.label_sets import MAX_VALUE, plain_name
+
     named = dict[str, tuple[int, ...]]()
     for each in values.names(text):
-        name, _, numbers = (part.strip() for part in each.partition("="))
+        text_before, _, numbers = each.partition("=")
+        name = plain_name(text_before)
         listed = [number.strip() for number in numbers.split("+")]
-        if not name or name in named or not all(n.isdecimal() and int(n) for n in listed):
+        if (
+            not name
+            or name in named
+            or not all(n.isdecimal() and 0 < int(n) <= MAX_VALUE for n in listed)
+        ):
             expected = "names with their values, such as liver=1,tumour=2+3"
             raise typer.BadParameter(f"{each}: expected {expected}", param_hint="--labels")
         named[name] = tuple(map(int, listed))
@@ -165,9 +177,6 @@ def _show(evaluation: Evaluation, page: Path) -> None:
         owners = {"reference": "references", "first": "predictions"}.get(owner, "--against")
         more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
         say(f"Only in {owners}: {', '.join(names[:MAX_LISTED])}{more}")
-    for side in evaluation.sides:
-        of_side = " of --against" if side == "second" else ""
-        _show_left_out([each for each in evaluation.left_out if each.side == side], of_side)
     say(f"Evaluation: {page}")
 
 
