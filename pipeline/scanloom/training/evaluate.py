@@ -220,6 +220,7 @@ def evaluate(
     rows: list[Row] = []
     lacking: dict[str, set[str]] = defaultdict(set)
     compared: set[str] = set()
+    by_value: list[tuple[Side, str, str, str, Mapping[str, Agreement]]] = []
     pairs: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
     for side, matched in matches.items():
         for prediction, reference in matched:
@@ -239,14 +240,22 @@ def evaluate(
                 lacking["reference"] |= result.only_reference
                 lacking[side] |= result.only_prediction
                 pairs[case] |= {"reference": reference, side: prediction}
+                if result.is_by_value:
+                    key = side, case, reference.name, prediction.patient
+                    by_value.append((*key, result.agreements))
             done += 1
     progress(done, total)
-    if not rows:
-        first = left_out[0]
-        count = f" (and so on, {len(left_out)} in all)" if len(left_out) > 1 else ""
-        raise ScanError(first.reason, f"{first.detail}{count}", first.private)
+    if not compared:
+        raise _nothing_compared(left_out)
     structures = tuple(sorted(compared, key=_by_number))
     order = {structure: n for n, structure in enumerate(structures)}
+    # without names, only the other cases tell which structures a case could have
+    rows += [
+        Row(case, side, structure, Agreement(0.0, 0.0, math.nan), reference, patient)
+        for side, case, reference, patient, agreements in by_value
+        for structure in structures
+        if structure not in agreements
+    ]
     rows.sort(key=lambda row: (row.side, row.case, order[row.structure]))
     outcomes = Counter((row.side, row.structure, row.agreement.outcome) for row in rows)
     present = _present(rows)
@@ -265,6 +274,17 @@ def evaluate(
         unnamed,
         dict(pairs),
     )
+
+
+def _nothing_compared(left_out: Sequence[LeftOut]) -> ScanError:
+    """Return the error of an evaluation without a figure."""
+    if not left_out:
+        return ScanError(Reason.LABELS_UNKNOWN, "no label map has a structure")
+    # why a pair failed says more than that others have no partner
+    order = {Reason.NO_REFERENCE: 1, Reason.NO_PREDICTION: 2}
+    first = min(left_out, key=lambda each: order.get(each.reason, 0))
+    count = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+    return ScanError(first.reason, f"{first.detail}{count}", first.private)
 
 
 def _by_number(name: str) -> tuple[int, str]:
@@ -334,6 +354,8 @@ class _Comparison:
     agreements: Mapping[str, Agreement]
     only_reference: frozenset[str]
     only_prediction: frozenset[str]
+    is_by_value: bool
+    """Whether structures are the values that occur, since no side has names."""
 
 
 def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, Labels]:
@@ -455,7 +477,8 @@ def _compare(
     only: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     if labels is None and all(each.names is not None for each in (predicted, referred)):
         only = both[0] - both[1], both[1] - both[0]
-    return _Comparison(agreements, only[1], only[0])
+    by_value = labels is None and unnamed is None and predicted.names is referred.names is None
+    return _Comparison(agreements, only[1], only[0], by_value)
 
 
 def mask_of(labels: Labels, region: Region, box: Slices | None = None) -> NDArray[np.bool_]:

@@ -191,6 +191,22 @@ def test_a_value_that_only_the_prediction_has_is_invented(tmp_path: Path) -> Non
     }
 
 
+def test_a_case_without_any_structure_is_in_the_table(tmp_path: Path) -> None:
+    for side, shift in (("references", 0), ("predictions", 1)):
+        save(tmp_path / side / "empty.nii.gz", np.zeros(SHAPE, np.uint8))
+        save(tmp_path / side / "full.nii.gz", two_boxes(shift))
+    assert run(tmp_path, "predictions", "references").code == 0
+    outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
+    assert outcomes == {
+        ("empty", "1"): "absent",
+        ("empty", "2"): "absent",
+        ("full", "1"): "found",
+        ("full", "2"): "found",
+    }
+    ended = run(tmp_path, "predictions/empty.nii.gz", "references/empty.nii.gz")
+    assert (ended.code, "LABELS_UNKNOWN" in ended.err) == (65, True)
+
+
 def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) -> None:
     write(tmp_path / "dataset/dataset.json", DATASET)
     save(tmp_path / "dataset/labelsTr/trained.nii.gz", two_boxes())
