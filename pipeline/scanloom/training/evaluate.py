@@ -211,7 +211,7 @@ def evaluate(
     for side, cases in sets.items():
         matches[side], unmatched = _match(side, cases, references, is_private=is_private)
         left_out += unmatched
-    names = _shown_names(sets, matches)
+    names, patients = _shown_names(sets, matches), _patients(matches)
     if labels is None and against is not None:
         unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
     else:
@@ -233,7 +233,7 @@ def evaluate(
                 left_out.append(LeftOut(case, side, error.reason, error.detail, private))
             else:
                 rows += [
-                    Row(case, side, structure, agreement, reference.name, prediction.patient)
+                    Row(case, side, structure, agreement, reference.name, patients[reference.name])
                     for structure, agreement in result.agreements.items()
                 ]
                 compared |= result.agreements.keys()
@@ -241,7 +241,7 @@ def evaluate(
                 lacking[side] |= result.only_prediction
                 pairs[case] |= {"reference": reference, side: prediction}
                 if result.is_by_value:
-                    key = side, case, reference.name, prediction.patient
+                    key = side, case, reference.name, patients[reference.name]
                     by_value.append((*key, result.agreements))
             done += 1
     progress(done, total)
@@ -344,6 +344,18 @@ def _shown_names(
         if sets[side].pseudonymous:
             names |= {reference.name: case.name for case, reference in matches[side]}
     return names
+
+
+def _patients(
+    matches: Mapping[Side, Sequence[tuple[CaseLabels, CaseLabels]]],
+) -> dict[str, str]:
+    """Return the patient of each reference; one that no side knows counts as a patient."""
+    patients: dict[str, str] = {}
+    for each in matches.values():
+        for pair in each:
+            name = pair[1].name
+            patients[name] = patients.get(name) or pair[0].patient or pair[1].patient
+    return {name: patient or f"case {name}" for name, patient in patients.items()}
 
 
 # --- a case ---------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ _HERE = Path(__file__).parent
 _STYLE = _HERE.parent / "review" / "report" / "page.css"
 _PICTURES = """
 h3 { font-size: 1rem; margin: 1.4rem 0 0; }
+td .quiet { font-size: 0.85em; }
 .wide { grid-template-columns: repeat(auto-fit, minmax(min(36rem, 100%), 1fr)); }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
 .pictures img { display: block; max-width: 100%; height: auto; border-radius: 6px; }

@@ -70,7 +70,7 @@ class CaseLabels:
     names : tuple of str
         Names by which a case of another set is the same, the surest first.
     patient : str
-        A text that stands for the patient; only as equal or not.
+        A text that stands for the patient, only as equal or not; empty if unknown.
     path : Path
         The file, or the folder of the result; for the terminal.
     has_grid : bool
@@ -169,12 +169,12 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     cases = []
     for folder in folders:
         record = records.get(folder.name)
-        names, patient = [folder.name], folder.name
+        names, patient = [folder.name], ""
         if record is not None:
             source = Path(record.path)
             # nnU-Net numbers the channels of images; files of one name have folders of their own
             names += [record.id, stem(source.name).removesuffix("_0000"), source.parent.name]
-            patient = record.patient_id or record.study_uid or folder.name
+            patient = record.patient_id or record.study_uid
         result = latest_result(out, folder.name) if corrected else folder
         cases.append(
             CaseLabels(
@@ -225,7 +225,7 @@ def _file_labels(
     return CaseLabels(
         name,
         (name,),
-        name,
+        "",
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
         read=partial(_read_file, path, values),

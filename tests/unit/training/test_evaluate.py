@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pyarrow import parquet
 from scanloom.core import Reason, ScanError
 from scanloom.engine.revisions import take_file
 from scanloom.training.evaluate import Evaluation, evaluate
-from scanloom.training.label_sets import open_label_set
+from scanloom.training.label_sets import LabelSet, open_label_set
 from support.commands import Ended, scanloom
 from support.review_cases import KEY, affine_of, publish, scan_array
 
@@ -443,6 +444,20 @@ def test_a_prediction_against_itself_has_no_difference(tmp_path: Path) -> None:
     sets = [open_label_set(tmp_path / name) for name in ("predictions", "references")]
     result = evaluate(sets[0], sets[1], sets[0])
     assert {d.difference.mean for d in result.differences} == {0.0}
+
+
+def test_scans_of_one_patient_count_as_one(tmp_path: Path) -> None:
+    for n in range(4):
+        save(tmp_path / f"references/{n}.nii.gz", two_boxes())
+        save(tmp_path / f"predictions/{n}.nii.gz", two_boxes(n))
+    sets = [open_label_set(tmp_path / name) for name in ("predictions", "references")]
+    first = evaluate(sets[0], sets[1], sets[1])
+    assert first.patients == 4
+    # known to one of the sides, as that of an output folder
+    cases = [replace(c, patient="ab"[int(c.name) % 2]) for c in sets[0].cases]
+    known = LabelSet(tuple(cases))
+    assert evaluate(known, sets[1], sets[1]).patients == 2
+    assert evaluate(sets[1], sets[1], known).patients == 2
 
 
 def test_predictions_without_names_are_compared_under_the_names_of_the_others(
