@@ -411,8 +411,8 @@ def match_structures(
     """
     predicted, referred = prediction.names, reference.names
     if labels is not None:
-        if len(reference.layers) > 1:
-            detail = "the references are segments, which have names: --labels gives values"
+        if len(reference.layers) > 1 or reference.are_segments:
+            detail = "the references have several label maps or segments: --labels gives values"
             raise ScanError(Reason.LABELS_UNKNOWN, detail)
         referred = _by_value(labels)
         if unknown := sorted(labels.keys() - (referred if predicted is None else predicted).keys()):
@@ -426,6 +426,9 @@ def match_structures(
         predicted = referred = _by_value(unnamed)
     # values of the side with names, where the opposite one has numbers only
     elif predicted is None or referred is None:
+        if prediction.are_segments or reference.are_segments:
+            detail = "one side has named segments, and the label maps of the other no names"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
         values_of = {name: values for name, (_, values) in (predicted or referred or {}).items()}
         predicted = predicted or _by_value(values_of)
         referred = referred or _by_value(values_of)
@@ -454,7 +457,7 @@ def _known_values(pairs: Sequence[tuple[CaseLabels, CaseLabels]]) -> Names | Non
     for pair in pairs:
         for labels in pair:
             with suppress(ScanError):  # told when the case is compared
-                if labels.has_grid and (names := labels.read(None).names):
+                if labels.has_grid and (names := labels.read(None).names):  # no segments
                     return {name: values for name, (_, values) in names.items()}
     return None
 
@@ -485,10 +488,13 @@ def _compare(
         if ignored is not None:
             masks = [mask & ~ignored[box] for mask in masks]
         agreements[name] = compare_masks(masks[1], masks[0], predicted.grid, tolerance_mm)
-    both = [frozenset(each.names or ()) - {IGNORED} for each in (predicted, referred)]
-    only: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-    if labels is None and all(each.names is not None for each in (predicted, referred)):
-        only = both[0] - both[1], both[1] - both[0]
+    only = [frozenset[str](), frozenset[str]()]
+    if labels is None:
+        known = [set(each.names or common) for each in (predicted, referred)]
+        only = [
+            frozenset(known[n] - known[1 - n] - {IGNORED}) | boxes[n].unnamed(common, n)
+            for n in (0, 1)
+        ]
     by_value = labels is None and unnamed is None and predicted.names is referred.names is None
     return _Comparison(agreements, only[1], only[0], by_value)
 
@@ -517,6 +523,21 @@ class _Boxes:
         boxes = self._boxes[layer]
         known = [boxes[value - 1] for value in values if value <= len(boxes)]
         return [box for box in known if box is not None]
+
+    def unnamed(self, common: Mapping[str, tuple[Region, Region]], side: int) -> set[str]:
+        """Return the values of a label map that belong to no structure; none of segments."""
+        if len(self._labels.layers) > 1 or self._labels.are_segments:
+            return set()
+        named = list((self._labels.names or {}).values()) or [
+            pair[side] for pair in common.values()
+        ]
+        values = {value for _, values in named for value in values}
+        self.of((0, ()))
+        return {
+            str(value)
+            for value, box in enumerate(self._boxes[0], 1)
+            if box is not None and value not in values
+        }
 
 
 def _union(boxes: Sequence[Slices]) -> Slices:

@@ -52,11 +52,15 @@ class Labels:
         Label maps on `grid`.
     names : mapping or None
         Layer and values of each structure; None if labels are numbers only, in one layer.
+    are_segments : bool
+        Whether the file names its segments, of which each may be a layer of its own: their values
+        then mean nothing in another label map.
     """
 
     layers: tuple[NDArray[Any], ...]
     names: Mapping[str, tuple[int, Values]] | None
     grid: Grid
+    are_segments: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +241,8 @@ def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
     file = read_label_file(path, grid)
     if file.names is not None:
         segments = unique_names((plain_name(name), segment) for name, segment in file.names.items())
-        return Labels(file.layers, {n: (i, (v,)) for n, (i, v) in segments.items()}, file.grid)
+        regions = {name: (layer, (value,)) for name, (layer, value) in segments.items()}
+        return Labels(file.layers, regions, file.grid, are_segments=True)
     values = values or _names_beside(path)
     names = None if values is None else {name: (0, each) for name, each in values.items()}
     return Labels(file.layers, names, file.grid)
