@@ -81,7 +81,7 @@ class LeftOut:
     Parameters
     ----------
     case : str
-        Its name; empty where only the terminal may show it.
+        Its name, or a number beside ids.
     private : str
         Path of its labels, for the terminal.
     """
@@ -205,13 +205,13 @@ def evaluate(
     sets: dict[Side, LabelSet] = {"first": predictions}
     if against is not None:
         sets["second"] = against
-    is_private = any(each.pseudonymous for each in (references, *sets.values()))
+    public = _public_names(sets, references)
     matches: dict[Side, list[tuple[CaseLabels, CaseLabels]]] = {}
     left_out: list[LeftOut] = []
     for side, cases in sets.items():
-        matches[side], unmatched = _match(side, cases, references, is_private=is_private)
+        matches[side], unmatched = _match(side, cases, references, public)
         left_out += unmatched
-    names, patients = _shown_names(sets, matches), _patients(matches)
+    names, patients = _shown_names(sets, matches, public), _patients(matches)
     if labels is None and against is not None:
         unnamed = _known_values([pair for each in matches.values() for pair in each[:1]])
     else:
@@ -295,12 +295,28 @@ def _by_number(name: str) -> tuple[int, str]:
 # --- pairs ----------------------------------------------------------------------------------------
 
 
+def _public_names(sets: Mapping[Side, LabelSet], references: LabelSet) -> dict[int, str]:
+    """Return the name of each case for files; beside ids, that of a file becomes a number.
+
+    Names of files may name patients, whom the ids of an output folder do not.
+    """
+    kinds = {"reference": references, "prediction": sets["first"]}
+    if "second" in sets:
+        kinds["against"] = sets["second"]
+    has_ids = any(each.pseudonymous for each in kinds.values())
+    return {
+        id(case): f"{kind} {n}" if has_ids and not cases.pseudonymous else case.name
+        for kind, cases in kinds.items()
+        for n, case in enumerate(cases.cases, 1)
+    }
+
+
 def _match(
-    side: Side, predictions: LabelSet, references: LabelSet, *, is_private: bool
+    side: Side, predictions: LabelSet, references: LabelSet, public: Mapping[int, str]
 ) -> tuple[list[tuple[CaseLabels, CaseLabels]], list[LeftOut]]:
     """Return pairs of prediction and reference, and the cases that have none."""
     if len(predictions.cases) == len(references.cases) == 1 and (
-        predictions.is_file and references.is_file
+        predictions.is_file or references.is_file
     ):
         return [(predictions.cases[0], references.cases[0])], []
     by_name: dict[str, list[CaseLabels]] = defaultdict(list)
@@ -324,22 +340,24 @@ def _match(
         reason, detail = Reason.NO_REFERENCE, "no reference has the name of this case"
         if own:
             reason, detail = Reason.PAIR_AMBIGUOUS, "several cases have the name of a reference"
-        case = prediction.name if predictions.pseudonymous or not is_private else ""
-        left_out.append(LeftOut(case, side, reason, detail, str(prediction.path)))
+        case, path = public[id(prediction)], str(prediction.path)
+        left_out.append(LeftOut(case, side, reason, detail, path))
     for reference in references.cases:
         if not claims[id(reference)]:
             detail = "no prediction has the name of this reference"
-            case = reference.name if references.pseudonymous or not is_private else ""
-            left_out.append(LeftOut(case, side, Reason.NO_PREDICTION, detail, str(reference.path)))
+            case, path = public[id(reference)], str(reference.path)
+            left_out.append(LeftOut(case, side, Reason.NO_PREDICTION, detail, path))
     return pairs, left_out
 
 
 def _shown_names(
     sets: Mapping[Side, LabelSet],
     matches: Mapping[Side, Sequence[tuple[CaseLabels, CaseLabels]]],
+    public: Mapping[int, str],
 ) -> dict[str, str]:
     """Return the name of each case in the results: its id, if an output folder has one."""
-    names = {reference.name: reference.name for each in matches.values() for _, reference in each}
+    pairs = [pair for each in matches.values() for pair in each]
+    names = {reference.name: public[id(reference)] for _, reference in pairs}
     for side in reversed(list(sets)):
         if sets[side].pseudonymous:
             names |= {reference.name: case.name for case, reference in matches[side]}
@@ -700,7 +718,7 @@ def evaluation_document(evaluation: Evaluation) -> dict[str, Any]:
         "not_compared": {name: list(each) for name, each in evaluation.not_compared.items()},
         "left_out": [
             {
-                "case": each.case or None,
+                "case": each.case,
                 "predictions": each.side,
                 "reason": each.reason.code,
                 "detail": each.detail,

@@ -106,7 +106,7 @@ class LabelSet:
     pseudonymous : bool
         Whether names of cases are keyed ids: names of files don't belong beside them.
     is_file : bool
-        Whether it is one file, which needs no name to be paired with another file.
+        Whether it is one file, which needs no name to be paired with a single case.
     """
 
     cases: tuple[CaseLabels, ...]

@@ -350,16 +350,32 @@ def test_cases_of_an_output_folder_are_found_by_the_names_of_their_scans(results
     assert sorted(row["outcome"] for row in rows) == [*["found"] * 5, "invented"]
     assert {row["dice"] for row in rows if row["outcome"] == "found"} == {"1.0"}
     [left_out] = [row for row in table(results) if row["reason"]]
-    assert (left_out["reason"], left_out["case"]) == ("NO_PREDICTION", "")
+    assert (left_out["reason"], left_out["case"]) == ("NO_PREDICTION", "reference 3")
     assert "schulze.nii.gz" in ended.err
 
 
 def test_files_and_json_do_not_name_the_files_of_pseudonymous_cases(results: Path) -> None:
-    ended = run(results, "out", "references", "--key", results / "key", "--json")
+    # the third case is in a folder of label maps only
+    against = results / "references"
+    ended = run(
+        results, "out", "references", "--key", results / "key", "--json", "--against", against
+    )
+    assert {row["case"] for row in table(results) if row["predictions"] == "second"} == {
+        *(folder.name for folder in (results / "out/cases").iterdir()),
+        "reference 3",
+    }
     names = re.compile("mueller|meier|schulze", re.IGNORECASE)
     assert not names.search(ended.out)
     for file in (results / "evaluation").iterdir():
         assert not names.search(file.read_bytes().decode("latin-1")), file.name
+
+
+def test_a_single_case_needs_no_name(tmp_path: Path) -> None:
+    case = publish(tmp_path, scan_array(), affine_of())
+    truth = save(tmp_path / "truth.nii.gz", np.ones((14, 11, 9), np.uint8), affine_of())
+    ended = run(tmp_path, "out", truth.name, "--key", tmp_path / "key")
+    assert ended.code == 0, ended.err
+    assert {row["case"] for row in table(tmp_path)} == {case.name}
 
 
 def test_another_key_is_refused(results: Path, tmp_path: Path) -> None:
