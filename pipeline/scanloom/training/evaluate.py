@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -221,6 +221,7 @@ def evaluate(
     lacking: dict[str, set[str]] = defaultdict(set)
     compared: set[str] = set()
     by_value: list[tuple[Side, str, str, str, Mapping[str, Agreement]]] = []
+    segments: list[tuple[Side, CaseLabels, CaseLabels, Mapping[str, Agreement]]] = []
     pairs: dict[str, dict[str, CaseLabels]] = defaultdict(dict)
     for side, matched in matches.items():
         for prediction, reference in matched:
@@ -228,6 +229,10 @@ def evaluate(
             case = names[reference.name]
             try:
                 result = _compare(prediction, reference, tolerance_mm, labels, unnamed)
+            except OSError as exc:
+                detail = f"the labels can't be read ({type(exc).__name__})"
+                path = str(prediction.path)
+                left_out.append(LeftOut(case, side, Reason.UNREADABLE, detail, path))
             except ScanError as error:
                 private = error.private or str(prediction.path)
                 left_out.append(LeftOut(case, side, error.reason, error.detail, private))
@@ -243,10 +248,22 @@ def evaluate(
                 if result.is_by_value:
                     key = side, case, reference.name, patients[reference.name]
                     by_value.append((*key, result.agreements))
+                if result.has_segments:
+                    segments.append((side, prediction, reference, result.agreements))
             done += 1
     progress(done, total)
     if not compared:
         raise _nothing_compared(left_out)
+    of_side = {side: {row.structure for row in rows if row.side == side} for side in sets}
+    for side, prediction, reference, agreements in segments:
+        if lacking_here := frozenset(of_side[side] - agreements.keys()):
+            # a file of segments has those that were found: another case shows which could be
+            result = _compare(prediction, reference, tolerance_mm, labels, unnamed, lacking_here)
+            case, patient = names[reference.name], patients[reference.name]
+            rows += [
+                Row(case, side, structure, agreement, reference.name, patient)
+                for structure, agreement in result.agreements.items()
+            ]
     structures = tuple(sorted(compared, key=_by_number))
     order = {structure: n for n, structure in enumerate(structures)}
     # without names, only the other cases tell which structures a case could have
@@ -264,7 +281,11 @@ def evaluate(
         tuple(rows),
         tuple(left_out),
         structures,
-        {name: tuple(sorted(each, key=_by_number)) for name, each in lacking.items() if each},
+        {
+            name: tuple(sorted(each - compared, key=_by_number))
+            for name, each in lacking.items()
+            if each - compared
+        },
         tuple(
             _summary(structure, side, outcomes, present.get((side, structure), ()))
             for side in sets
@@ -386,6 +407,8 @@ class _Comparison:
     only_prediction: frozenset[str]
     is_by_value: bool
     """Whether structures are the values that occur, since no side has names."""
+    has_segments: bool
+    """Whether a side names its segments, of which it may lack some."""
 
 
 def read_pair(prediction: CaseLabels, reference: CaseLabels) -> tuple[Labels, Labels]:
@@ -410,7 +433,11 @@ Slices = tuple[slice, slice, slice]
 
 
 def match_structures(
-    prediction: Labels, reference: Labels, labels: Names | None, unnamed: Names | None
+    prediction: Labels,
+    reference: Labels,
+    labels: Names | None,
+    unnamed: Names | None,
+    expected: Iterable[str] = (),
 ) -> dict[str, tuple[Region, Region]]:
     """Return the region of each structure that both have, in the prediction and the reference.
 
@@ -420,6 +447,8 @@ def match_structures(
         Values of the structures in the reference, which replace its names.
     unnamed : mapping or None
         Values of structures where neither side has names.
+    expected : iterable of str
+        Structures that are empty where a file of segments lacks them.
 
     Raises
     ------
@@ -450,13 +479,16 @@ def match_structures(
         values_of = {name: values for name, (_, values) in (predicted or referred or {}).items()}
         predicted = predicted or _by_value(values_of)
         referred = referred or _by_value(values_of)
+    empty: dict[str, Region] = dict.fromkeys(expected, (0, ()))
+    predicted = {**(empty if prediction.are_segments else {}), **predicted}
+    referred = {**(empty if reference.are_segments else {}), **referred}
     common = {
         name: (predicted[name], referred[name])
         for name in referred
         if name in predicted and name != IGNORED
     }
-    if not common and predicted and referred:
-        names = [", ".join(sorted(each)[:3]) for each in (predicted, referred)]
+    if not common and (predicted or referred):
+        names = [", ".join(sorted(each)[:3]) or "none" for each in (predicted, referred)]
         detail = f"no structure has one name: predictions have {names[0]}, references {names[1]}"
         raise ScanError(Reason.LABELS_UNKNOWN, detail)
     return common
@@ -474,7 +506,7 @@ def _known_values(pairs: Sequence[tuple[CaseLabels, CaseLabels]]) -> Names | Non
     """
     for pair in pairs:
         for labels in pair:
-            with suppress(ScanError):  # told when the case is compared
+            with suppress(ScanError, OSError):  # told when the case is compared
                 if labels.has_grid and (names := labels.read(None).names):  # no segments
                     return {name: values for name, (_, values) in names.items()}
     return None
@@ -486,9 +518,13 @@ def _compare(
     tolerance_mm: float,
     labels: Names | None,
     unnamed: Names | None,
+    expected: frozenset[str] = frozenset(),
 ) -> _Comparison:
+    """Compare a case; only the `expected` structures if there are any."""
     predicted, referred = read_pair(prediction, reference)
-    common = match_structures(predicted, referred, labels, unnamed)
+    common = match_structures(predicted, referred, labels, unnamed, expected)
+    if expected:
+        common = {name: common[name] for name in expected if name in common}
     unknown = (referred.names or {}).get(IGNORED)
     boxes = [_Boxes(each) for each in (predicted, referred)]
     ignored = None if unknown is None else mask_of(referred, unknown)
@@ -514,7 +550,8 @@ def _compare(
             for n in (0, 1)
         ]
     by_value = labels is None and unnamed is None and predicted.names is referred.names is None
-    return _Comparison(agreements, only[1], only[0], by_value)
+    has_segments = predicted.are_segments or referred.are_segments
+    return _Comparison(agreements, only[1], only[0], by_value, has_segments)
 
 
 def mask_of(labels: Labels, region: Region, box: Slices | None = None) -> NDArray[np.bool_]:

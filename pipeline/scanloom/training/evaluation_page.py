@@ -329,7 +329,7 @@ def _pictures(
         if grid is not None and not predicted.grid.matches(grid):
             continue
         grid = predicted.grid
-        regions = match_structures(predicted, referred, labels, evaluation.names)
+        regions = match_structures(predicted, referred, labels, evaluation.names, [row.structure])
         both = [{n: pair[which] for n, pair in regions.items()} for which in (0, 1)]
         maps.setdefault("reference", _numbered(referred, both[1], evaluation, row.structure))
         maps[SIDE_TITLES[side]] = _numbered(predicted, both[0], evaluation, row.structure)

@@ -199,18 +199,19 @@ def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Label
     from scanloom.review.revisions import read_label_maps
 
     maps = read_label_maps(folder)  # refuses damaged files first
-    document = read_json(out / "cases" / name / CASE)["grid"]
-    own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
-    names = dict[str, tuple[int, Values]]()
-    for n, entry in enumerate(read_json(folder / SEGMENTS)["files"]):
-        for structure in entry["structures"]:
-            name = plain_name(structure["label"])
-            if name in names:
-                raise ScanError(Reason.LABELS_UNKNOWN, f"several models have the structure {name}")
-            names[name] = n, (int(structure["number"]),)
+    try:
+        document = read_json(out / "cases" / name / CASE)["grid"]
+        own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
+        regions = unique_names(
+            (plain_name(structure["label"]), (n, (int(structure["number"]),)))
+            for n, entry in enumerate(read_json(folder / SEGMENTS)["files"])
+            for structure in entry["structures"]
+        )
+    except (ValueError, LookupError, TypeError) as exc:
+        raise ScanError(Reason.RESULT_DAMAGED, "a document of the result is damaged") from exc
     grid = own if grid is None else grid
     layers = tuple(on_grid(each, own.affine, grid) for each in maps.values())
-    return Labels(layers, names, grid)
+    return Labels(layers, regions, grid)
 
 
 def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:

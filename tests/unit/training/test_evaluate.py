@@ -281,6 +281,32 @@ def test_segments_of_slicer_may_lack_slices_of_the_scan(tmp_path: Path) -> None:
         assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
 
 
+def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:
+    write(tmp_path / "references/dataset.json", {"labels": {"front": 1, "rear": 2, "tail": 3}})
+    (tmp_path / "predictions").mkdir()
+    for case, found in (("a", ("front", "rear")), ("b", ("front",))):
+        array = two_boxes()
+        array[0, 0, 0] = 3
+        save(tmp_path / f"references/{case}.nii.gz", array)
+        array[array > len(found)] = 0
+        image = sitk.ReadImage(str(save(tmp_path / f"{case}.nii.gz", array)))
+        for n, name in enumerate(found):
+            image.SetMetaData(f"Segment{n}_Name", name)
+            image.SetMetaData(f"Segment{n}_LabelValue", str(n + 1))
+        sitk.WriteImage(image, str(tmp_path / f"predictions/{case}.seg.nrrd"))
+    ended = run(tmp_path, "predictions", "references")
+    assert ended.code == 0
+    outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
+    assert outcomes == {
+        ("a", "front"): "found",
+        ("a", "rear"): "found",
+        ("b", "front"): "found",
+        ("b", "rear"): "missed",
+    }
+    # no prediction has it: it was not looked for
+    assert "Only in references: tail" in ended.out
+
+
 def test_values_of_segments_mean_nothing_in_a_label_map(tmp_path: Path) -> None:
     """Each segment of a DICOM SEG has the value 1, in a layer of its own."""
     save(tmp_path / "references/a.nii.gz", two_boxes())
