@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import SimpleITK as sitk
-import surface_distance
 import torch
 from monai.metrics import compute_surface_dice
 from monai.metrics.utils import create_table_neighbour_code_to_surface_area
@@ -61,6 +60,7 @@ def figures(pair: Pair) -> Agreement:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SciPy's old names
 def test_pairs_with_a_surface_equal_surface_distance_of_deepmind() -> None:
+    surface_distance = pytest.importorskip("surface_distance")
     compared = 0
     for pair in drawn_pairs():
         reference, prediction, spacing, tolerance = pair
