@@ -218,7 +218,8 @@ def _volume_plot(summary: StructureSummary, agreements: Sequence[Agreement]) -> 
 def _padded(values: Sequence[float]) -> tuple[float, float]:
     """Return the ends of an axis with room for dots at the outermost values."""
     low, high = min(values), max(values)
-    reach = 0.12 * (high - low) or 1.0
+    # equal values but for rounding must not fill an axis of equal numbers
+    reach = max(0.12 * (high - low), 0.02 * max(abs(low), abs(high))) or 1.0
     return low - reach, high + reach
 
 

@@ -196,8 +196,7 @@ def _show_side(evaluation: Evaluation, side: Side) -> None:
         table.add_row(
             each.structure,
             str(sum(each.outcomes.values())),
-            f"{_number(spread.mean, 3)} ({_number(spread.low_quartile, 3)} to "
-            f"{_number(spread.high_quartile, 3)})",
+            _range(spread.mean, (spread.low_quartile, spread.high_quartile), 3),
             _number(figures["hd95_mm"].mean, 2),
             _number(figures["nsd"].mean, 3),
             _number(figures["volume_error_ml"].mean, 2, sign="+"),
@@ -228,8 +227,7 @@ def _show_differences(evaluation: Evaluation) -> None:
         cells = []
         for figure in titles:
             each, digits = of_structure[figure], 2 if figure == "hd95_mm" else 3
-            low, high = (_number(end, digits, sign="+") for end in (each.low, each.high))
-            cells.append(f"{_number(each.mean, digits, sign='+')} ({low} to {high})")
+            cells.append(_range(each.mean, (each.low, each.high), digits, sign="+"))
         table.add_row(structure or "mean of structures", str(of_structure["dice"].pairs), *cells)
     console().print(table)
 
@@ -248,6 +246,13 @@ def _show_left_out(cases: Sequence[LeftOut], side: str) -> None:
             say(f"  {each.private}: {each.detail}", err=True)
         if len(listed) > MAX_LISTED:
             say(f"  and {len(listed) - MAX_LISTED} more", err=True)
+
+
+def _range(mean: float, ends: tuple[float, float], digits: int, sign: str = "") -> str:
+    """Return a mean with the ends of its range."""
+    low, high = (_number(end, digits, sign) for end in ends)
+    of_range = "" if math.isnan(ends[0]) else f" ({low} to {high})"
+    return f"{_number(mean, digits, sign)}{of_range}"
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
