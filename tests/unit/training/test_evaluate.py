@@ -174,7 +174,7 @@ def test_regions_and_ignored_voxels_of_nnunet(tmp_path: Path) -> None:
     write(tmp_path / "dataset/dataset.json", {"labels": labels})
     reference, prediction = two_boxes(), two_boxes()
     reference[3:9, 4:12, :6] = 3  # unknown: the prediction may have anything there
-    prediction[3:9, 4:12, :6] = 0
+    prediction[3:9, 4:12, :6] = 2
     save(tmp_path / "dataset/labelsTr/a.nii.gz", reference)
     save(tmp_path / "predictions/a.nii.gz", prediction)
     assert run(tmp_path, "predictions", "dataset").code == 0
