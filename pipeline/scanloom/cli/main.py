@@ -15,6 +15,7 @@ from scanloom.cli.command import HELP, Command, Group
 from scanloom.cli.commands import (
     demo,
     doctor,
+    evaluate,
     index,
     join,
     models,
@@ -68,6 +69,7 @@ for _command in (
     status.status,
     report.report,
     review.review,
+    evaluate.evaluate,
     verify.verify,
     doctor.doctor,
     demo.demo,

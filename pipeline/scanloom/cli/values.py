@@ -81,6 +81,11 @@ def volume(text: str) -> float:
     return _number(text, sys.float_info.max, "a volume in mm3, such as 200")
 
 
+def distance(text: str) -> float:
+    """Return a distance in mm, 0 or more; refuse any other text."""
+    return _number(text, sys.float_info.max, "a distance in mm, such as 2")
+
+
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
     return _number(text, MAX_OVERLAP, f"a number from 0 to {MAX_OVERLAP}, such as 0.5")

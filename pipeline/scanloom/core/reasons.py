@@ -250,6 +250,9 @@ class Reason(Enum):
     READERS = (
         "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew"
     )
+    NO_REFERENCE = "Give the label map the name of the scan's file, or of its case"
+    NO_PREDICTION = "Segment its scan, or give the references that were predicted only"
+    PAIR_AMBIGUOUS = "Give each label map the name of one case"
     REVIEW_DAMAGED = "Restore the file from a copy; or move it away to begin anew"
     INTERNAL = ("A bug in scanloom: run with --debug and report it", "failed", True)
 

@@ -43,17 +43,28 @@ class LabelFile:
         Label maps; segments that overlap are in different ones.
     names : mapping or None
         Segments (layer, value) by their name; None of a file that holds numbers only.
+    grid : Grid
+        The grid of the label maps.
     series : frozenset of str
         SeriesInstanceUIDs that the file refers to.
     """
 
     layers: tuple[NDArray[Any], ...]
     names: Mapping[str, tuple[int, int]] | None
+    grid: Grid
     series: frozenset[str] = frozenset()
 
 
-def read_label_file(path: Path, grid: Grid) -> LabelFile:
+def read_label_file(path: Path, grid: Grid | None) -> LabelFile:
     """Read labels onto a grid.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    grid : Grid or None
+        Grid of the case; None for that of the file, which must be a plain label map: files of
+        segments may leave out slices of the scan.
 
     Raises
     ------
@@ -67,18 +78,21 @@ def read_label_file(path: Path, grid: Grid) -> LabelFile:
         raise ScanError(exc.reason, exc.detail, exc.private or str(path)) from exc
 
 
-def _read(path: Path, grid: Grid) -> LabelFile:
+def _read(path: Path, grid: Grid | None) -> LabelFile:
     if not path.is_file():
         detail = "a folder is no file of labels" if path.is_dir() else "there is no such file"
         raise ScanError(Reason.NOT_FOUND, detail)
-    if path.name.lower().endswith(".seg.nrrd"):
-        return _slicer(path, grid)
+    is_slicer = path.name.lower().endswith(".seg.nrrd")
     # by content: files of DICOM have any suffix, or none
     with path.open("rb") as file:
-        if file.read(132)[128:] == b"DICM":
-            return _dicom_seg(path, grid)
+        is_dicom = file.read(132)[128:] == b"DICM"
+    if is_slicer or is_dicom:
+        if grid is None:
+            raise ScanError(Reason.GRID_DIFFERS, "segments do not state the grid of their scan")
+        return _slicer(path, grid) if is_slicer else _dicom_seg(path, grid)
     volume = _volume(path)
-    return LabelFile((_whole(on_grid(volume.array, volume.grid.affine, grid)),), None)
+    grid = volume.grid if grid is None else grid
+    return LabelFile((_whole(on_grid(volume.array, volume.grid.affine, grid)),), None, grid)
 
 
 def _volume(path: Path) -> Volume:
@@ -191,7 +205,7 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
             raise ScanError(Reason.LABELS_UNKNOWN, f"no segment has the value {foreign[0]}")
     if any(not 0 <= index < len(layers) or value < 1 for index, value in names.values()):
         raise ScanError(Reason.LABELS_UNKNOWN, "a segment has a layer or value that can't be")
-    return LabelFile(layers, names)
+    return LabelFile(layers, names, grid)
 
 
 def _slicer_segments(image: Any) -> list[tuple[str, tuple[int, int]]]:
@@ -236,4 +250,4 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
     names = _by_name([(str(each.segment_label), (n, 1)) for n, each in enumerate(described)])
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
-    return LabelFile(layers, names, series)
+    return LabelFile(layers, names, grid, series)

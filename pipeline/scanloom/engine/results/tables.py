@@ -47,6 +47,7 @@ _SOP_INSTANCE_UID = 0x00080018
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
     *("model", "label", "unit", "flags", "share_of", "recipe"),
+    *("predictions", "structure"),
 }
 _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
 _INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
@@ -106,7 +107,7 @@ def write_tables(
             yield row
 
     # The manifest first: `measurements` flags the cases that it calls STALE
-    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
+    write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
     if shard is None:
         write_measurements_table(out, damaged)
     else:
@@ -142,7 +143,7 @@ def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
     ]
     # By time, not by name: shards of one job array start together, and end apart
     manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    _write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
+    write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
     write_measurements_table(out, damaged)
 
 
@@ -195,7 +196,7 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
 
 def write_measurements_table(out: Path, damaged: set[str]) -> None:
     """Write `measurements` from the published cases; parameters as in `write_tables`."""
-    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, _measurement_rows(out, damaged))
+    write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, _measurement_rows(out, damaged))
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
@@ -298,8 +299,14 @@ def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> s
         return file_id(Path(), f"path {path}", key)
 
 
-def _write_table(stem: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as CSV and Parquet in one pass, a batch at a time."""
+def write_table(stem: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as `stem`.csv and .parquet in one pass, a batch at a time.
+
+    Raises
+    ------
+    OSError
+        If a table can't be written.
+    """
     atomic_write(
         stem.with_suffix(".parquet"),
         lambda parquet_draft: atomic_write(

@@ -112,7 +112,7 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
     """Draw a box for each structure, or a dot for each case if there are few."""
     low, high = (end(map(end, volumes.values())) for end in (min, max))
     low, high = low / 1.3, high * 1.3  # room for dots at the ends
-    chart = _RowChart(list(volumes), "ml", (low, high), math.log10)
+    chart = RowChart(list(volumes), "ml", (low, high), math.log10)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = math.ceil((last - first) / MAX_DECADES)
     for n in range(first, last + 1):
@@ -138,7 +138,7 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
 def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
     medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
     highest = max(medians.values()) or 1.0
-    chart = _RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
+    chart = RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
     # about four ticks
     step, _ = round_length(highest / 4)
     for n in range(math.floor(1.2 * highest / step) + 1):
@@ -153,7 +153,7 @@ def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
     return chart.save(folder / "times.svg", title, f"{title}: " + ", ".join(times))
 
 
-class _RowChart:
+class RowChart:
     """An SVG chart with a row for each name, and an axis of values below.
 
     Parameters
@@ -228,9 +228,13 @@ class _RowChart:
         self._rectangle(self._left, y - 0.3 * ROW_HEIGHT, x, y + 0.3 * ROW_HEIGHT, fill=_BAR)
         self._text(x + 5, y, label, "start")
 
+    def svg(self) -> bytes:
+        """Return the file's content; equal charts have equal bytes."""
+        return ET.tostring(self._svg)
+
     def save(self, path: Path, title: str, text: str) -> Chart:
-        """Write the file; equal charts have equal bytes."""
-        content = ET.tostring(self._svg)
+        """Write the file."""
+        content = self.svg()
         atomic_write(path, lambda draft: draft.write_bytes(content))
         return Chart(path.name, title, text, self.size)
 

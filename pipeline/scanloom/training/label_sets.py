@@ -1,0 +1,397 @@
+"""Label maps of many cases, read from an output folder, a dataset or a folder of files.
+
+Structures have the names of `segments.json`, `dataset.json`, the JSON beside a file, or segments of
+the file itself; otherwise labels are numbers only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from numpy.typing import NDArray
+
+from scanloom.core import Grid, Reason, ScanError, Volume
+from scanloom.io.formats import VOLUME_SUFFIXES
+from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.json_file import read_json
+from scanloom.io.system.regular_files import read_regular_file
+from scanloom.review.label_files import on_grid, read_label_file
+
+Values = tuple[int, ...]
+"""Values of a structure in a label map: several for a region of nnU-Net."""
+Names = dict[str, Values]
+
+T = TypeVar("T")
+
+_SEGMENT_SUFFIXES: Final = (".seg.nrrd", ".dcm")
+"""Formats of segments, which may leave out slices of the scan."""
+_SUFFIXES: Final = (*_SEGMENT_SUFFIXES, *VOLUME_SUFFIXES)
+_DOCUMENTS: Final = ("dataset.json", "datalist.json")
+_MAX_LIST_BYTES: Final = 64 << 20
+"""A list of a hundred thousand cases."""
+MAX_VALUE: Final = 65535
+"""Largest value in a label map."""
+IGNORED: Final = "ignore"
+"""Label of nnU-Net for voxels whose structure is unknown."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Labels of a case in memory.
+
+    Parameters
+    ----------
+    layers : tuple of (I, J, K) arrays
+        Label maps on `grid`.
+    names : mapping or None
+        Layer and values of each structure; None if labels are numbers only, in one layer.
+    are_segments : bool
+        Whether the file names its segments, of which each may be a layer of its own: their values
+        then mean nothing in another label map.
+    """
+
+    layers: tuple[NDArray[Any], ...]
+    names: Mapping[str, tuple[int, Values]] | None
+    grid: Grid
+    are_segments: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class CaseLabels:
+    """The labels of a case, which are read on request.
+
+    Parameters
+    ----------
+    name : str
+        Name of the case in its set.
+    names : tuple of str
+        Names by which a case of another set is the same, the surest first.
+    patient : str
+        A text that stands for the patient, only as equal or not; empty if unknown.
+    path : Path
+        The file, or the folder of the result; for the terminal.
+    has_grid : bool
+        Whether the files state the grid of the scan.
+    read : callable
+        Returns the labels on a grid, or on their own for None. Raises ScanError: GRID_DIFFERS, or
+        why they can't be read.
+    image : callable
+        Returns the scan, None if it can't be read.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    patient: str
+    path: Path
+    has_grid: bool
+    read: Callable[[Grid | None], Labels]
+    image: Callable[[], Volume | None]
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """Label maps of several cases.
+
+    Parameters
+    ----------
+    cases : tuple of CaseLabels
+        In the order of their names.
+    pseudonymous : bool
+        Whether names of cases are keyed ids: names of files don't belong beside them.
+    is_file : bool
+        Whether it is one file, which needs no name to be paired with a single case.
+    """
+
+    cases: tuple[CaseLabels, ...]
+    pseudonymous: bool = False
+    is_file: bool = False
+
+
+def open_label_set(path: Path, key: Path | None = None, *, corrected: bool = False) -> LabelSet:
+    """Find the label maps at a path.
+
+    Parameters
+    ----------
+    path : Path
+        An output folder; a dataset of MSD, nnU-Net or MONAI, of which the cases that are set aside
+        for testing count, or all if there are none; a folder of label maps, or one of them.
+    key : Path or None
+        File with the key of an output folder, whose cases also have the names of their scans'
+        files; None for the user's own. It is not needed for a folder without the crosswalk.
+    corrected : bool
+        Whether corrections replace the results of an output folder.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND; NO_REFERENCE if there is no label map; LABELS_UNKNOWN if a dataset can't be
+        read; KEY_MISMATCH and other errors of the key.
+    """
+    if path.is_file():
+        return LabelSet((_file_labels(path, stem(path.name)),), is_file=True)
+    if not path.is_dir():
+        raise ScanError(Reason.NOT_FOUND, "this path does not exist", str(path))
+    if (path / "cases").is_dir():
+        return _results(path, key, corrected=corrected)
+    cases = _dataset_cases(path)
+    if not cases:
+        detail = "this folder has no label map, and is no output folder and no dataset"
+        raise ScanError(Reason.NO_REFERENCE, detail, str(path))
+    return LabelSet(tuple(sorted(cases, key=lambda case: case.name)))
+
+
+def stem(name: str) -> str:
+    """Return the name of a file without the suffix of its format."""
+    suffix = next((s for s in _SUFFIXES if name.lower().endswith(s)), "")
+    return name[: len(name) - len(suffix)]
+
+
+def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
+    from scanloom.io.identity import key_fingerprint, read_key
+    from scanloom.io.output.crosswalk import case_folders, find_sources, latest_by_id
+    from scanloom.io.output.layout import no_results, published_cases
+    from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key, check_links
+    from scanloom.review.revisions import latest_result
+
+    check_links(out)
+    folders = published_cases(out)
+    if not folders:
+        raise no_results(out)
+    records = {}
+    if (out / PRIVATE / CROSSWALK).exists():
+        check_key(out, key_fingerprint(read_key(key)))
+        ids = {folder: case for case, folder in case_folders(out).items()}
+        sources = latest_by_id(find_sources(out, sorted(ids.values())))
+        records = {name: sources[case] for name, case in ids.items() if case in sources}
+    cases = []
+    for folder in folders:
+        record = records.get(folder.name)
+        names, patient = [folder.name], ""
+        if record is not None:
+            source = Path(record.path)
+            # nnU-Net numbers the channels of images; files of one name have folders of their own
+            names += [record.id, stem(source.name).removesuffix("_0000"), source.parent.name]
+            patient = record.patient_id or record.study_uid
+        result = latest_result(out, folder.name) if corrected else folder
+        cases.append(
+            CaseLabels(
+                folder.name,
+                tuple(names),
+                patient,
+                result,
+                has_grid=True,
+                read=partial(_read_result, out, folder.name, result),
+                image=partial(_source_image, out, folder.name, key),
+            )
+        )
+    return LabelSet(tuple(cases), pseudonymous=True)
+
+
+def _read_result(out: Path, name: str, folder: Path, grid: Grid | None) -> Labels:
+    """Return the labels of a result: of the case's folder, or that of a revision."""
+    from scanloom.review.revisions import read_label_maps
+
+    maps = read_label_maps(folder)  # refuses damaged files first
+    try:
+        document = read_json(out / "cases" / name / CASE)["grid"]
+        own = Grid(tuple(document["shape"]), document["affine_ras_mm"])
+        regions = unique_names(
+            (plain_name(structure["label"]), (n, (int(structure["number"]),)))
+            for n, entry in enumerate(read_json(folder / SEGMENTS)["files"])
+            for structure in entry["structures"]
+        )
+    except (ValueError, LookupError, TypeError) as exc:
+        raise ScanError(Reason.RESULT_DAMAGED, "a document of the result is damaged") from exc
+    grid = own if grid is None else grid
+    layers = tuple(on_grid(each, own.affine, grid) for each in maps.values())
+    return Labels(layers, regions, grid)
+
+
+def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
+    from scanloom.review.sources import read_source
+
+    try:
+        return read_source(out, name, key).volume
+    except ScanError:  # moved, changed, or the key is missing
+        return None
+
+
+def _file_labels(
+    path: Path, name: str, values: Names | None = None, image: Path | None = None
+) -> CaseLabels:
+    """Return the labels of a file; `values` are those that a dataset names."""
+    return CaseLabels(
+        name,
+        (name,),
+        "",
+        path,
+        has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
+        read=partial(_read_file, path, values),
+        image=partial(_image, image),
+    )
+
+
+def _read_file(path: Path, values: Names | None, grid: Grid | None) -> Labels:
+    file = read_label_file(path, grid)
+    if file.names is not None:
+        segments = unique_names((plain_name(name), segment) for name, segment in file.names.items())
+        regions = {name: (layer, (value,)) for name, (layer, value) in segments.items()}
+        return Labels(file.layers, regions, file.grid, are_segments=True)
+    values = values or _names_beside(path)
+    names = None if values is None else {name: (0, each) for name, each in values.items()}
+    return Labels(file.layers, names, file.grid)
+
+
+def _image(path: Path | None) -> Volume | None:
+    from scanloom.io.read import load_volume
+
+    try:
+        return None if path is None else load_volume(path)
+    except ScanError:
+        return None
+
+
+# --- datasets -------------------------------------------------------------------------------------
+
+
+def _dataset_cases(folder: Path) -> list[CaseLabels]:
+    """Return the label maps of a dataset, or of a folder of files."""
+    document = _document(folder)
+    tests, training = (
+        [
+            (folder / each["label"], each.get("image"))
+            for subset in subsets
+            for each in _items(document, subset)
+        ]
+        for subsets in (("test", "testing"), ("training", "validation"))
+    )
+    names = _value_names(document)
+    for listed, labels, images in (
+        (tests, "labelsTs", "imagesTs"),
+        (training, "labelsTr", "imagesTr"),
+    ):
+        files = listed or [(file, None) for file in _files(folder / labels)]
+        if files:
+            scans = _scans(folder / images)
+            of_cases = _case_names([file for file, _ in files])
+            return [
+                _file_labels(file, name, names, folder / image if image else scans.get(name))
+                for name, (file, image) in zip(of_cases, files, strict=True)
+            ]
+    scans = {}
+    if not document and folder.name.startswith("labels"):  # of a dataset
+        names = _value_names(_document(folder.parent))
+        scans = _scans(folder.parent / folder.name.replace("labels", "images", 1))
+    return [
+        _file_labels(file, stem(file.name), names, scans.get(stem(file.name)))
+        for file in _files(folder)
+    ]
+
+
+def _case_names(files: Sequence[Path]) -> list[str]:
+    """Return the names of files; if some are equal, those of their folders."""
+    names = [stem(file.name) for file in files]
+    return names if len(set(names)) == len(names) else [file.parent.name for file in files]
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.name.lower().endswith(_SUFFIXES) and file.name[0] != "." and file.is_file()
+    )
+
+
+def _scans(folder: Path) -> dict[str, Path]:
+    """Return the images of a dataset by the names of their label maps; the first channel counts."""
+    scans: dict[str, Path] = {}
+    for file in _files(folder):
+        scans.setdefault(stem(file.name).removesuffix("_0000"), file)
+    return scans
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    """Return the description of a dataset; empty for a folder without one."""
+    for name in _DOCUMENTS:
+        try:
+            document = json.loads(read_regular_file(folder / name, _MAX_LIST_BYTES))
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            detail = f"{name} can't be read ({type(exc).__name__})"
+            raise ScanError(Reason.UNREADABLE, detail, str(folder)) from exc
+        except (ValueError, RecursionError) as exc:
+            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not JSON", str(folder)) from exc
+        if not isinstance(document, dict):
+            raise ScanError(Reason.LABELS_UNKNOWN, f"{name} is not an object", str(folder))
+        return document
+    return {}
+
+
+def _items(document: Mapping[str, Any], subset: str) -> list[dict[str, Any]]:
+    """Return the cases of a list that name a label map."""
+    listed = document.get(subset)
+    items = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    # a case of several channels lists its images
+    return [
+        {**each, "image": each.get("image") if isinstance(each.get("image"), str) else None}
+        for each in items
+        if isinstance(each.get("label"), str)
+    ]
+
+
+def _value_names(document: Mapping[str, Any]) -> Names | None:
+    """Return the values of each structure of a dataset; None if it names none.
+
+    MSD has names by value, nnU-Net values by name, of which a region has several.
+    """
+    labels = document.get("labels")
+    if not isinstance(labels, dict):
+        return None
+    pairs: list[tuple[str, Any]] = [
+        (value, key) if isinstance(value, str) else (key, value) for key, value in labels.items()
+    ]
+    named = []
+    for name, value in pairs:
+        listed = value if isinstance(value, list) else [value]
+        numbers = [str(each) for each in listed]
+        if not all(number.isdecimal() and int(number) <= MAX_VALUE for number in numbers):
+            detail = f"dataset.json has a label without a value from 0 to {MAX_VALUE}"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+        # a region of the background and others is the background
+        if 0 not in (values := tuple(map(int, numbers))):
+            named.append((plain_name(name), values))
+    return unique_names(named)
+
+
+def plain_name(text: str) -> str:
+    """Return a name of a structure without case and punctuation, of any script."""
+    return re.sub(r"[\W_]+", "_", text.casefold()).strip("_")
+
+
+def unique_names(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return values by name; LABELS_UNKNOWN if two structures have one name, or one has none."""
+    listed = list(pairs)
+    names = dict(listed)
+    if len(names) < len(listed) or "" in names:
+        raise ScanError(Reason.LABELS_UNKNOWN, "two structures have one name, or one has none")
+    return names
+
+
+def _names_beside(path: Path) -> Names | None:
+    """Return the structures in the JSON that `scanloom segment` writes beside a file."""
+    file = path.with_name(f"{stem(path.name)}.json")
+    with suppress(OSError, ValueError, LookupError, TypeError):  # none, or of another program
+        return unique_names(
+            (s["label"], (int(s["number"]),)) for s in read_json(file)["structures"]
+        )
+    return None

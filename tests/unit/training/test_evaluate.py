@@ -1,0 +1,616 @@
+"""Cases and structures of an evaluation are matched by name, and none is dropped in silence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from pyarrow import parquet
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.revisions import take_file
+from scanloom.training.evaluate import Evaluation, evaluate
+from scanloom.training.label_sets import LabelSet, open_label_set
+from support.commands import Ended, scanloom
+from support.review_cases import KEY, affine_of, publish, scan_array
+
+SHAPE = (20, 18, 12)
+AFFINE = affine_of("LAS")
+DATASET = {"labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
+
+
+def two_boxes(shift: int = 0) -> np.ndarray:
+    """Return labels 1 and 2: boxes side by side, moved along the first axis."""
+    array = np.zeros(SHAPE, np.uint8)
+    array[3 + shift : 9 + shift, 4:12, 3:9] = 1
+    array[9 + shift : 15 + shift, 4:12, 3:9] = 2
+    return array
+
+
+def save(path: Path, array: np.ndarray, affine: np.ndarray = AFFINE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(array, affine), path)
+    return path
+
+
+def write(path: Path, document: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def run(folder: Path, predictions: str, references: str, *more: str | Path) -> Ended:
+    paths = (folder / predictions, "--reference", folder / references)
+    return scanloom("evaluate", *paths, "--out", folder / "evaluation", *more)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "evaluation" / "evaluation.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def evaluated(predictions: Path, references: Path, **more: object) -> Evaluation:
+    return evaluate(open_label_set(predictions), open_label_set(references), **more)  # type: ignore[arg-type]
+
+
+def test_known_errors_are_in_the_table_and_the_same_in_parquet(tmp_path: Path) -> None:
+    for name in "abc":
+        save(tmp_path / f"references/{name}.nii.gz", two_boxes())
+    save(tmp_path / "predictions/a.nii.gz", two_boxes())
+    save(tmp_path / "predictions/b.nii.gz", np.where(two_boxes() == 2, 0, two_boxes()))
+    save(tmp_path / "predictions/c.nii.gz", two_boxes(shift=1))
+    assert run(tmp_path, "predictions", "references").code == 0
+    rows = table(tmp_path)
+    ml = 6 * 8 * 6 * float(np.prod(np.linalg.norm(AFFINE[:3, :3], axis=0))) / 1000
+    by_key = {(r["case"], r["structure"]): r for r in rows}
+    assert len(rows) == len(by_key) == 6
+    assert [float(r["reference_ml"]) for r in rows] == [pytest.approx(ml, rel=1e-6)] * 6
+    perfect, missed, moved = by_key["a", "1"], by_key["b", "2"], by_key["c", "2"]
+    assert (perfect["dice"], perfect["nsd"], perfect["hd95_mm"]) == ("1.0", "1.0", "0.0")
+    assert (missed["outcome"], missed["dice"], missed["hd95_mm"]) == ("missed", "0.0", "")
+    assert float(missed["volume_error_percent"]) == -100
+    assert float(moved["dice"]) == pytest.approx(5 / 6, rel=1e-6)
+    assert float(moved["hd95_mm"]) == pytest.approx(1.25)
+    columns = parquet.read_table(tmp_path / "evaluation/evaluation.parquet").to_pylist()
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in columns] == rows
+    document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+    [_, second] = document["structures"]
+    assert (second["found"], second["missed"], second["invented"]) == (2, 1, 0)
+
+
+def test_cases_without_a_partner_or_on_another_grid_are_named_and_counted(tmp_path: Path) -> None:
+    for name in ("good", "unpredicted", "resampled", "moved", "damaged", "fractions"):
+        save(tmp_path / f"references/{name}.nii.gz", two_boxes())
+    save(tmp_path / "predictions/good.nii.gz", two_boxes())
+    save(tmp_path / "predictions/unreferenced.nii.gz", two_boxes())
+    save(tmp_path / "predictions/resampled.nii.gz", two_boxes()[::2])
+    moved = AFFINE.copy()
+    moved[0, 3] += 3
+    save(tmp_path / "predictions/moved.nii.gz", two_boxes(), moved)
+    (tmp_path / "predictions/damaged.nii.gz").write_bytes(b"\x1f\x8b no gzip")
+    save(tmp_path / "predictions/fractions.nii.gz", two_boxes() * np.float32(0.5))
+    ended = run(tmp_path, "predictions", "references")
+    assert ended.code == 1
+    reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
+    damaged = reasons.pop("damaged")
+    assert reasons == {
+        "unpredicted": "NO_PREDICTION",
+        "unreferenced": "NO_REFERENCE",
+        "resampled": "GRID_DIFFERS",
+        "moved": "GRID_DIFFERS",
+        "fractions": "LABELS_UNKNOWN",
+    }
+    assert damaged in {"DAMAGED", "TRUNCATED"}
+    assert {row["case"] for row in table(tmp_path) if not row["reason"]} == {"good"}
+    for name in (*reasons, "damaged"):
+        assert f"{name}.nii.gz" in ended.err
+    page = (tmp_path / "evaluation/evaluation.html").read_text()
+    assert all(name in page for name in reasons)
+
+
+def test_axes_in_another_order_are_the_same_grid(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(two_boxes(), AFFINE)
+    codes = nib.orientations.axcodes2ornt("SPR")
+    change = nib.orientations.ornt_transform(nib.io_orientation(AFFINE), codes)
+    turned = image.as_reoriented(change)
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    save(tmp_path / "predictions/a.nii.gz", np.asarray(turned.dataobj), turned.affine)
+    assert run(tmp_path, "predictions", "references").code == 0
+    assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
+
+
+def test_structures_are_matched_by_name_where_both_sides_have_names(tmp_path: Path) -> None:
+    """The predictions have other values; the reference's are those of the decathlon."""
+    write(tmp_path / "dataset/dataset.json", DATASET)
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", two_boxes())
+    names = {"background": 0, "posterior": 7, "anterior": 3, "tail": 4}
+    write(tmp_path / "predictions/dataset.json", {"labels": names, "file_ending": ".nii.gz"})
+    values = np.array((0, 3, 7), np.uint8)[two_boxes()]
+    save(tmp_path / "predictions/a.nii.gz", values)
+    ended = run(tmp_path, "predictions", "dataset")
+    assert ended.code == 0, ended.err
+    rows = {row["structure"]: row["dice"] for row in table(tmp_path)}
+    assert rows == {"anterior": "1.0", "posterior": "1.0"}
+    assert "Only in predictions: tail" in ended.out
+
+
+def test_values_are_matched_where_one_side_has_no_names(tmp_path: Path) -> None:
+    write(tmp_path / "dataset/dataset.json", DATASET)
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", two_boxes())
+    save(tmp_path / "predictions/a.nii.gz", two_boxes(1))
+    # a folder of labels of a dataset has the names of the dataset
+    for references in ("dataset", "dataset/labelsTr"):
+        assert run(tmp_path, "predictions", references).code == 0
+        assert {row["structure"] for row in table(tmp_path)} == {"anterior", "posterior"}
+
+
+def test_no_common_name_is_refused_and_the_option_names_the_values(tmp_path: Path) -> None:
+    write(tmp_path / "dataset/dataset.json", DATASET)
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", two_boxes())
+    write(tmp_path / "predictions/dataset.json", {"labels": {"front": 2, "whole": [1, 2]}})
+    save(tmp_path / "predictions/a.nii.gz", np.array((0, 2, 1), np.uint8)[two_boxes()])
+    ended = run(tmp_path, "predictions", "dataset")
+    assert ended.code == 65
+    assert "LABELS_UNKNOWN" in ended.err
+    assert not (tmp_path / "evaluation").exists()
+    ended = run(tmp_path, "predictions", "dataset", "--labels", "Front=1, whole=1+2")
+    assert ended.code == 0, ended.err
+    rows = {row["structure"]: row["dice"] for row in table(tmp_path)}
+    assert rows == {"front": "1.0", "whole": "1.0"}
+    assert run(tmp_path, "predictions", "dataset", "--labels", "rear=2").code == 65
+    for wrong in ("front", "front=0", "front=1,front=2", "front=65536", "front=one", "=1"):
+        assert run(tmp_path, "predictions", "dataset", "--labels", wrong).code == 2
+
+
+def test_regions_and_ignored_voxels_of_nnunet(tmp_path: Path) -> None:
+    labels = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
+    write(tmp_path / "dataset/dataset.json", {"labels": labels})
+    reference, prediction = two_boxes(), two_boxes()
+    reference[3:9, 4:12, :6] = 3  # unknown: the prediction may have anything there
+    prediction[3:9, 4:12, :6] = 2
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", reference)
+    save(tmp_path / "predictions/a.nii.gz", prediction)
+    assert run(tmp_path, "predictions", "dataset").code == 0
+    rows = {row["structure"]: (row["dice"], row["outcome"]) for row in table(tmp_path)}
+    assert rows == {"whole": ("1.0", "found"), "core": ("1.0", "found")}
+
+
+def test_a_value_that_only_the_prediction_has_is_invented(tmp_path: Path) -> None:
+    save(tmp_path / "references/a.nii.gz", np.where(two_boxes() == 1, 1, 0).astype(np.uint8))
+    save(tmp_path / "predictions/a.nii.gz", two_boxes())
+    assert run(tmp_path, "predictions", "references").code == 0
+    assert {r["structure"]: r["outcome"] for r in table(tmp_path)} == {
+        "1": "found",
+        "2": "invented",
+    }
+
+
+def test_a_case_without_any_structure_is_in_the_table(tmp_path: Path) -> None:
+    for side, shift in (("references", 0), ("predictions", 1)):
+        save(tmp_path / side / "empty.nii.gz", np.zeros(SHAPE, np.uint8))
+        save(tmp_path / side / "full.nii.gz", two_boxes(shift))
+    assert run(tmp_path, "predictions", "references").code == 0
+    outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
+    assert outcomes == {
+        ("empty", "1"): "absent",
+        ("empty", "2"): "absent",
+        ("full", "1"): "found",
+        ("full", "2"): "found",
+    }
+    ended = run(tmp_path, "predictions/empty.nii.gz", "references/empty.nii.gz")
+    assert (ended.code, "LABELS_UNKNOWN" in ended.err) == (65, True)
+
+
+def test_the_cases_that_a_dataset_sets_aside_are_the_references(tmp_path: Path) -> None:
+    write(tmp_path / "dataset/dataset.json", DATASET)
+    save(tmp_path / "dataset/labelsTr/trained.nii.gz", two_boxes())
+    save(tmp_path / "dataset/labelsTs/tested.nii.gz", two_boxes())
+    assert [c.name for c in open_label_set(tmp_path / "dataset").cases] == ["tested"]
+    items = [{"image": f"{n}/image.nii.gz", "label": f"{n}/label.nii.gz"} for n in ("p1", "p2")]
+    for item in items:
+        save(tmp_path / "list" / item["label"], two_boxes())
+    lists = {"training": items[:1], "validation": items[1:], "test": []}
+    write(tmp_path / "list/datalist.json", lists)
+    # files of one name have the names of their folders
+    assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["p1", "p2"]
+    write(tmp_path / "list/datalist.json", {"training": items[:1], "test": items[1:]})
+    assert [case.name for case in open_label_set(tmp_path / "list").cases] == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ("[]", Reason.LABELS_UNKNOWN),
+        ("{", Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": "b"}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": 1, "A": 2}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": 3, "training": 4, "test": [5, {"label": 6}]}', None),
+        ('{"labels": {"a": null}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": 1.5}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": -1}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"a": 65536}}', Reason.LABELS_UNKNOWN),
+        ('{"labels": {"肝": 1, "脾臓": [2, 3], "背景": 0}}', None),
+    ],
+)
+def test_a_wrong_description_of_a_dataset(
+    tmp_path: Path, document: str, reason: Reason | None
+) -> None:
+    save(tmp_path / "a.nii.gz", two_boxes())
+    (tmp_path / "dataset.json").write_text(document)
+    if reason is None:
+        assert len(open_label_set(tmp_path).cases) == 1
+        return
+    with pytest.raises(ScanError) as caught:
+        open_label_set(tmp_path)
+    assert caught.value.reason is reason
+
+
+def test_two_files_need_no_common_name(tmp_path: Path) -> None:
+    save(tmp_path / "mine.nii.gz", two_boxes(1))
+    save(tmp_path / "truth.nii.gz", two_boxes())
+    assert run(tmp_path, "mine.nii.gz", "truth.nii.gz").code == 0
+    assert len(table(tmp_path)) == 2
+    # the structures that `segment` writes beside its file
+    structures = [{"label": "front", "number": 1}, {"label": "rear", "number": 2}]
+    write(tmp_path / "mine.json", {"schema": 2, "structures": structures})
+    assert run(tmp_path, "mine.nii.gz", "truth.nii.gz").code == 0
+    assert {row["structure"] for row in table(tmp_path)} == {"front", "rear"}
+    assert run(tmp_path, "mine.nii.gz", "missing.nii.gz").code == 65
+
+
+def test_segments_of_slicer_may_lack_slices_of_the_scan(tmp_path: Path) -> None:
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    write(tmp_path / "references/dataset.json", DATASET)
+    image = sitk.ReadImage(str(tmp_path / "references/a.nii.gz"))[:, :, 2:10]
+    for n, name in enumerate(("Anterior", "Posterior")):
+        image.SetMetaData(f"Segment{n}_Name", name)
+        image.SetMetaData(f"Segment{n}_LabelValue", str(n + 1))
+    (tmp_path / "predictions").mkdir()
+    sitk.WriteImage(image, str(tmp_path / "predictions/a.seg.nrrd"))
+    # also the other way round, where the prediction states the grid
+    for sides in (("predictions", "references"), ("references", "predictions")):
+        assert run(tmp_path, *sides).code == 0
+        assert {row["structure"] for row in table(tmp_path)} == {"anterior", "posterior"}
+        assert {row["dice"] for row in table(tmp_path)} == {"1.0"}
+
+
+def test_a_segment_that_one_file_lacks_is_missed_if_the_others_have_it(tmp_path: Path) -> None:
+    write(tmp_path / "references/dataset.json", {"labels": {"front": 1, "rear": 2, "tail": 3}})
+    (tmp_path / "predictions").mkdir()
+    for case, found in (("a", ("front", "rear")), ("b", ("front",))):
+        array = two_boxes()
+        array[0, 0, 0] = 3
+        save(tmp_path / f"references/{case}.nii.gz", array)
+        array[array > len(found)] = 0
+        image = sitk.ReadImage(str(save(tmp_path / f"{case}.nii.gz", array)))
+        for n, name in enumerate(found):
+            image.SetMetaData(f"Segment{n}_Name", name)
+            image.SetMetaData(f"Segment{n}_LabelValue", str(n + 1))
+        sitk.WriteImage(image, str(tmp_path / f"predictions/{case}.seg.nrrd"))
+    ended = run(tmp_path, "predictions", "references")
+    assert ended.code == 0
+    outcomes = {(r["case"], r["structure"]): r["outcome"] for r in table(tmp_path)}
+    assert outcomes == {
+        ("a", "front"): "found",
+        ("a", "rear"): "found",
+        ("b", "front"): "found",
+        ("b", "rear"): "missed",
+    }
+    # no prediction has it: it was not looked for
+    assert "Only in references: tail" in ended.out
+
+
+def test_values_of_segments_mean_nothing_in_a_label_map(tmp_path: Path) -> None:
+    """Each segment of a DICOM SEG has the value 1, in a layer of its own."""
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    image = sitk.ReadImage(str(tmp_path / "references/a.nii.gz"))
+    for n in (1, 2):
+        image.SetMetaData(f"Segment{n}_Name", f"segment {n}")
+        image.SetMetaData(f"Segment{n}_LabelValue", str(n))
+    (tmp_path / "predictions").mkdir()
+    sitk.WriteImage(image, str(tmp_path / "predictions/a.seg.nrrd"))
+    ended = run(tmp_path, "predictions", "references")
+    assert (ended.code, "LABELS_UNKNOWN" in ended.err) == (65, True)
+    labels = "segment 1=1,segment 2=2"
+    assert run(tmp_path, "predictions", "references", "--labels", labels).code == 0
+    assert {r["structure"]: r["dice"] for r in table(tmp_path)} == {
+        "segment_1": "1.0",
+        "segment_2": "1.0",
+    }
+
+
+def test_values_without_a_structure_are_listed(tmp_path: Path) -> None:
+    write(tmp_path / "dataset/dataset.json", {"labels": {"background": 0, "front": 1}})
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", two_boxes())
+    other = two_boxes()
+    other[0, 0, 0] = 7
+    save(tmp_path / "predictions/a.nii.gz", other)
+    ended = run(tmp_path, "predictions", "dataset")
+    assert ended.code == 0
+    assert [row["structure"] for row in table(tmp_path)] == ["front"]
+    document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+    assert document["not_compared"] == {"reference": ["2"], "first": ["2", "7"]}
+
+
+def test_several_cases_of_one_name_are_not_guessed(tmp_path: Path) -> None:
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    save(tmp_path / "references/b.nii.gz", two_boxes())
+    for name in ("a.nii.gz", "a.nii", "b.nii.gz"):
+        save(tmp_path / "predictions" / name, two_boxes())
+    assert run(tmp_path, "predictions", "references").code == 1
+    assert [r["reason"] for r in table(tmp_path)] == ["", "", *["PAIR_AMBIGUOUS"] * 2]
+    assert {r["case"] for r in table(tmp_path) if not r["reason"]} == {"b"}
+
+
+# --- output folders -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an output folder of two cases, and references of these and a third."""
+    folder = tmp_path_factory.mktemp("results")
+    for n, name in enumerate(("MUELLER", "meier_0000")):
+        array = scan_array(n)
+        publish(folder, array, affine_of(), name)
+        reference = np.digitize(array, (300, 600, 900)).astype(np.uint8)
+        reference[reference == 3] = 0 if n else 3
+        save(folder / f"references/{name.removesuffix('_0000')}.nii.gz", reference, affine_of())
+    save(folder / "references/schulze.nii.gz", reference, affine_of())
+    return folder
+
+
+def test_cases_of_an_output_folder_are_found_by_the_names_of_their_scans(results: Path) -> None:
+    ended = run(results, "out", "references", "--key", results / "key")
+    assert ended.code == 1
+    rows = [row for row in table(results) if not row["reason"]]
+    ids = {folder.name for folder in (results / "out/cases").iterdir()}
+    assert {row["case"] for row in rows} == ids
+    assert len(rows) == 6
+    assert sorted(row["outcome"] for row in rows) == [*["found"] * 5, "invented"]
+    assert {row["dice"] for row in rows if row["outcome"] == "found"} == {"1.0"}
+    [left_out] = [row for row in table(results) if row["reason"]]
+    assert (left_out["reason"], left_out["case"]) == ("NO_PREDICTION", "reference 3")
+    assert "schulze.nii.gz" in ended.err
+
+
+def test_files_and_json_do_not_name_the_files_of_pseudonymous_cases(results: Path) -> None:
+    # the third case is in a folder of label maps only
+    against = results / "references"
+    ended = run(
+        results, "out", "references", "--key", results / "key", "--json", "--against", against
+    )
+    assert {row["case"] for row in table(results) if row["predictions"] == "second"} == {
+        *(folder.name for folder in (results / "out/cases").iterdir()),
+        "reference 3",
+    }
+    names = re.compile("mueller|meier|schulze", re.IGNORECASE)
+    assert not names.search(ended.out)
+    for file in (results / "evaluation").iterdir():
+        assert not names.search(file.read_bytes().decode("latin-1")), file.name
+
+
+def test_a_single_case_needs_no_name(tmp_path: Path) -> None:
+    case = publish(tmp_path, scan_array(), affine_of())
+    truth = save(tmp_path / "truth.nii.gz", np.ones((14, 11, 9), np.uint8), affine_of())
+    ended = run(tmp_path, "out", truth.name, "--key", tmp_path / "key")
+    assert ended.code == 0, ended.err
+    assert {row["case"] for row in table(tmp_path)} == {case.name}
+
+
+def test_another_key_is_refused(results: Path, tmp_path: Path) -> None:
+    other = tmp_path / "key"
+    other.write_bytes(bytes(reversed(KEY[:-1])) + b"x")
+    other.chmod(0o600)
+    ended = run(results, "out", "references", "--key", other)
+    assert (ended.code, "KEY_MISMATCH" in ended.err) == (65, True)
+
+
+def test_an_output_folder_agrees_with_itself(results: Path) -> None:
+    ended = run(results, "out", "out", "--key", results / "key")
+    assert ended.code == 0
+    assert {row["dice"] for row in table(results)} == {"1.0"}
+
+
+def test_a_model_is_compared_with_the_corrections_of_its_results(tmp_path: Path) -> None:
+    case = publish(tmp_path, scan_array(), affine_of())
+    image = nib.load(case / "segmentation.nii.gz")
+    corrected = np.asarray(image.dataobj).copy()  # type: ignore[attr-defined]
+    corrected[corrected == 2] = 0
+    file = save(tmp_path / "corrected.nii.gz", corrected, image.affine)  # type: ignore[attr-defined]
+    revision = take_file(tmp_path / "out", file, case.name, "anna", key=tmp_path / "key")
+    assert revision is not None
+    assert run(tmp_path, "out", "out", "--key", tmp_path / "key").code == 0
+    assert [row["outcome"] for row in table(tmp_path)] == ["found", "invented", "found"]
+
+
+def test_damaged_results_are_left_out(results: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(results / "out", tmp_path / "out")
+    shutil.copy(results / "key", tmp_path / "key")
+    first = sorted((tmp_path / "out/cases").iterdir())[0]
+    with (first / "segmentation.nii.gz").open("ab") as file:
+        file.write(b"x")
+    ended = run(tmp_path, "out", str(results / "references"), "--key", tmp_path / "key")
+    assert ended.code == 1
+    reasons = {row["case"]: row["reason"] for row in table(tmp_path) if row["reason"]}
+    assert reasons[first.name] == "RESULT_DAMAGED"
+
+
+def test_structures_that_overlap_are_compared_with_a_label_map_by_value(tmp_path: Path) -> None:
+    array = scan_array()
+    publish(tmp_path, array, affine_of(), "scan", layers=2)
+    band = np.digitize(array, (300, 600, 900)).astype(np.uint8)
+    save(tmp_path / "references/scan.nii.gz", band, affine_of())
+    assert run(tmp_path, "out", "references", "--key", tmp_path / "key").code == 0
+    outcomes = [row["outcome"] for row in table(tmp_path)]
+    # structures 4 to 6 of the second layer are in no label map of the references
+    assert (outcomes.count("found"), outcomes.count("invented")) == (3, 3)
+    assert {row["dice"] for row in table(tmp_path)} == {"1.0", "0.0"}
+    # two label maps have no values that --labels could mean
+    ended = run(tmp_path, "references", "out", "--key", tmp_path / "key", "--labels", "a=1")
+    assert (ended.code, "LABELS_UNKNOWN" in ended.err) == (65, True)
+
+
+def test_an_evaluation_is_not_written_into_results(results: Path) -> None:
+    before = sorted((results / "out").rglob("*"))
+    ended = scanloom(
+        *("evaluate", results / "out", "-r", results / "references", "-o", results / "out")
+    )
+    assert (ended.code, "OUTPUT_UNWRITABLE" in ended.err) == (74, True)
+    assert sorted((results / "out").rglob("*")) == before
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "inf", "two"])
+def test_a_tolerance_that_is_no_distance_is_refused(results: Path, tolerance: str) -> None:
+    assert run(results, "out", "references", f"--tolerance={tolerance}").code == 2
+
+
+# --- two predictions ------------------------------------------------------------------------------
+
+
+def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for n in range(8):
+        save(tmp_path / f"references/{n}.nii.gz", two_boxes())
+        for side, share in (("worse", 0.3), ("better", 0.1)):
+            array = two_boxes()
+            array[rng.random(SHAPE) < share] = 0
+            if n or side == "worse":
+                save(tmp_path / f"{side}/{n}.nii.gz", array)
+    ended = run(tmp_path, "worse", "references", "--against", tmp_path / "better")
+    assert ended.code == 1  # case 0 has no prediction in the better ones
+    document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+    assert document["cases"] == {"first": 8, "second": 7}
+    dice = [each for each in document["differences"] if each["figure"] == "dice"]
+    assert [each["structure"] for each in dice] == ["1", "2", None]
+    means = {
+        (side, structure): np.mean(
+            [
+                float(row["dice"])
+                for row in table(tmp_path)
+                if (row["predictions"], row["structure"]) == (side, structure)
+                and row["case"] != "0"
+            ]
+        )
+        for side in ("first", "second")
+        for structure in ("1", "2")
+    }
+    for each in dice[:2]:
+        expected = means["second", each["structure"]] - means["first", each["structure"]]
+        assert each["mean"] == pytest.approx(expected, abs=1e-6)
+    for each in dice:
+        assert each["pairs"] == 7
+        assert 0 < each["low"] < each["mean"] < each["high"]
+
+
+def test_a_prediction_against_itself_has_no_difference(tmp_path: Path) -> None:
+    for n in range(3):
+        save(tmp_path / f"references/{n}.nii.gz", two_boxes())
+        save(tmp_path / f"predictions/{n}.nii.gz", two_boxes(n))
+    sets = [open_label_set(tmp_path / name) for name in ("predictions", "references")]
+    result = evaluate(sets[0], sets[1], sets[0])
+    assert {d.difference.mean for d in result.differences} == {0.0}
+
+
+def test_scans_of_one_patient_count_as_one(tmp_path: Path) -> None:
+    for n in range(4):
+        save(tmp_path / f"references/{n}.nii.gz", two_boxes())
+        save(tmp_path / f"predictions/{n}.nii.gz", two_boxes(n))
+    sets = [open_label_set(tmp_path / name) for name in ("predictions", "references")]
+    first = evaluate(sets[0], sets[1], sets[1])
+    assert first.patients == 4
+    # known to one of the sides, as that of an output folder
+    cases = [replace(c, patient="ab"[int(c.name) % 2]) for c in sets[0].cases]
+    known = LabelSet(tuple(cases))
+    assert evaluate(known, sets[1], sets[1]).patients == 2
+    assert evaluate(sets[1], sets[1], known).patients == 2
+
+
+def test_predictions_without_names_are_compared_under_the_names_of_the_others(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path / "references/a.nii.gz", two_boxes())
+    save(tmp_path / "plain/a.nii.gz", two_boxes(1))
+    save(tmp_path / "named/a.nii.gz", two_boxes())
+    write(tmp_path / "named/dataset.json", DATASET)
+    for first, second in (("plain", "named"), ("named", "plain")):
+        assert run(tmp_path, first, "references", "--against", tmp_path / second).code == 0
+        assert {row["structure"] for row in table(tmp_path)} == {"anterior", "posterior"}
+        document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
+        assert {each["pairs"] for each in document["differences"]} == {1}
+
+
+# --- page -----------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
+    write(tmp_path / "dataset/dataset.json", {"labels": {"<b>&": 1, "rear": 2}})
+    for n in range(6):
+        name = f"{n}<i>.nii.gz"
+        save(tmp_path / "dataset/labelsTr" / name, two_boxes())
+        save(tmp_path / "dataset/imagesTr" / name.replace(".", "_0000.", 1), two_boxes() * 100)
+        save(tmp_path / "predictions" / name, two_boxes(n % 3))
+    assert run(tmp_path, "predictions", "dataset").code == 0
+    text = (tmp_path / "evaluation/evaluation.html").read_text()
+    page = Page(text)
+    tags = [tag for tag, _ in page.elements]
+    assert not {"script", "link", "iframe", "object", "i", "b"} & set(tags)
+    sources = [a.get("src") or "" for tag, a in page.elements if tag == "img"]
+    # three distributions, a plot for each structure, two pictures for each case
+    assert len(sources) == 3 + 2 + 2 * 6
+    assert all(source.startswith("data:image/") for source in sources)
+    [policy] = [a["content"] for _, a in page.elements if "http-equiv" in a]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
+
+
+def test_the_picture_shows_labels_over_the_scan_where_they_are(tmp_path: Path) -> None:
+    import base64
+    from io import BytesIO
+
+    from PIL import Image
+
+    from scanloom.training.evaluation_page import _worst_cases
+
+    write(tmp_path / "dataset/dataset.json", DATASET)
+    save(tmp_path / "dataset/labelsTr/a.nii.gz", two_boxes())
+    i = np.indices(SHAPE)[0]
+    save(tmp_path / "dataset/imagesTr/a.nii.gz", (i * 10).astype(np.int16))
+    half = two_boxes()
+    half[:, :, 6:] = 0
+    half[half == 1] = 0
+    save(tmp_path / "predictions/a.nii.gz", half)
+    result = evaluated(tmp_path / "predictions", tmp_path / "dataset")
+    [worst] = _worst_cases(result, None)
+    assert worst.row.structure == "anterior"
+    shown = {}
+    for title, picture in worst.pictures:
+        data = base64.b64decode(picture.data.partition(",")[2])
+        shown[title] = np.asarray(Image.open(BytesIO(data)).convert("RGB")).astype(int)
+    assert list(shown) == ["reference", "predictions"]
+    colored = {n: (np.ptp(pixels, axis=2) > 40).sum() for n, pixels in shown.items()}
+    assert colored["reference"] > colored["predictions"]
+    # the scan below: from LAS, the first index grows to the left of the patient, right in a picture
+    gray = shown["predictions"].mean(axis=(0, 2))
+    assert np.corrcoef(gray, np.arange(gray.size))[0, 1] > 0.5
