@@ -43,6 +43,7 @@ SHOWN_BY_FILE = {
     "engine/run_files.py": ("run",),
     "io/identity.py": WITH_KEY,
     "engine/segment.py": ("segment",),
+    "engine/result_file.py": ("segment",),
     "io/index/ranking.py": ("segment",),
     "io/output/layout.py": ON_RESULTS,
     "io/formats.py": ("segment",),
