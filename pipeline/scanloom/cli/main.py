@@ -13,6 +13,7 @@ import typer
 
 from scanloom.cli.command import HELP, Command, Group
 from scanloom.cli.commands import (
+    dataset,
     demo,
     doctor,
     index,
@@ -68,6 +69,7 @@ for _command in (
     status.status,
     report.report,
     review.review,
+    dataset.dataset,
     verify.verify,
     doctor.doctor,
     demo.demo,
