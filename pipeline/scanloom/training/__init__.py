@@ -1,1 +1,1 @@
-"""Training data from results, MONAI bundles that train, and evaluation against a reference."""
+"""Training data from results, bundles that train, and the comparison with references."""
