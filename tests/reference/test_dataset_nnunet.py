@@ -40,7 +40,7 @@ def test_nnunet_trains_on_a_dataset_and_its_model_runs(tmp_path: Path) -> None:
         "nnUNet_results": str(tmp_path / "results"),
     }
     # one process: the machine of a test has few cores
-    quiet = {"nnUNet_n_proc_DA": "0", "nnUNet_compile": "f", "OMP_NUM_THREADS": "1"}
+    quiet = {"nnUNet_n_proc_DA": "1", "nnUNet_compile": "f", "OMP_NUM_THREADS": "1"}
 
     def run(program: str, *arguments: str) -> None:
         done = subprocess.run(

@@ -13,10 +13,9 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,8 +23,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.codes import TISSUE
 from scanloom.core import Grid, Reason, ScanError, did_you_mean
+from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
 from scanloom.io.identity import key_fingerprint, patient_share, read_key
 from scanloom.io.output.crosswalk import SourceRecord, case_folders, find_sources, latest_by_id
@@ -43,13 +42,13 @@ from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.review.revisions import latest_result, revision_number
 from scanloom.review.sources import read_channels
 from scanloom.review.verdicts.log import VerdictStack, read_verdicts
-from scanloom.review.verdicts.verdict import Seen, Verdict, about, seen_of
+from scanloom.review.verdicts.verdict import Seen, Verdict, about, seen_of, state_of
 
 Form = Literal["msd", "nnunet", "monai"]
 """As the Medical Segmentation Decathlon; a folder of nnUNet_raw; a datalist of MONAI."""
 Status = Literal["accepted", "corrected", "edit", "unreviewed", "rejected", "disagreed"]
-"""Of the latest result: accepted by all who decided; corrected, and nobody decided since; to be
-edited; nobody decided; rejected; reviewers differ."""
+"""Of the latest result: accepted; corrected, and nobody decided since; to be edited; nobody
+decided; rejected; reviewers differ."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 TAKEN: tuple[Status, ...] = ("accepted", "corrected", "edit", "unreviewed")
 """Those that may be requested: nobody trains on rejected labels."""
@@ -62,8 +61,8 @@ IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
-_STALE_AFTER_S = 86_400.0
-"""Age at which the draft of a process that was killed is removed."""
+_BEFORE = "before"
+"""Name of a dataset that is being replaced, beside its draft."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +187,12 @@ class _Result:
         grid = self.document["grid"]
         return Grid(tuple(grid["shape"]), grid["affine_ras_mm"])
 
+    def structures(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Yield model, file and entry of each structure."""
+        for entry in self.entries:
+            for structure in entry["structures"]:
+                yield entry["model"], entry["file"], structure
+
 
 LeftOut = dict[str, tuple[Reason, str]]
 Place = tuple[str, int]
@@ -218,7 +223,7 @@ def write_dataset(
     ------
     ScanError
         NOT_REVIEWED if no result has a requested verdict; STRUCTURE_UNKNOWN or LABELS_UNKNOWN if
-        structures are not in the results, not the same in all, or not clear; TOO_FEW_PATIENTS;
+        structures are not in the results, not the same in all, or ambiguous; TOO_FEW_PATIENTS;
         OUTPUT_UNWRITABLE if the folder is not a dataset of ours; KEY_MISMATCH; DISK_FULL.
     """
     check_links(out)
@@ -227,6 +232,7 @@ def write_dataset(
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
     folder = folder.resolve()
+    _clear_drafts(folder)
     earlier = _earlier(out.resolve(), folder, options.form)
     left_out, unselected = LeftOut(), Counter[Status]()
     results = _read_results(out, options.model, left_out)
@@ -234,8 +240,13 @@ def write_dataset(
     current = VerdictStack(read_verdicts(out)).current()
     chosen = list[_Result]()
     for each in results:
-        status = _status(each, current.get(each.case_folder.name, {}), wanted)
-        if status in options.verdicts:
+        structures = wanted.of(each)
+        if not structures:
+            continue
+        status = _status(each, current.get(each.case_folder.name, {}), structures)
+        # A correction that was accepted is both
+        corrected = status == "accepted" and revision_number(each.folder) > 0
+        if status in options.verdicts or (corrected and "corrected" in options.verdicts):
             chosen.append(replace(each, status=status))
         else:
             unselected[status] += 1
@@ -250,10 +261,8 @@ def write_dataset(
     _folds({case: shares[case] for case in patients}, options)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        with private_draft(folder) as draft:
-            draft.mkdir()
-            maker = _Maker(out, draft, options, labels, wanted, earlier, folder, key)
+        with _locked_draft(folder) as draft:
+            maker = _Maker(out, draft, options, labels, earlier, folder, key)
             cases = list[DatasetCase]()
             for n, result in enumerate(chosen):
                 progress(n, len(chosen))
@@ -283,7 +292,7 @@ def write_dataset(
             )
             if cases:
                 _write_documents(out, draft, dataset, chosen, options)
-                _publish(draft, folder)
+                _publish(draft, folder, earlier)
     except OSError as exc:
         raise output_error(exc, "the dataset") from exc
     return dataset
@@ -331,134 +340,117 @@ def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Resu
     return results
 
 
-def _status(result: _Result, verdicts: Mapping[str, Verdict], wanted: _Structures) -> Status:
-    """Return the status of a result by the verdicts about it, for the structures that are wanted.
+def _status(
+    result: _Result, verdicts: Mapping[str, Verdict], structures: Iterable[tuple[str, str]]
+) -> Status:
+    """Return the status of a result by the verdicts about it, for some of its structures.
 
-    A reviewer's decision about a structure counts before that about the case.
+    A reviewer's decision about a structure counts before that about the case; of several
+    reviewers, the majority's counts, as in the review.
     """
-    counting = about(result.seen, verdicts).values()
-    decided = [
-        {d for v in counting if (d := v.structures.get(f"{model}/{label}", v.decision))}
-        for model, label in wanted.judged(result)
-    ]
-    decisions = set[str]().union(*decided)
-    if len(decisions) > 1:
+    counting = about(result.seen, verdicts).items()
+    states = {
+        state_of(
+            result.seen,
+            {
+                reviewer: replace(verdict, decision=decision)
+                for reviewer, verdict in counting
+                if (decision := verdict.structures.get(f"{model}/{label}", verdict.decision))
+            },
+        )
+        for model, label in structures
+    }
+    if "reject" in states:
+        return "rejected"
+    if "disagreed" in states:
         return "disagreed"
-    if decisions & {"reject", "edit"}:
-        return "rejected" if "reject" in decisions else "edit"
-    if decisions and all(decided):
+    if "edit" in states:
+        return "edit"
+    if states == {"accept"}:
         return "accepted"
     # Whoever corrected a result has looked at it: a revision needs no verdict
     return "corrected" if revision_number(result.folder) else "unreviewed"
 
 
 class _Structures:
-    """Structures of several models' results: those with one code are one, whatever their labels.
+    """Structures that are wanted: those of one label are one, whatever their models' numbers.
 
-    A code stands for a structure unless it is unspecific, or shared by several labels of a model
-    (such as the parts of the corpus callosum): then the label does.
+    Raises
+    ------
+    ScanError
+        STRUCTURE_UNKNOWN if no result has a requested label; LABELS_UNKNOWN if results name
+        different structures by one label.
     """
 
     def __init__(self, results: Iterable[_Result], requested: Sequence[str]) -> None:
-        entries = [entry for result in results for entry in result.entries]
-        labels: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for entry in entries:
-            for structure in entry["structures"]:
-                labels[entry["model"], _code(structure)].add(structure["label"])
-        self._unspecific = {code for (_, code), names in labels.items() if len(names) > 1}
-        self._models: dict[str, dict[str, str]] = defaultdict(dict)
-        """Models of a label, by the structure that it names."""
-        for entry in entries:
-            for structure in entry["structures"]:
-                named = self._models[structure["label"]]
-                named.setdefault(self.identity(structure), entry["model"])
-        for label in requested:
-            if label not in self._models:
-                detail = f"no result has {label!r}; {did_you_mean(label, sorted(self._models))}"
+        models: dict[str, dict[str, str]] = defaultdict(dict)  # by label and code
+        for result in results:
+            for model, _, structure in result.structures():
+                models[structure["label"]].setdefault(_code(structure), model)
+        for label in requested or models:
+            if label not in models:
+                detail = f"no result has {label!r}; {did_you_mean(label, sorted(models))}"
                 raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
-        for label in requested or self._models:
-            if len(models := set(self._models[label].values())) > 1:
-                listed = " and ".join(sorted(models))
-                detail = f"{label} means different structures in results of {listed}: use --model"
+            if len(models[label]) > 1:
+                listed = " and ".join(sorted(set(models[label].values())))
+                detail = f"{label} has different codes in results of {listed}: use --model"
                 raise ScanError(Reason.LABELS_UNKNOWN, detail)
-        self._requested = {next(iter(self._models[label])): label for label in requested}
-        if len(self._requested) < len(requested):
-            detail = f"two of {', '.join(requested)} are one structure, by its code"
-            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+        self.requested = tuple(requested)
 
-    def identity(self, structure: Mapping[str, Any]) -> str:
-        """Return the code of a structure, or its label."""
-        code = _code(structure)
-        unspecific = code in self._unspecific or structure["type"]["value"] == TISSUE.value
-        return str(structure["label"]) if unspecific else code
-
-    def judged(self, result: _Result) -> list[tuple[str, str]]:
+    def of(self, result: _Result) -> list[tuple[str, str]]:
         """Return model and label of each structure of a result that is wanted."""
         return [
-            (entry["model"], structure["label"])
-            for entry in result.entries
-            for structure in entry["structures"]
-            if not self._requested or self.identity(structure) in self._requested
+            (model, structure["label"])
+            for model, _, structure in result.structures()
+            if not self.requested or structure["label"] in self.requested
         ]
 
     def values(self, results: Sequence[_Result]) -> dict[str, int]:
-        """Return the value of each label in the dataset of some results; keeps the choice.
+        """Return the value of each label in a dataset of some results.
 
         Raises
         ------
         ScanError
-            STRUCTURE_UNKNOWN if all are wanted, and some results lack some.
+            STRUCTURE_UNKNOWN if all are wanted, and only some results have some.
         """
-        if not self._requested:
-            counts = Counter(
-                identity
-                for result in results
-                for identity in {
-                    self.identity(s) for entry in result.entries for s in entry["structures"]
-                }
-            )
-            partial = {identity for identity, n in counts.items() if n < len(results)}
-            names = {
-                (entry["model"], s["number"]): (self.identity(s), s["label"])
-                for result in results
-                for entry in result.entries
-                for s in entry["structures"]
-            }
-            ordered = [names[each] for each in sorted(names)]
-            if partial:
-                lacking = sorted({label for identity, label in ordered if identity in partial})
-                more = ", ..." if len(lacking) > 5 else ""
-                listed = ", ".join(lacking[:5]) + more
-                detail = f"only some results have {listed}: choose with --structures, or --model"
-                raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
-            for identity, label in ordered:
-                self._requested.setdefault(identity, label)
-        return {label: n for n, label in enumerate(self._requested.values(), 1)}
+        if self.requested:
+            return {label: value for value, label in enumerate(self.requested, 1)}
+        numbers = {
+            structure["label"]: (model, structure["number"])
+            for result in results
+            for model, _, structure in result.structures()
+        }
+        counts = Counter(label for each in results for label in {n for _, n in self.of(each)})
+        if lacking := sorted(label for label in numbers if counts[label] < len(results)):
+            listed = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+            detail = f"only some results have {listed}: choose with --structures, or --model"
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
+        ordered = sorted(numbers, key=lambda label: numbers[label])
+        return {label: value for value, label in enumerate(ordered, 1)}
 
-    def places(self, result: _Result) -> dict[Place, int]:
-        """Return the value of each wanted structure, by its place in a result.
 
-        Raises
-        ------
-        ScanError
-            STRUCTURE_UNKNOWN if it lacks one; LABELS_UNKNOWN if two of its models have one.
-        """
-        places: dict[Place, int] = {}
-        values = {identity: n for n, identity in enumerate(self._requested, 1)}
-        holders: dict[int, str] = {}
-        for entry in result.entries:
-            for structure in entry["structures"]:
-                if value := values.get(self.identity(structure)):
-                    if value in holders:
-                        models = f"{holders[value]} and {entry['model']}"
-                        detail = f"{models} both have {structure['label']}: use --model"
-                        raise ScanError(Reason.LABELS_UNKNOWN, detail)
-                    holders[value] = entry["model"]
-                    places[entry["file"], structure["number"]] = value
-        lacking = [label for n, label in enumerate(self._requested.values(), 1) if n not in holders]
-        if lacking:
-            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"the result has no {', '.join(lacking)}")
-        return places
+def _places(result: _Result, values: Mapping[str, int]) -> dict[Place, int]:
+    """Return the value of each wanted structure, by its place in a result.
+
+    Raises
+    ------
+    ScanError
+        STRUCTURE_UNKNOWN if it lacks one; LABELS_UNKNOWN if two of its models have one.
+    """
+    places: dict[Place, int] = {}
+    holders: dict[str, str] = {}
+    for model, file, structure in result.structures():
+        label = structure["label"]
+        if label not in values:
+            continue
+        if label in holders:
+            detail = f"{holders[label]} and {model} both have {label}: use --model"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+        holders[label] = model
+        places[file, structure["number"]] = values[label]
+    if lacking := [label for label in values if label not in holders]:
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, f"the result has no {', '.join(lacking)}")
+    return places
 
 
 def _code(structure: Mapping[str, Any]) -> str:
@@ -551,27 +543,32 @@ def _earlier(out: Path, folder: Path, form: Form) -> Mapping[str, Any]:
     if folder.is_relative_to(out):
         detail = "the dataset's folder must be outside of the output folder"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder))
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return {}
-    foreign = "the folder is not empty, and no dataset of scanloom: name a new one"
+    foreign = "there is no dataset of scanloom in it: name a new folder"
     try:
-        present = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
-        if not present:
+        if not any(folder.iterdir()):
             return {}
         record = read_json(folder / RECORD)
-        known = {RECORD, *record["documents"]}
-        for case in record["cases"]:
-            known |= case["files"].keys()
         if record["form"] != form:
-            foreign = f"the folder holds a dataset of the form {record['form']}: name a new one"
-            raise ScanError(Reason.OUTPUT_UNWRITABLE, foreign, str(folder))
+            foreign = f"it is a dataset of the form {record['form']}: name a new folder"
+            raise ValueError
+        _check_files(folder, record)
     except _DAMAGE as exc:
         raise ScanError(Reason.OUTPUT_UNWRITABLE, foreign, str(folder)) from exc
-    for path in present:
-        if path.relative_to(folder).as_posix() not in known:
+    return record
+
+
+def _check_files(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse to replace a dataset's folder that has a file which its record does not name."""
+    known = {RECORD, *record.get("documents", ())}
+    for case in record.get("cases", ()):
+        known |= case["files"].keys()
+    for path in folder.rglob("*"):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder and path.relative_to(folder).as_posix() not in known:
             detail = "the dataset's folder has a file that scanloom did not write: move it away"
             raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(path))
-    return record
 
 
 @dataclass
@@ -582,7 +579,6 @@ class _Maker:
     draft: Path
     options: DatasetOptions
     labels: Mapping[str, int]
-    wanted: _Structures
     earlier: Mapping[str, Any]
     folder: Path
     key: Path | None
@@ -599,7 +595,7 @@ class _Maker:
         ScanError
             Why the case is left out; no file of it is left then.
         """
-        places = self.wanted.places(result)
+        places = _places(result, self.labels)
         images, labels = _file_names(self.options.form, result, test=test)
         image_of = _digest(
             result.case,
@@ -652,7 +648,13 @@ class _Maker:
                 raise OSError("not a regular file")  # noqa: TRY301
         except OSError:  # another file system, or one without links
             target.unlink(missing_ok=True)
-            with open_regular_file(path) as stored, target.open("xb") as copy:
+            try:
+                stored = open_regular_file(path)
+            except OSError as exc:
+                if is_passing(exc):
+                    raise
+                raise ScanError(Reason.RESULT_DAMAGED, "a file of the result is damaged") from exc
+            with stored, target.open("xb") as copy:
                 shutil.copyfileobj(stored, copy)
             fsync_path(target)
         finally:
@@ -695,10 +697,9 @@ class _Maker:
         """Write the label map of a case, with the values of the dataset."""
         [*files] = dict.fromkeys(file for file, _ in places)
         numbers = {
-            (entry["file"], structure["number"])
-            for entry in result.entries
-            if entry["file"] in files
-            for structure in entry["structures"]
+            (file, structure["number"])
+            for _, file, structure in result.structures()
+            if file in files
         }
         if (
             len(files) == 1
@@ -752,25 +753,54 @@ def _stamp(path: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove the drafts of processes that were killed."""
+def _clear_drafts(folder: Path) -> None:
+    """Remove drafts of processes that were killed; put back a dataset that one was replacing."""
     draft = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
-    for path in folder.parent.iterdir():
+    for path in folder.parent.iterdir() if folder.parent.is_dir() else ():
         with suppress(OSError):
-            state = path.lstat()
-            old = state.st_mtime < time.time() - _STALE_AFTER_S and state.st_uid == os.geteuid()
-            if old and stat.S_ISDIR(state.st_mode) and draft.fullmatch(path.name):
+            if not draft.fullmatch(path.name) or path.lstat().st_uid != os.geteuid():
+                continue
+            descriptor = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                # A process locks its draft before it writes to it: an empty one may be new
+                if not lock_file(descriptor, 0) or not any(path.iterdir()):
+                    continue
+                if (path / _BEFORE).is_dir() and not os.path.lexists(folder):
+                    (path / _BEFORE).rename(folder)
                 shutil.rmtree(path)
+            finally:
+                os.close(descriptor)
 
 
-def _publish(draft: Path, folder: Path) -> None:
-    """Rename a draft, whose files are synced to the disk, to the dataset's folder."""
+@contextmanager
+def _locked_draft(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside that of the dataset, for its content; it is locked meanwhile."""
+    with private_draft(folder) as draft:
+        descriptor = open_descriptor(draft.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock_file(descriptor, 0)
+            draft.mkdir()
+            yield draft
+        finally:
+            os.close(descriptor)
+
+
+def _publish(draft: Path, folder: Path, earlier: Mapping[str, Any]) -> None:
+    """Rename a draft, whose files are synced to the disk, to the dataset's folder.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if a file came into the folder that would be lost.
+    """
     for path in (*(p for p in draft.iterdir() if p.is_dir()), draft):
         fsync_path(path)
-    before = draft.with_name("before")
+    before = draft.with_name(_BEFORE)
     if folder.exists():
+        draft.chmod(stat.S_IMODE(folder.stat().st_mode))
         folder.rename(before)
     try:
+        _check_files(before, earlier)
         draft.rename(folder)
     except BaseException:
         if before.exists():
@@ -831,7 +861,7 @@ def _write_documents(
             # Fold 0 validates; each case names its fold, to take another one
             "training": [each for each in training if each.get("fold") != 0],
             "validation": [each for each in training if each.get("fold") == 0],
-            "test": tests,
+            "testing": tests,
         },
     }
     written: dict[str, Any] = {_DATASET[options.form]: documents[options.form]}

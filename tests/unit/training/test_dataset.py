@@ -424,14 +424,14 @@ def test_monai_reads_the_lists(form: str, results: Results) -> None:
     dataset = results.write(options)
 
     file = results.target / "data" / ("dataset.json" if form == "msd" else "datalist.json")
-    keys = ("training", "test") if form == "msd" else ("training", "validation", "test")
+    keys = ("training", "test") if form == "msd" else ("training", "validation", "testing")
     lists = {
         key: load_decathlon_datalist(file, is_segmentation=True, data_list_key=key) for key in keys
     }
     names = [Path(entry["image"]).name[:26] for key in keys for entry in lists[key]]
     assert sorted(names) == results.cases
     test = {case.case for case in dataset.cases if case.test}
-    assert {Path(entry["image"]).name[:26] for entry in lists["test"]} == test
+    assert {Path(entry["image"]).name[:26] for entry in lists[keys[-1]]} == test
     for key in keys:
         for entry in lists[key]:
             assert Path(entry["image"]).is_file()
