@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +12,7 @@ import time
 import warnings
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import httpx
 import nibabel as nib
 import numpy as np
 import pytest
@@ -45,10 +42,9 @@ from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
 from support.review_cases import (
+    Serving,
     affine_of,
     change,
-    enter,
-    origin_of,
     publish,
     publish_scan,
     scan_array,
@@ -574,7 +570,10 @@ def test_labels_of_several_models_are_not_mixed(stored: Path, tmp_path: Path) ->
 def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
     """Server, log, revisions and tables of a scan whose every text is a canary."""
     output = OutputCopy(published, tmp_path)
-    with closing(Serving(output, reviewer="CANARY")) as server, closing(server.client()) as client:
+    with (
+        closing(Serving(output.out, output.key, reviewer="CANARY")) as server,
+        closing(server.client()) as client,
+    ):
         name = output.case.name
         case = client.get(f"/api/case/{name}").json()
         assert case["image"] == "source"
@@ -599,34 +598,3 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
         assert not birds(os.fsencode(path.relative_to(output.out)))
         if path.parent.name != "dicom":  # which must name the patient
             assert not any(birds(content) for content in contents(path)), path
-
-
-class Serving:
-    """`scanloom review` as a program."""
-
-    def __init__(self, output: OutputCopy, reviewer: str = "anna") -> None:
-        command = [sys.executable, "-m", "scanloom", "review", str(output.out), "--key"]
-        command += [str(output.key), "--reviewers", f"{reviewer},ben"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.links = []
-        for line in self.process.stdout:
-            if "/#" in line:
-                self.links.append(line.split()[-1])
-            if line.startswith("Each link"):
-                break
-
-    def client(self, reviewer: int = 0) -> Any:
-        origin = origin_of(self.links[reviewer])
-        client = httpx.Client(base_url=origin, headers={"origin": origin}, timeout=60)
-        enter(client, self.links[reviewer])
-        return client
-
-    def close(self, by: signal.Signals = signal.SIGINT) -> None:
-        self.process.send_signal(by)
-        try:
-            self.process.wait(60)
-        finally:
-            self.process.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()

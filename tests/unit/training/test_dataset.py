@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
+import stat
+import subprocess
+import sys
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +29,7 @@ from scanloom.training import dataset as module
 from scanloom.training.dataset import Dataset, DatasetOptions, write_dataset
 from support.canaries import birds, plain
 from support.commands import scanloom
+from support.faults import on_small_disk
 from support.review_cases import affine_of, publish, publish_scan, scan_array, seen
 from support.write_dicom import Words, write_series
 
@@ -109,13 +115,37 @@ def test_accepted_and_corrected_cases_are_taken(results: Results) -> None:
 
 
 def test_a_decision_about_a_structure_counts_before_that_about_the_case(results: Results) -> None:
-    first, second, *_ = results.cases
+    first, second, third, *_ = results.cases
     results.decide(first, "accept", structures={"threshold/part-2": "reject"})
     results.decide(second, None, structures={"threshold/part-1": "accept"})
     one = DatasetOptions(structures=("part-1",))
 
     assert taken(results.write(one)) == {first: "accepted", second: "accepted"}
     assert refusal(results, DatasetOptions(), "all") is Reason.NOT_REVIEWED
+    results.decide(third, "accept")
+    whole = results.write(DatasetOptions(), "all")
+    assert taken(whole) == {third: "accepted"}
+    assert whole.unselected == {"rejected": 1, "unreviewed": 3}
+
+
+def test_the_majority_of_reviewers_decides(results: Results) -> None:
+    case = results.cases[0]
+    results.decide(case, "accept")
+    results.decide(case, "reject", "r2")
+    assert refusal(results, DatasetOptions()) is Reason.NOT_REVIEWED
+    results.decide(case, "accept", "r3")
+    assert taken(results.write(DatasetOptions())) == {case: "accepted"}
+
+
+def test_an_accepted_correction_is_both(results: Results) -> None:
+    case = results.cases[0]
+    results.correct(case)
+    with closing(VerdictLog(results.out)) as log:
+        log.append(Verdict(case, "r1", seen(latest_result(results.out, case)), "accept"))
+    for verdict in ("accepted", "corrected"):
+        written = results.write(DatasetOptions(verdicts=(verdict,)), verdict)  # type: ignore[arg-type]
+        assert taken(written) == {case: "accepted"}
+        assert written.cases[0].revision == 1
 
 
 def test_a_verdict_about_a_result_that_was_corrected_since_does_not_count(
@@ -352,6 +382,56 @@ def test_a_folder_that_is_not_ours_is_refused(results: Results, tmp_path: Path) 
     results.write(name="empty")
 
 
+def test_a_file_in_the_place_of_the_folder_stays(results: Results, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("Tuesday")
+    assert refusal(results) is Reason.OUTPUT_UNWRITABLE
+    assert (tmp_path / "data").read_text() == "Tuesday"
+
+
+def test_a_file_that_comes_while_a_dataset_is_written_is_not_lost(results: Results) -> None:
+    results.write()
+    data = results.target / "data"
+    before = {p.relative_to(data): p.read_bytes() for p in data.rglob("*") if p.is_file()}
+
+    def save(done: int, total: int) -> None:
+        (data / "predictions").mkdir(exist_ok=True)
+        (data / "predictions" / "model.pt").write_text("weights")
+
+    with pytest.raises(ScanError) as caught:
+        write_dataset(results.out, data, UNREVIEWED, results.key, save)
+
+    assert caught.value.reason is Reason.OUTPUT_UNWRITABLE
+    after = {p.relative_to(data): p.read_bytes() for p in data.rglob("*") if p.is_file()}
+    assert after == {**before, Path("predictions/model.pt"): b"weights"}
+    assert not list(results.target.glob(".data.*"))
+
+
+def test_a_dataset_whose_replacing_was_killed_is_put_back(results: Results) -> None:
+    """Its files are not made again; the draft of a process that lives is left alone."""
+    results.write()
+    data, draft = results.target / "data", results.target / ".data.0123abcd"
+    data.chmod(0o750)
+    inode = (data / "imagesTr" / f"{results.cases[-1]}.nii.gz").stat().st_ino
+    (draft / "0123456789abcdef").mkdir(parents=True)
+    data.rename(draft / "before")
+    alive = results.target / ".data.4567abcd"
+    (alive / "0123456789abcdef").mkdir(parents=True)
+    descriptor = os.open(alive, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+        results.write()
+
+        assert not draft.exists()
+        assert alive.exists()
+    finally:
+        os.close(descriptor)
+    assert (data / "imagesTr" / f"{results.cases[-1]}.nii.gz").stat().st_ino == inode
+    assert stat.S_IMODE(data.stat().st_mode) == 0o750
+    results.write()
+    assert not alive.exists()
+
+
 def test_a_failure_leaves_the_dataset_as_it_was(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +448,76 @@ def test_a_failure_leaves_the_dataset_as_it_was(
     assert refusal(results) is Reason.DISK_FULL
     after = {p: p.read_bytes() for p in results.target.glob("data/**/*") if p.is_file()}
     assert after == before
+
+
+KILLED = Path(__file__).parents[2] / "support" / "killed_command.py"
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_dataset_is_the_old_one_or_the_new_one(results: Results) -> None:
+    for case in results.cases[:3]:
+        results.decide(case, "accept")
+    watched = results.target / "watched"
+    write_dataset(results.out, watched / "data", DatasetOptions(), results.key)
+    old = _contents(watched / "data")
+    results.decide(results.cases[1], "reject")
+    results.decide(results.cases[3], "accept")
+    results.correct(results.cases[0])
+    command = ["dataset", results.out, "-o", watched / "data", "--key", results.key]
+
+    def kill(*moments: int) -> list[str]:
+        call = [sys.executable, KILLED, watched, ",".join(map(str, moments)), *command]
+        done = subprocess.run([*map(str, call)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return [line.partition(" ")[2] for line in done.stdout.splitlines()]
+
+    [count] = kill(-1)
+    new = _contents(results.target / "watched--1" / "data")
+    assert new.keys() != old.keys()
+    shutil.rmtree(results.target / "watched-before")
+    moments = range(int(count))
+    assert set(kill(*moments)) == {"killed"}
+
+    gone = 0
+    for moment in moments:
+        left = results.target / f"watched-{moment}"
+        now = _contents(left / "data")
+        gone += not now
+        assert now in ({}, old, new), moment
+        write_dataset(results.out, left / "data", DatasetOptions(), results.key)
+        assert _contents(left / "data") == new
+        # a draft that its process had not yet filled may be that of another one
+        assert not any(any(draft.iterdir()) for draft in left.glob(".data.*")), moment
+    assert gone < 3  # between two renames
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of a dataset, without the record's times of change."""
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    record = files.pop("scanloom.json", None)
+    contents = {name: path.read_bytes() for name, path in files.items()}
+    if record is not None:
+        document = json.loads(record.read_text())
+        for case in document["cases"]:
+            case["files"] = [*case["files"]]
+        contents["scanloom.json"] = json.dumps(document).encode()
+    return contents
+
+
+FULL = """
+mount -t tmpfs -o size=16k none "$1"; disk=$1; shift
+scanloom "$@"; echo "code $?"
+ls -A "$disk"
+"""
+
+
+@pytest.mark.thorough
+def test_on_a_full_disk_nothing_stays(results: Results) -> None:
+    disk = results.target / "disk"
+    command = ["dataset", results.out, "-o", disk / "data", "--key", results.key]
+    output = on_small_disk(FULL, [disk, *command, "--verdict", "unreviewed"])
+    assert "DISK_FULL" in output
+    assert output.endswith("code 74\n"), output
 
 
 # --- patients -------------------------------------------------------------------------------------
