@@ -57,6 +57,8 @@ DEFAULT_FOLDS = 5
 
 RECORD = "scanloom.json"
 """The file by which a folder is known as a dataset of ours: cases, files, left-out cases."""
+SPLITS = "splits_final.json"
+"""nnU-Net's list of folds, for its folder of preprocessed data."""
 IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
@@ -254,6 +256,7 @@ def write_dataset(
         asked = " or ".join(options.verdicts)
         raise ScanError(Reason.NOT_REVIEWED, f"no result is {asked}")
     labels = wanted.values(chosen)
+    _channel_names(out, chosen)  # refuses what it can't name, before the work
     patients, unidentified = _patients(out, [each.case for each in chosen])
     shares = {case: patient_share(patient, secret) for case, patient in patients.items()}
     # Now, so that a request that can't be met is refused before the work, and again with the
@@ -864,6 +867,8 @@ def _write_documents(
             "testing": tests,
         },
     }
+    if options.form == "msd":  # programs that convert such a folder want one, be it empty
+        (draft / "imagesTs").mkdir(exist_ok=True)
     written: dict[str, Any] = {_DATASET[options.form]: documents[options.form]}
     for file, document in written.items():
         write_json(draft / file, document)
@@ -879,8 +884,8 @@ def _write_documents(
             }
             for n in range(dataset.folds)
         ]
-        (draft / "splits_final.json").write_text(f"{json.dumps(folds, indent=2)}\n")
-        written["splits_final.json"] = folds
+        (draft / SPLITS).write_text(f"{json.dumps(folds, indent=2)}\n")
+        written[SPLITS] = folds
     record = {
         "form": options.form,
         "labels": dict(dataset.labels),
@@ -916,11 +921,11 @@ def _channel_names(out: Path, results: Sequence[_Result]) -> list[str]:
     if len(counts) > 1:
         listed = " and ".join(str(n) for n in sorted(counts))
         raise ScanError(Reason.CHANNELS, f"cases have {listed} channels: use --model")
-    [count] = counts
+    count = max(counts, default=0)
     modalities = {str(result.document["source"]["modality"] or "image") for result in results}
     modality = " ".join(sorted(modalities))
-    if count == 1:
-        return [modality]
+    if count < 2:
+        return [modality] * count
     named = set[tuple[str, ...]]()
     for file in sorted(out.glob("runs/*/workflow.json")):
         with suppress(*_DAMAGE, ScanError):

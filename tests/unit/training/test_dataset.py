@@ -194,6 +194,17 @@ def test_a_damaged_result_is_left_out(results: Results) -> None:
     assert len(dataset.cases) == len(results.cases) - 1
 
 
+def test_if_all_results_are_damaged_the_dataset_stays(results: Results) -> None:
+    results.write()
+    before = _contents(results.target / "data")
+    for case in results.cases:
+        (results.out / "cases" / case / FILE).unlink()
+    dataset = results.write()
+    assert dataset.cases == ()
+    assert dataset.left_out.keys() == set(results.cases)
+    assert _contents(results.target / "data") == before
+
+
 # --- grids and values -----------------------------------------------------------------------------
 
 
@@ -253,6 +264,13 @@ def test_a_sheared_scan_becomes_rectangular_with_its_labels(tmp_path: Path) -> N
         index = np.argwhere(values == number).mean(0)[::-1]
         moved = labels.TransformContinuousIndexToPhysicalPoint(index.tolist())
         np.testing.assert_allclose(moved, world, atol=0.75)  # half a voxel
+
+
+def test_results_of_one_and_two_inputs_are_refused(results: Results) -> None:
+    timing = results.out / "cases" / results.cases[0] / "timing.json"
+    document = json.loads(timing.read_text())
+    timing.write_text(json.dumps(document | {"source_stamp": "a b"}))
+    assert refusal(results) is Reason.CHANNELS
 
 
 def test_overlaps_are_refused_unless_an_order_is_given(tmp_path: Path) -> None:

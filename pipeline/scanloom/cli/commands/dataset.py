@@ -152,6 +152,7 @@ def _show(written: Dataset) -> None:
     from rich.table import Table
 
     from scanloom.core import counted
+    from scanloom.training.dataset import SPLITS
 
     screen = console()
     table = Table.grid(padding=(0, 2))
@@ -176,5 +177,9 @@ def _show(written: Dataset) -> None:
     if written.unidentified:
         several = counted(written.unidentified, "case")
         say(f"The files of {several} name no patient: each file was taken for a patient.")
+    if written.form == "nnunet" and written.folds:
+        name = written.folder.name
+        say("nnU-Net splits cases, not patients. Once it has planned, and before it trains:")
+        say(f"cp {written.folder / SPLITS} $nnUNet_preprocessed/{name}/")
     if written.cases:
         say(f"Dataset: {written.folder}")
