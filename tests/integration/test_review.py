@@ -25,7 +25,6 @@ from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions import (
     Correction,
     changed_structures,
-    export,
     publish_revision,
     take_file,
 )
@@ -37,18 +36,13 @@ from scanloom.review.revisions import (
     revision_number,
 )
 from scanloom.review.server.cases import open_case
-from scanloom.review.verdicts.log import VerdictLog
-from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
 from support.review_cases import (
     Serving,
-    affine_of,
     change,
-    publish,
     publish_scan,
     scan_array,
-    seen,
 )
 from support.seg_witnesses import (
     assert_same_places,
@@ -509,59 +503,6 @@ def test_damaged_dicom_segs_are_refused_by_name(output: OutputCopy, tmp_path: Pa
         except ScanError:
             refused += 1
     assert refused >= 30
-
-
-# --- export ---------------------------------------------------------------------------------------
-
-
-def test_accepted_and_corrected_cases_are_exported(output: OutputCopy, tmp_path: Path) -> None:
-    def decide(decision: str) -> None:
-        with closing(VerdictLog(output.out)) as log:
-            result = latest_result(output.out, output.case.name)
-            log.append(Verdict(output.case.name, "r1", seen(result), decision))  # type: ignore[arg-type]
-
-    with pytest.raises(ScanError) as caught:
-        export(output.out, tmp_path / "none", output.key)
-    assert caught.value.reason is Reason.NOT_REVIEWED
-    assert not list(tmp_path.glob("*none*"))
-    decide("accept")
-    assert export(output.out, tmp_path / "first", output.key) == {}
-    label = tmp_path / "first" / "labels" / f"{output.case.name}.nii.gz"
-    assert label.read_bytes() == (output.case / FILE).read_bytes()
-    image = nib.load(tmp_path / "first" / "images" / f"{output.case.name}.nii.gz")
-    np.testing.assert_array_equal(image.affine, nib.load(label).affine)
-    revision = output.correct()
-    assert export(output.out, tmp_path / "second", output.key) == {}
-    label = tmp_path / "second" / "labels" / f"{output.case.name}.nii.gz"
-    assert label.read_bytes() == (revision / FILE).read_bytes()
-    with pytest.raises(ScanError, match=r"results of .+ only"):
-        export(output.out, tmp_path / "third", output.key, model="another")
-    content = (revision / FILE).read_bytes()
-    (revision / FILE).write_bytes(content[:-9] + bytes(9))
-    damaged = export(output.out, tmp_path / "damaged", output.key)
-    assert damaged == {output.case.name: "RESULT_DAMAGED"}
-    assert not any((tmp_path / "damaged" / "labels").iterdir())
-    (revision / FILE).write_bytes(content)
-    decide("reject")
-    with pytest.raises(ScanError):
-        export(output.out, tmp_path / "third", output.key)
-    assert not (tmp_path / "third").exists()
-
-
-def test_labels_of_several_models_are_not_mixed(stored: Path, tmp_path: Path) -> None:
-    """A number stands for one structure in an export."""
-    shutil.copytree(stored, tmp_path / "two", copy_function=shutil.copy2)
-    out = tmp_path / "two" / "out"
-    publish(tmp_path / "two", scan_array(3), affine_of(), "other", first=5)
-    with closing(VerdictLog(out)) as log:
-        for case in (out / "cases").iterdir():
-            log.append(Verdict(case.name, "r1", seen(case), "accept"))
-
-    with pytest.raises(ScanError, match="different numbers") as caught:
-        export(out, tmp_path / "export", tmp_path / "two" / "key")
-
-    assert caught.value.reason is Reason.LABELS_UNKNOWN
-    assert not (tmp_path / "export").exists()
 
 
 # --- nobody is named ------------------------------------------------------------------------------
