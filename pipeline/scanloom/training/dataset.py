@@ -14,11 +14,11 @@ import re
 import shutil
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,13 @@ from scanloom.core import Grid, Reason, ScanError, did_you_mean
 from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
 from scanloom.io.identity import key_fingerprint, patient_share, read_key
-from scanloom.io.output.crosswalk import SourceRecord, case_folders, find_sources, latest_by_id
+from scanloom.io.output.crosswalk import (
+    SourceRecord,
+    case_folders,
+    find_sources,
+    known_ids,
+    latest_by_id,
+)
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_document, write_json
 from scanloom.io.output.layout import identity_of, no_results, published_cases
@@ -63,6 +69,8 @@ IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+_DRAFT = re.compile(r"[0-9a-f]{16}")
+"""Name of a draft of `private_draft`."""
 _BEFORE = "before"
 """Name of a dataset that is being replaced, beside its draft."""
 
@@ -189,16 +197,28 @@ class _Result:
         grid = self.document["grid"]
         return Grid(tuple(grid["shape"]), grid["affine_ras_mm"])
 
-    def structures(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-        """Yield model, file and entry of each structure."""
+    def structures(self, labels: Container[str] = ()) -> Iterator[_Structure]:
+        """Yield the structures with one of some labels; all by default."""
         for entry in self.entries:
-            for structure in entry["structures"]:
-                yield entry["model"], entry["file"], structure
+            for each in entry["structures"]:
+                if not labels or each["label"] in labels:
+                    kind, side = each["type"], each["laterality"] or {}
+                    code = f"{kind['scheme']} {kind['value']} {side.get('value', '')}"
+                    fields = entry["model"], each["label"], code, entry["file"], each["number"]
+                    yield _Structure(*fields)
+
+
+class _Structure(NamedTuple):
+    """A structure of a result: its number in a label map."""
+
+    model: str
+    label: str
+    code: str
+    file: str
+    number: int
 
 
 LeftOut = dict[str, tuple[Reason, str]]
-Place = tuple[str, int]
-"""File and number of a structure in a result."""
 
 
 def write_dataset(
@@ -237,25 +257,11 @@ def write_dataset(
     _clear_drafts(folder)
     earlier = _earlier(out.resolve(), folder, options.form)
     left_out, unselected = LeftOut(), Counter[Status]()
-    results = _read_results(out, options.model, left_out)
-    wanted = _Structures(results, options.structures)
-    current = VerdictStack(read_verdicts(out)).current()
-    chosen = list[_Result]()
-    for each in results:
-        structures = wanted.of(each)
-        if not structures:
-            continue
-        status = _status(each, current.get(each.case_folder.name, {}), structures)
-        # A correction that was accepted is both
-        corrected = status == "accepted" and revision_number(each.folder) > 0
-        if status in options.verdicts or (corrected and "corrected" in options.verdicts):
-            chosen.append(replace(each, status=status))
-        else:
-            unselected[status] += 1
+    chosen = _choose(out, options, left_out, unselected)
     if not chosen and not left_out:
-        asked = " or ".join(options.verdicts)
-        raise ScanError(Reason.NOT_REVIEWED, f"no result is {asked}")
-    labels = wanted.values(chosen)
+        verdicts = " or ".join(options.verdicts)
+        raise ScanError(Reason.NOT_REVIEWED, f"no result is {verdicts}")
+    labels = _label_values(chosen, options.structures)
     _channel_names(out, chosen)  # refuses what it can't name, before the work
     patients, unidentified = _patients(out, [each.case for each in chosen])
     shares = {case: patient_share(patient, secret) for case, patient in patients.items()}
@@ -304,6 +310,28 @@ def write_dataset(
 # --- results --------------------------------------------------------------------------------------
 
 
+def _choose(
+    out: Path, options: DatasetOptions, left_out: LeftOut, unselected: Counter[Status]
+) -> list[_Result]:
+    """Return the results that have a requested status and structure; count the others."""
+    results = _read_results(out, options.model, left_out)
+    _check_labels(results, options.structures)
+    current = VerdictStack(read_verdicts(out)).current()
+    chosen = list[_Result]()
+    for each in results:
+        structures = [*each.structures(options.structures)]
+        if not structures:
+            continue
+        status = _status(each, current.get(each.case_folder.name, {}), structures)
+        # A correction that was accepted is both
+        corrected = status == "accepted" and revision_number(each.folder) > 0
+        if status in options.verdicts or (corrected and "corrected" in options.verdicts):
+            chosen.append(replace(each, status=status))
+        else:
+            unselected[status] += 1
+    return chosen
+
+
 def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Result]:
     """Return the latest result of each case that has label maps of a model; damaged ones not."""
     ids = {folder: case for case, folder in case_folders(out).items()}
@@ -344,7 +372,7 @@ def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Resu
 
 
 def _status(
-    result: _Result, verdicts: Mapping[str, Verdict], structures: Iterable[tuple[str, str]]
+    result: _Result, verdicts: Mapping[str, Verdict], structures: Iterable[_Structure]
 ) -> Status:
     """Return the status of a result by the verdicts about it, for some of its structures.
 
@@ -358,10 +386,10 @@ def _status(
             {
                 reviewer: replace(verdict, decision=decision)
                 for reviewer, verdict in counting
-                if (decision := verdict.structures.get(f"{model}/{label}", verdict.decision))
+                if (decision := verdict.structures.get(f"{s.model}/{s.label}", verdict.decision))
             },
         )
-        for model, label in structures
+        for s in structures
     }
     if "reject" in states:
         return "rejected"
@@ -375,90 +403,66 @@ def _status(
     return "corrected" if revision_number(result.folder) else "unreviewed"
 
 
-class _Structures:
-    """Structures that are wanted: those of one label are one, whatever their models' numbers.
+def _check_labels(results: Iterable[_Result], requested: Sequence[str]) -> None:
+    """Refuse labels that no result has, or that are of different structures.
 
     Raises
     ------
     ScanError
-        STRUCTURE_UNKNOWN if no result has a requested label; LABELS_UNKNOWN if results name
-        different structures by one label.
+        STRUCTURE_UNKNOWN or LABELS_UNKNOWN.
     """
-
-    def __init__(self, results: Iterable[_Result], requested: Sequence[str]) -> None:
-        models: dict[str, dict[str, str]] = defaultdict(dict)  # by label and code
-        for result in results:
-            for model, _, structure in result.structures():
-                models[structure["label"]].setdefault(_code(structure), model)
-        for label in requested or models:
-            if label not in models:
-                detail = f"no result has {label!r}; {did_you_mean(label, sorted(models))}"
-                raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
-            if len(models[label]) > 1:
-                listed = " and ".join(sorted(set(models[label].values())))
-                detail = f"{label} has different codes in results of {listed}: use --model"
-                raise ScanError(Reason.LABELS_UNKNOWN, detail)
-        self.requested = tuple(requested)
-
-    def of(self, result: _Result) -> list[tuple[str, str]]:
-        """Return model and label of each structure of a result that is wanted."""
-        return [
-            (model, structure["label"])
-            for model, _, structure in result.structures()
-            if not self.requested or structure["label"] in self.requested
-        ]
-
-    def values(self, results: Sequence[_Result]) -> dict[str, int]:
-        """Return the value of each label in a dataset of some results.
-
-        Raises
-        ------
-        ScanError
-            STRUCTURE_UNKNOWN if all are wanted, and only some results have some.
-        """
-        if self.requested:
-            return {label: value for value, label in enumerate(self.requested, 1)}
-        numbers = {
-            structure["label"]: (model, structure["number"])
-            for result in results
-            for model, _, structure in result.structures()
-        }
-        counts = Counter(label for each in results for label in {n for _, n in self.of(each)})
-        if lacking := sorted(label for label in numbers if counts[label] < len(results)):
-            listed = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
-            detail = f"only some results have {listed}: choose with --structures, or --model"
+    models: dict[str, dict[str, str]] = defaultdict(dict)  # by label and code
+    for result in results:
+        for each in result.structures():
+            models[each.label].setdefault(each.code, each.model)
+    for label in requested or models:
+        if label not in models:
+            detail = f"no result has {label!r}; {did_you_mean(label, sorted(models))}"
             raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
-        ordered = sorted(numbers, key=lambda label: numbers[label])
-        return {label: value for value, label in enumerate(ordered, 1)}
+        if len(models[label]) > 1:
+            listed = " and ".join(sorted(set(models[label].values())))
+            detail = f"{label} has different codes in results of {listed}: use --model"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
 
 
-def _places(result: _Result, values: Mapping[str, int]) -> dict[Place, int]:
-    """Return the value of each wanted structure, by its place in a result.
+def _label_values(results: Sequence[_Result], requested: Sequence[str]) -> dict[str, int]:
+    """Return the value of each label in a dataset of some results.
+
+    Raises
+    ------
+    ScanError
+        STRUCTURE_UNKNOWN if no labels are requested, and only some results have some.
+    """
+    # Values without gaps, as nnU-Net requires, in the order of the model's numbers
+    order = {
+        each.label: (each.model, each.number) for result in results for each in result.structures()
+    }
+    labels = requested or sorted(order, key=lambda label: order[label])
+    counts = Counter(n for each in results for n in {s.label for s in each.structures()})
+    partial = sorted(label for label in labels if counts[label] < len(results))
+    if partial and not requested:
+        listed = ", ".join(partial[:5]) + (", ..." if len(partial) > 5 else "")
+        detail = f"only some results have {listed}: choose with --structures, or --model"
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
+    return {label: value for value, label in enumerate(labels, 1)}
+
+
+def _requested_structures(result: _Result, labels: Mapping[str, int]) -> dict[str, _Structure]:
+    """Return the structures of a result by the labels of the dataset.
 
     Raises
     ------
     ScanError
         STRUCTURE_UNKNOWN if it lacks one; LABELS_UNKNOWN if two of its models have one.
     """
-    places: dict[Place, int] = {}
-    holders: dict[str, str] = {}
-    for model, file, structure in result.structures():
-        label = structure["label"]
-        if label not in values:
-            continue
-        if label in holders:
-            detail = f"{holders[label]} and {model} both have {label}: use --model"
+    structures: dict[str, _Structure] = {}
+    for each in result.structures(labels):
+        if (other := structures.setdefault(each.label, each)) is not each:
+            detail = f"{other.model} and {each.model} both have {each.label}: use --model"
             raise ScanError(Reason.LABELS_UNKNOWN, detail)
-        holders[label] = model
-        places[file, structure["number"]] = values[label]
-    if lacking := [label for label in values if label not in holders]:
+    if lacking := [label for label in labels if label not in structures]:
         raise ScanError(Reason.STRUCTURE_UNKNOWN, f"the result has no {', '.join(lacking)}")
-    return places
-
-
-def _code(structure: Mapping[str, Any]) -> str:
-    kind, side = structure["type"], structure["laterality"] or {}
-    return f"{kind['scheme']} {kind['value']} {side.get('value', '')}"
+    return structures
 
 
 # --- patients -------------------------------------------------------------------------------------
@@ -472,17 +476,19 @@ def _patients(out: Path, cases: Sequence[str]) -> tuple[dict[str, str], set[str]
 
     Paths count only where nothing else is known, and only as equal or not: an archive may move.
     """
-    records = latest_by_id(find_sources(out, cases))
-    same_path: dict[str, list[str]] = defaultdict(list)
-    for case in cases:
-        same_path[records[case].path if case in records else case].append(case)
+    # All cases, so that a patient's text does not change when further ones are accepted
+    records = latest_by_id(find_sources(out, sorted(known_ids(out))))
+    first: dict[str, str] = {}
+    for case in sorted(records):
+        first.setdefault(records[case].path, case)
     patients, unidentified = dict[str, str](), set[str]()
-    for group in same_path.values():
-        for case in group:
-            named = _named_patient(records.get(case))
-            # Volumes of one file are of one patient
-            patients[case] = named or f"case {min(group)}"
-            unidentified |= set() if named else {case}
+    for case in cases:
+        record = records.get(case)
+        if named := _named_patient(record):
+            patients[case] = named
+        else:  # volumes of one file are of one patient
+            patients[case] = f"case {case if record is None else first[record.path]}"
+            unidentified.add(case)
     return patients, unidentified
 
 
@@ -598,7 +604,7 @@ class _Maker:
         ScanError
             Why the case is left out; no file of it is left then.
         """
-        places = _places(result, self.labels)
+        structures = _requested_structures(result, self.labels)
         images, labels = _file_names(self.options.form, result, test=test)
         image_of = _digest(
             result.case,
@@ -607,14 +613,15 @@ class _Maker:
             result.document["grid"],
             result.channels,
         )
-        label_maps = {file: result.seen.labels[file] for file, _ in places}
-        values = sorted((*place, value) for place, value in places.items())
-        labels_of = _digest(label_maps, values, result.document["grid"])
+        numbers = [(structures[label].file, structures[label].number) for label in self.labels]
+        label_maps = {file: result.seen.labels[file] for file, _ in numbers}
+        may_overlap = bool(self.options.structures)
+        labels_of = _digest(label_maps, numbers, may_overlap, result.document["grid"])
         try:
             if not self._reuse(result.case, "image_of", image_of, images):
                 self._write_images(result, images)
             if not self._reuse(result.case, "labels_of", labels_of, [labels]):
-                self._write_labels(result, places, labels)
+                self._write_labels(result, structures, labels)
             files = {name: _stamp(self.draft / name) for name in (*images, labels)}
         except BaseException:
             for name in (*images, labels):
@@ -696,23 +703,16 @@ class _Maker:
         for array, name in zip(arrays, names, strict=True):
             self._write(array, rectangular_grid(grid), scans[0], name)
 
-    def _write_labels(self, result: _Result, places: Mapping[Place, int], name: str) -> None:
+    def _write_labels(
+        self, result: _Result, structures: Mapping[str, _Structure], name: str
+    ) -> None:
         """Write the label map of a case, with the values of the dataset."""
-        [*files] = dict.fromkeys(file for file, _ in places)
-        numbers = {
-            (file, structure["number"])
-            for _, file, structure in result.structures()
-            if file in files
-        }
-        if (
-            len(files) == 1
-            and numbers == places.keys()
-            and all(number == value for (_, number), value in places.items())
-            and not result.grid.sheared
-        ):
+        [*files] = dict.fromkeys(each.file for each in structures.values())
+        stored = {s.label: s.number for s in result.structures() if s.file in files}
+        if len(files) == 1 and stored == self.labels and not result.grid.sheared:
             self._link(result.folder / files[0], name)
             return
-        dtype = np.uint8 if max(places.values()) < 256 else np.uint16
+        dtype = np.uint8 if len(self.labels) < 256 else np.uint16
         labels: NDArray[Any] = np.zeros(result.grid.shape, dtype, order="F")
         for file in files:
             scan = FORMATS["nifti"].read((result.folder / file,))
@@ -720,9 +720,9 @@ class _Maker:
             if array.shape != labels.shape:
                 raise ScanError(Reason.RESULT_DAMAGED, "a label map has another shape")
             table = np.zeros(1 << 16, dtype)
-            for (of, number), value in places.items():
-                if of == file:
-                    table[number] = value
+            for label, value in self.labels.items():
+                if structures[label].file == file:
+                    table[structures[label].number] = value
             layer: NDArray[Any] = table[array]
             overlap = (labels > 0) & (layer > 0)
             if not self.options.structures and overlap.any():
@@ -759,20 +759,27 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _clear_drafts(folder: Path) -> None:
     """Remove drafts of processes that were killed; put back a dataset that one was replacing."""
     draft = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}")
-    for path in folder.parent.iterdir() if folder.parent.is_dir() else ():
-        with suppress(OSError):
-            if not draft.fullmatch(path.name) or path.lstat().st_uid != os.geteuid():
-                continue
-            descriptor = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                # A process locks its draft before it writes to it: an empty one may be new
-                if not lock_file(descriptor, 0) or not any(path.iterdir()):
-                    continue
-                if (path / _BEFORE).is_dir() and not os.path.lexists(folder):
-                    (path / _BEFORE).rename(folder)
-                shutil.rmtree(path)
-            finally:
-                os.close(descriptor)
+    with suppress(OSError):  # what can't be listed stays
+        for path in [each for each in folder.parent.iterdir() if draft.fullmatch(each.name)]:
+            with suppress(OSError):
+                _clear_draft(path, folder)
+
+
+def _clear_draft(path: Path, folder: Path) -> None:
+    descriptor = open_descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        names = {each.name for each in path.iterdir()}
+        # `.liver.20261124` may be somebody's. A draft is locked before it is written to: an empty
+        # one may be new
+        ours = all(name == _BEFORE or _DRAFT.fullmatch(name) for name in names)
+        if not names or not ours or path.lstat().st_uid != os.geteuid():
+            return
+        if lock_file(descriptor, 0):
+            if _BEFORE in names and not os.path.lexists(folder):
+                (path / _BEFORE).rename(folder)
+            shutil.rmtree(path)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
