@@ -16,6 +16,8 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import SimpleITK as sitk
 from monai.data.decathlon_datalist import load_decathlon_datalist
@@ -294,6 +296,16 @@ def test_overlaps_are_refused_unless_an_order_is_given(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored, expected)
 
 
+def test_a_covered_overlap_is_not_kept_for_a_dataset_without_an_order(tmp_path: Path) -> None:
+    case = publish(tmp_path, scan_array(2), affine_of(), "two", layers=2).name
+    out, key = tmp_path / "out", tmp_path / "key"
+    order = tuple(f"part-{n}" for n in range(1, 7))  # the values are those without an order
+    options = DatasetOptions(verdicts=("unreviewed",), structures=order)
+    write_dataset(out, tmp_path / "data", options, key)
+    again = write_dataset(out, tmp_path / "data", UNREVIEWED, key)
+    assert again.left_out[case][0] is Reason.LABELS_OVERLAP
+
+
 def test_structures_of_models_with_other_numbers_are_the_same_by_code(tmp_path: Path) -> None:
     publish(tmp_path, scan_array(2), affine_of(), "two", first=5)
     publish(tmp_path, scan_array(3), affine_of(), "three")
@@ -450,6 +462,16 @@ def test_a_dataset_whose_replacing_was_killed_is_put_back(results: Results) -> N
     assert not alive.exists()
 
 
+def test_a_folder_that_is_only_named_like_a_draft_stays(results: Results) -> None:
+    for inside in ("before/diary.txt", "0123456789abcdef/diary.txt"):
+        backup = results.target / ".data.20261124" / inside
+        backup.parent.mkdir(parents=True)
+        backup.with_name("diary.txt").write_text("Tuesday")
+    (results.target / ".data.20261124" / "diary.txt").write_text("Wednesday")
+    results.write()
+    assert len([*results.target.glob(".data.20261124/**/diary.txt")]) == 3
+
+
 def test_a_failure_leaves_the_dataset_as_it_was(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,6 +597,29 @@ def test_subjects_of_bids_are_patients(tmp_path: Path, names: bool) -> None:
     assert dataset.folds == (2 if names else 3)
 
 
+def test_volumes_of_one_file_are_of_one_patient(tmp_path: Path) -> None:
+    """Also if those were accepted first that now are not the first of their file."""
+    publish(tmp_path, scan_array(1), affine_of(), "other")
+    publish(tmp_path, scan_array(2), affine_of(), "first")
+    case = publish(tmp_path, scan_array(3), affine_of(), "second").name
+    table = tmp_path / "out" / "private" / "crosswalk.parquet"
+    rows = pq.read_table(table).to_pylist()
+    together = next(row["path"] for row in rows if row["id"] == case)
+    for row in rows:
+        row["path"] = row["path"].replace("first.nii", "second.nii")
+    assert [row["path"] for row in rows].count(together) == 2
+    pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(table)), table)
+    firsts = [row["id"] for row in rows if row["path"] == together]
+
+    texts = [
+        {each: patients[each] for each in firsts if each in patients}
+        for cases in (firsts, firsts[:1], firsts[1:])
+        for patients, _ in [module._patients(tmp_path / "out", cases)]
+    ]
+
+    assert len({text for each in texts for text in each.values()}) == 1
+
+
 def test_splits_that_leave_a_set_empty_are_refused(results: Results) -> None:
     folds = DatasetOptions(verdicts=UNREVIEWED.verdicts, folds=5)
     assert refusal(results, folds) is Reason.TOO_FEW_PATIENTS
@@ -653,6 +698,22 @@ def test_nobody_is_named(tmp_path: Path) -> None:
                 assert not birds(header.binaryblock)
             elif file.is_file():
                 assert not birds(file.read_bytes())
+
+
+def test_names_of_case_folders_stay_behind(results: Results) -> None:
+    """With `--names source` they are PatientIDs."""
+    named = results.out / "cases" / "CANARY-1"
+    (results.out / "cases" / results.cases[0]).rename(named)
+    (results.out / "cases" / results.cases[1]).rename(named.with_name("CANARY-2"))
+    (named.with_name("CANARY-2") / FILE).unlink()
+
+    dataset = results.write()
+
+    assert results.cases[0] in taken(dataset)
+    assert len(dataset.left_out) == 1
+    for file in (results.target / "data").rglob("*"):
+        assert "CANARY" not in str(file.relative_to(results.target))
+        assert file.suffix != ".json" or "CANARY" not in file.read_text()
 
 
 # --- the command ----------------------------------------------------------------------------------
