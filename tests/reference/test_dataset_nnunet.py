@@ -41,7 +41,7 @@ class Loop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for n in range(6):
-            publish(folder, scan_array(n, SHAPE), affine_of("LPS"), f"scan{n}")
+            publish(folder, scan_array(n, SHAPE), affine_of("LPS", 12.0 * (n % 2)), f"scan{n}")
         self.out, self.key = folder / "out", folder / "key"
         self.cases = sorted(path.name for path in (self.out / "cases").iterdir())
         [(file, labels)] = read_label_maps(self.out / "cases" / self.cases[0]).items()

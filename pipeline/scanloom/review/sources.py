@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -30,7 +30,12 @@ from scanloom.io.scan import Scan
 MAX_PHASES = 1000
 
 
-def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
+FindSeries = Callable[[Path], Sequence[Series]]
+
+
+def read_source(
+    out: Path, name: str, key: Path | None = None, find: FindSeries = find_series
+) -> Scan:
     """Read the scan of a case as it was read for its result, of which its files must be unchanged.
 
     Their content is compared if their sizes, times or places are not those of the run.
@@ -42,6 +47,9 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
     ----------
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
+    find : callable
+        Lists the scans at a path: one that keeps its answers spares the next case of a large folder
+        the listing.
 
     Raises
     ------
@@ -58,7 +66,7 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
-    series, phase, _ = _find(out, document, secret)
+    series, phase, _ = _find(out, document, secret, find)
     # a hash of all files takes long: only where their stamp is another
     is_alone = len(stamp.split()) < 2  # a stamp for each channel
     if is_alone and source_stamp([series.stamp], secret) != stamp:
@@ -66,7 +74,9 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
     return read_scan(series, _read_options(document), phase=phase)
 
 
-def read_channels(out: Path, name: str, channels: int, key: Path | None = None) -> list[Scan]:
+def read_channels(
+    out: Path, name: str, channels: int, key: Path | None = None, find: FindSeries = find_series
+) -> list[Scan]:
     """Read the scans of all input channels of a case, in the order of its model.
 
     The crosswalk has the first channel only: the others are the series of its study whose content
@@ -76,7 +86,7 @@ def read_channels(out: Path, name: str, channels: int, key: Path | None = None) 
     ----------
     channels : int
         Their number.
-    key : Path or None
+    key, find
         As in `read_source`.
 
     Raises
@@ -85,17 +95,17 @@ def read_channels(out: Path, name: str, channels: int, key: Path | None = None) 
         As `read_source`; SERIES_DIFFERS if the series are not those that were segmented.
     """
     if channels == 1:
-        return [read_source(out, name, key)]
+        return [read_source(out, name, key, find)]
     document = read_json(out / "cases" / name / CASE)
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
-    first, phase, study = _find(out, document, secret)
+    first, phase, study = _find(out, document, secret, find)
     paths = dict.fromkeys(record.path for record in sources_of_study(out, study))
     others = {
         series.series_uid: series
         for path in paths
         if Path(path).exists()
-        for series in find_series(Path(path))
+        for series in find(Path(path))
         if series.study_uid == study and series.series_uid != first.series_uid
     }
     hashes = {uid: source_hash(series, secret) for uid, series in others.items()}
@@ -139,13 +149,15 @@ def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> No
     raise ScanError(Reason.SERIES_DIFFERS, detail)
 
 
-def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series, int | None, str]:
+def _find(
+    out: Path, document: Mapping[str, Any], secret: bytes, find: FindSeries
+) -> tuple[Series, int | None, str]:
     """Return the series of a case, its volume if it has several, and the UID of its study."""
     number = document["case"]
     record = latest_by_id(find_sources(out, [number])).get(number)
     if record is None:
         raise ScanError(Reason.ID_UNKNOWN, "the crosswalk lacks the case")
-    for series, phase in _candidates(find_series(Path(record.path))):
+    for series, phase in _candidates(find(Path(record.path))):
         if case_id(series, secret, phase) == number:
             return series, phase, record.study_uid
     raise ScanError(Reason.SERIES_DIFFERS, "another series is where that of the case was")

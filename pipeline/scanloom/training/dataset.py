@@ -17,16 +17,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Reason, ScanError, did_you_mean
+from scanloom.core import Grid, Reason, ScanError, Series, did_you_mean
 from scanloom.core.process import lock_file
 from scanloom.io.formats import FORMATS
 from scanloom.io.identity import key_fingerprint, patient_share, read_key
+from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import (
     SourceRecord,
     case_folders,
@@ -592,8 +594,11 @@ class _Maker:
     folder: Path
     key: Path | None
     _known: dict[str, Mapping[str, Any]] = field(init=False)
+    _find: Callable[[Path], Sequence[Series]] = field(init=False)
 
     def __post_init__(self) -> None:
+        # An archive may be one folder, which lists as long as it takes to read many scans
+        self._find = lru_cache(maxsize=4)(find_series)
         self._known = {case["case"]: case for case in self.earlier.get("cases", ())}
 
     def make(self, result: _Result, *, test: bool) -> DatasetCase:
@@ -687,7 +692,8 @@ class _Maker:
                 return
             scans = [FORMATS["nifti"].read((stored,))]
         else:
-            scans = read_channels(self.out, result.case_folder.name, result.channels, self.key)
+            name, channels = result.case_folder.name, result.channels
+            scans = read_channels(self.out, name, channels, self.key, self._find)
         arrays = []
         grid = scans[0].volume.grid
         for scan in scans:
