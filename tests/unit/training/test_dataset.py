@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,24 @@ def test_a_covered_overlap_is_not_kept_for_a_dataset_without_an_order(tmp_path: 
     assert again.left_out[case][0] is Reason.LABELS_OVERLAP
 
 
+def test_structures_that_only_some_results_have_are_to_be_chosen(tmp_path: Path) -> None:
+    cases = {
+        publish(tmp_path, scan_array(n), affine_of(), f"scan{n}", layers=n).name for n in (1, 2)
+    }
+    arguments = tmp_path / "out", tmp_path / "data"
+
+    with pytest.raises(ScanError, match="only some results have part-4, part-5, part-6") as caught:
+        write_dataset(*arguments, UNREVIEWED, tmp_path / "key")
+
+    assert caught.value.reason is Reason.STRUCTURE_UNKNOWN
+    shared = replace(UNREVIEWED, structures=("part-2", "part-1"))
+    assert taken(write_dataset(*arguments, shared, tmp_path / "key")).keys() == cases
+    few = replace(UNREVIEWED, structures=("part-4", "part-1"))
+    dataset = write_dataset(*arguments, few, tmp_path / "key")
+    assert len(dataset.cases) == 1
+    assert [detail for _, detail in dataset.left_out.values()] == ["the result has no part-4"]
+
+
 def test_structures_of_models_with_other_numbers_are_the_same_by_code(tmp_path: Path) -> None:
     publish(tmp_path, scan_array(2), affine_of(), "two", first=5)
     publish(tmp_path, scan_array(3), affine_of(), "three")
@@ -460,6 +479,21 @@ def test_a_dataset_whose_replacing_was_killed_is_put_back(results: Results) -> N
     assert stat.S_IMODE(data.stat().st_mode) == 0o750
     results.write()
     assert not alive.exists()
+
+
+def test_two_processes_may_write_one_dataset(results: Results) -> None:
+    """Neither removes the draft of the other; the first whole dataset is not lost."""
+
+    def also(done: int, total: int) -> None:
+        if done == 1:
+            results.write()
+
+    with pytest.raises(ScanError) as caught:
+        write_dataset(results.out, results.target / "data", UNREVIEWED, results.key, also)
+    assert caught.value.reason is Reason.OUTPUT_UNWRITABLE
+    assert len(_contents(results.target / "data")) == 2 * len(results.cases) + 2
+    write_dataset(results.out, results.target / "data", UNREVIEWED, results.key, also)
+    assert not list(results.target.glob(".data.*"))
 
 
 def test_a_folder_that_is_only_named_like_a_draft_stays(results: Results) -> None:
