@@ -103,3 +103,12 @@ def test_reviewed_results_of_an_archive_become_training_data(tmp_path: Path) -> 
         if file.is_file():
             content = nib.load(file).header.binaryblock if file.suffix == ".gz" else None
             assert not birds(content or file.read_bytes())
+
+    (out / "cases" / cases["one"] / FILE).unlink()
+    ended = scanloom("dataset", out, "-o", data, "--key", key, "--json")
+    assert ended.code == 1, ended.err
+    [left_out] = ended.document["left_out"]
+    assert (left_out["case"], left_out["reason"]) == (cases["one"], "RESULT_DAMAGED")
+    assert {path.name for path in (data / "labelsTr").iterdir()} == {
+        f"{cases[study]}.nii.gz" for study in ("two", "again")
+    }

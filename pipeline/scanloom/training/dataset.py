@@ -336,7 +336,8 @@ def _choose(
 
 def _read_results(out: Path, model: str | None, left_out: LeftOut) -> list[_Result]:
     """Return the latest result of each case that has label maps of a model; damaged ones not."""
-    ids = {folder: case for case, folder in case_folders(out).items()}
+    ids = {case: case for case in known_ids(out)}
+    ids |= {folder: case for case, folder in case_folders(out).items()}
     results, models = list[_Result](), set[str]()
     for folder in published_cases(out):
         try:
