@@ -71,6 +71,7 @@ IMAGE = "image.nii.gz"
 _NNUNET_NAME = re.compile(r"Dataset\d{3}_[\w.-]+")
 _DATASET = {"msd": "dataset.json", "nnunet": "dataset.json", "monai": "datalist.json"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+_FILE = re.compile(r"(images|labels)T[rs]/\w+\.nii\.gz")
 _DRAFT = re.compile(r"[0-9a-f]{16}")
 """Name of a draft of `private_draft`."""
 _BEFORE = "before"
@@ -564,6 +565,9 @@ def _earlier(out: Path, folder: Path, form: Form) -> Mapping[str, Any]:
         record = read_json(folder / RECORD)
         if record["form"] != form:
             foreign = f"it is a dataset of the form {record['form']}: name a new folder"
+            raise ValueError
+        # Unchanged files are linked to the new dataset: none from elsewhere
+        if not all(_FILE.fullmatch(file) for case in record["cases"] for file in case["files"]):
             raise ValueError
         _check_files(folder, record)
     except _DAMAGE as exc:

@@ -431,6 +431,24 @@ def test_a_folder_that_is_not_ours_is_refused(results: Results, tmp_path: Path) 
     results.write(name="empty")
 
 
+def test_a_record_that_names_files_elsewhere_is_refused(results: Results) -> None:
+    """Who can write to the dataset's folder gets no file of its user by a link."""
+    results.write()
+    secret, record = results.target / "secret", results.target / "data" / "scanloom.json"
+    secret.write_text("the diary")
+    document = json.loads(record.read_text())
+    files = document["cases"][0]["files"]
+    state = secret.stat()
+    *_, labels = files.items()
+    stamp = [state.st_size, state.st_mtime_ns]
+    document["cases"][0]["files"] = {"../secret": stamp, labels[0]: labels[1]}
+    [image] = files.keys() - {labels[0]}
+    (results.target / "data" / image).unlink()
+    record.write_text(json.dumps(document))
+    assert refusal(results) is Reason.OUTPUT_UNWRITABLE
+    assert secret.stat().st_nlink == 1
+
+
 def test_a_file_in_the_place_of_the_folder_stays(results: Results, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("Tuesday")
     assert refusal(results) is Reason.OUTPUT_UNWRITABLE
