@@ -799,7 +799,8 @@ def _locked_draft(folder: Path) -> Iterator[Path]:
     with private_draft(folder) as draft:
         descriptor = open_descriptor(draft.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            lock_file(descriptor, 0)
+            with suppress(OSError):  # NFS locks no folder: then nobody removes the draft either
+                lock_file(descriptor, 0)
             draft.mkdir()
             yield draft
         finally:
