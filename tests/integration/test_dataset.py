@@ -9,6 +9,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pytest
 import SimpleITK as sitk
 import yaml
 
@@ -43,6 +44,7 @@ def correct(client: Any, name: str) -> None:
     assert change(client, name, "draft/save").json() == {"revision": 1}
 
 
+@pytest.mark.thorough
 def test_reviewed_results_of_an_archive_become_training_data(tmp_path: Path) -> None:
     archive, out, key, data = (tmp_path / name for name in ("scans", "out", "key", "data"))
     for n, (study, patient) in enumerate(SCANS.items()):
