@@ -9,6 +9,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk
 import torch
 import yaml
 from monai.inferers import sliding_window_inference
@@ -16,6 +17,7 @@ from monai.networks.nets.unet import UNet
 from monai.transforms import NormalizeIntensity
 
 import scanloom as product
+from scanloom.training.dataset import DatasetOptions, write_dataset
 from support.bundles import CONFIG, METADATA, write_bundle
 from support.commands import Ended, scanloom
 from support.model_cards import SMALL_UNET, smooth_scan
@@ -133,6 +135,32 @@ def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expec
         ("failed", "CHANNELS", "FLAIR and the first channel have different grids"),
     }
     assert sum(row["outcome"] == "used" for row in rows) == 2 * SHAPE[2]
+
+
+def test_a_dataset_has_all_inputs_in_the_order_of_the_model(tmp_path, archive, model):
+    """The crosswalk knows the first one: the others are found by the content of the study."""
+    run(tmp_path, archive, model, **{name: {"description": f"{name}$"} for name in INPUTS})
+    out, key, data = tmp_path / "out", tmp_path / "key", tmp_path / "Dataset007_Two"
+
+    dataset = write_dataset(out, data, DatasetOptions("nnunet", ("unreviewed",)), key)
+    write_dataset(out, tmp_path / "msd", DatasetOptions("msd", ("unreviewed",)), key)
+
+    [case] = dataset.cases
+    document = json.loads((data / "dataset.json").read_text())
+    assert document["channel_names"] == {"0": "T1", "1": "FLAIR"}
+    joint = nib.load(tmp_path / "msd" / "imagesTr" / f"{case.case}.nii.gz")
+    assert joint.shape == (*SHAPE, 2)
+    labels = sitk.ReadImage(str(data / "labelsTr" / f"{case.case}.nii.gz"))
+    for n, name in enumerate(INPUTS):
+        image = sitk.ReadImage(str(data / "imagesTr" / f"{case.case}_{n:04d}.nii.gz"))
+        slices = sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(archive / "whole" / name))
+        source = sitk.GetArrayFromImage(sitk.ReadImage(slices))
+        np.testing.assert_array_equal(sitk.GetArrayFromImage(image), source)
+        np.testing.assert_array_equal(np.asarray(joint.dataobj)[..., n], source.T)
+        for other in (labels, sitk.ReadImage(slices)):
+            assert image.GetSize() == other.GetSize()
+            np.testing.assert_allclose(image.GetOrigin(), other.GetOrigin(), atol=1e-3)
+            np.testing.assert_allclose(image.GetDirection(), other.GetDirection(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

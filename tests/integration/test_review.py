@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +12,7 @@ import time
 import warnings
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import httpx
 import nibabel as nib
 import numpy as np
 import pytest
@@ -28,7 +25,6 @@ from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions import (
     Correction,
     changed_structures,
-    export,
     publish_revision,
     take_file,
 )
@@ -40,19 +36,13 @@ from scanloom.review.revisions import (
     revision_number,
 )
 from scanloom.review.server.cases import open_case
-from scanloom.review.verdicts.log import VerdictLog
-from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
 from support.review_cases import (
-    affine_of,
+    Serving,
     change,
-    enter,
-    origin_of,
-    publish,
     publish_scan,
     scan_array,
-    seen,
 )
 from support.seg_witnesses import (
     assert_same_places,
@@ -515,66 +505,16 @@ def test_damaged_dicom_segs_are_refused_by_name(output: OutputCopy, tmp_path: Pa
     assert refused >= 30
 
 
-# --- export ---------------------------------------------------------------------------------------
-
-
-def test_accepted_and_corrected_cases_are_exported(output: OutputCopy, tmp_path: Path) -> None:
-    def decide(decision: str) -> None:
-        with closing(VerdictLog(output.out)) as log:
-            result = latest_result(output.out, output.case.name)
-            log.append(Verdict(output.case.name, "r1", seen(result), decision))  # type: ignore[arg-type]
-
-    with pytest.raises(ScanError) as caught:
-        export(output.out, tmp_path / "none", output.key)
-    assert caught.value.reason is Reason.NOT_REVIEWED
-    assert not list(tmp_path.glob("*none*"))
-    decide("accept")
-    assert export(output.out, tmp_path / "first", output.key) == {}
-    label = tmp_path / "first" / "labels" / f"{output.case.name}.nii.gz"
-    assert label.read_bytes() == (output.case / FILE).read_bytes()
-    image = nib.load(tmp_path / "first" / "images" / f"{output.case.name}.nii.gz")
-    np.testing.assert_array_equal(image.affine, nib.load(label).affine)
-    revision = output.correct()
-    assert export(output.out, tmp_path / "second", output.key) == {}
-    label = tmp_path / "second" / "labels" / f"{output.case.name}.nii.gz"
-    assert label.read_bytes() == (revision / FILE).read_bytes()
-    with pytest.raises(ScanError, match=r"results of .+ only"):
-        export(output.out, tmp_path / "third", output.key, model="another")
-    content = (revision / FILE).read_bytes()
-    (revision / FILE).write_bytes(content[:-9] + bytes(9))
-    damaged = export(output.out, tmp_path / "damaged", output.key)
-    assert damaged == {output.case.name: "RESULT_DAMAGED"}
-    assert not any((tmp_path / "damaged" / "labels").iterdir())
-    (revision / FILE).write_bytes(content)
-    decide("reject")
-    with pytest.raises(ScanError):
-        export(output.out, tmp_path / "third", output.key)
-    assert not (tmp_path / "third").exists()
-
-
-def test_labels_of_several_models_are_not_mixed(stored: Path, tmp_path: Path) -> None:
-    """A number stands for one structure in an export."""
-    shutil.copytree(stored, tmp_path / "two", copy_function=shutil.copy2)
-    out = tmp_path / "two" / "out"
-    publish(tmp_path / "two", scan_array(3), affine_of(), "other", first=5)
-    with closing(VerdictLog(out)) as log:
-        for case in (out / "cases").iterdir():
-            log.append(Verdict(case.name, "r1", seen(case), "accept"))
-
-    with pytest.raises(ScanError, match="different numbers") as caught:
-        export(out, tmp_path / "export", tmp_path / "two" / "key")
-
-    assert caught.value.reason is Reason.LABELS_UNKNOWN
-    assert not (tmp_path / "export").exists()
-
-
 # --- nobody is named ------------------------------------------------------------------------------
 
 
 def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
     """Server, log, revisions and tables of a scan whose every text is a canary."""
     output = OutputCopy(published, tmp_path)
-    with closing(Serving(output, reviewer="CANARY")) as server, closing(server.client()) as client:
+    with (
+        closing(Serving(output.out, output.key, reviewer="CANARY")) as server,
+        closing(server.client()) as client,
+    ):
         name = output.case.name
         case = client.get(f"/api/case/{name}").json()
         assert case["image"] == "source"
@@ -599,34 +539,3 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
         assert not birds(os.fsencode(path.relative_to(output.out)))
         if path.parent.name != "dicom":  # which must name the patient
             assert not any(birds(content) for content in contents(path)), path
-
-
-class Serving:
-    """`scanloom review` as a program."""
-
-    def __init__(self, output: OutputCopy, reviewer: str = "anna") -> None:
-        command = [sys.executable, "-m", "scanloom", "review", str(output.out), "--key"]
-        command += [str(output.key), "--reviewers", f"{reviewer},ben"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.links = []
-        for line in self.process.stdout:
-            if "/#" in line:
-                self.links.append(line.split()[-1])
-            if line.startswith("Each link"):
-                break
-
-    def client(self, reviewer: int = 0) -> Any:
-        origin = origin_of(self.links[reviewer])
-        client = httpx.Client(base_url=origin, headers={"origin": origin}, timeout=60)
-        enter(client, self.links[reviewer])
-        return client
-
-    def close(self, by: signal.Signals = signal.SIGINT) -> None:
-        self.process.send_signal(by)
-        try:
-            self.process.wait(60)
-        finally:
-            self.process.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import nibabel as nib
 import numpy as np
 
@@ -148,3 +152,34 @@ def enter(client: Any, link: str) -> str:
 def origin_of(link: str) -> str:
     """Return the address of the server of a link."""
     return "/".join(link.split("/")[:3])
+
+
+class Serving:
+    """`scanloom review` as a program."""
+
+    def __init__(self, out: Path, key: Path, reviewer: str = "anna") -> None:
+        command = [sys.executable, "-m", "scanloom", "review", str(out), "--key"]
+        command += [str(key), "--reviewers", f"{reviewer},ben"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.links = []
+        for line in self.process.stdout:
+            if "/#" in line:
+                self.links.append(line.split()[-1])
+            if line.startswith("Each link"):
+                break
+
+    def client(self, reviewer: int = 0) -> Any:
+        origin = origin_of(self.links[reviewer])
+        client = httpx.Client(base_url=origin, headers={"origin": origin}, timeout=60)
+        enter(client, self.links[reviewer])
+        return client
+
+    def close(self, by: signal.Signals = signal.SIGINT) -> None:
+        self.process.send_signal(by)
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()

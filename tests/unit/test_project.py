@@ -45,6 +45,7 @@ OPTIONS_OF_OTHERS = {
     "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
     "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "nnU-Net": {"--verify_dataset_integrity"},
     "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},

@@ -13,6 +13,7 @@ import typer
 
 from scanloom.cli.command import HELP, Command, Group
 from scanloom.cli.commands import (
+    dataset,
     demo,
     doctor,
     evaluate,
@@ -69,6 +70,7 @@ for _command in (
     status.status,
     report.report,
     review.review,
+    dataset.dataset,
     evaluate.evaluate,
     verify.verify,
     doctor.doctor,

@@ -246,6 +246,8 @@ class Reason(Enum):
     SERIES_DIFFERS = "Put the scan that was segmented back in its place, or segment this one"
     CORRECTED = "Look at the latest correction, and correct that"
     NOT_REVIEWED = "Accept or correct cases first: `scanloom review OUT`"
+    LABELS_OVERLAP = "Name structures with `dataset --structures`: the later covers the earlier"
+    TOO_FEW_PATIENTS = "Accept results of more patients, or change the folds or the share"
     REVIEW_OPEN = "Use the links that it printed, or stop it with Ctrl-C first"
     READERS = (
         "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew"

@@ -1,4 +1,4 @@
-"""Corrected results: published as revisions of a case, and exported for training.
+"""Corrected results: published as revisions of a case.
 
 A revision is `OUT/review/revisions/<case>/<number>/`. It is written, read back and published as a
 case is; the case itself is not touched. Its labels were corrected in the browser, or come from a
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,17 +37,14 @@ from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
-from scanloom.io.output.json_file import read_json, write_document, write_json
-from scanloom.io.output.layout import identity_of, is_case_name, published_cases
+from scanloom.io.output.json_file import read_json, write_document
+from scanloom.io.output.layout import is_case_name
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.private import check_links
-from scanloom.io.output.published import check_files
 from scanloom.io.output.work_folder import clean_up
 from scanloom.io.scan import Scan
-from scanloom.io.system.atomic_write import private_draft
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import open_descriptor, open_regular_file
-from scanloom.io.write.nifti import write_nifti
+from scanloom.io.system.regular_files import open_descriptor
 from scanloom.ops.measure import measure
 from scanloom.review.label_files import LabelFile, read_label_file
 from scanloom.review.revisions import (
@@ -60,8 +55,6 @@ from scanloom.review.revisions import (
     revision_number,
 )
 from scanloom.review.sources import read_source
-from scanloom.review.verdicts.log import VerdictStack, read_verdicts
-from scanloom.review.verdicts.verdict import Verdict, seen_of
 
 Origin = Literal["brush", "file"]
 STALE_AFTER_S = 86_400.0
@@ -267,7 +260,7 @@ def take_file(
     grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
     latest = latest_result(out, name)
     entries = read_json(latest / SEGMENTS)["files"]
-    model = _one_model(entries, model, "the case has", "`review --model`")
+    model = _one_model(entries, model)
     entries = [entry for entry in entries if entry["model"] == model]
     before = read_label_maps(latest)
     label_file = read_label_file(file, grid)
@@ -288,14 +281,12 @@ def take_file(
     return publish_revision(out, name, correction, key)
 
 
-def _one_model(
-    files: Iterable[Mapping[str, Any]], model: str | None, subject: str, option: str
-) -> str | None:
+def _one_model(files: Iterable[Mapping[str, Any]], model: str | None) -> str | None:
     """Return the model of some label maps: numbers of two models mean different things."""
     models = sorted({entry["model"] for entry in files})
-    results = f"{subject} results of {', '.join(models)}"
+    results = f"the case has results of {', '.join(models)}"
     if model is None and len(models) > 1:
-        raise ScanError(Reason.LABELS_UNKNOWN, f"{results}: name one with {option}")
+        raise ScanError(Reason.LABELS_UNKNOWN, f"{results}: name one with `review --model`")
     if model is not None and models and model not in models:
         raise ScanError(Reason.LABELS_UNKNOWN, f"{results} only")
     return model if model is not None else next(iter(models), None)
@@ -361,134 +352,3 @@ def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:
     return {
         label: (was[model, label], n) for (model, label), n in now.items() if was[model, label] != n
     }
-
-
-DATASET = "dataset.json"
-
-
-def export(
-    out: Path, folder: Path, key: Path | None = None, *, model: str | None = None
-) -> dict[str, str]:
-    """Write images, labels and `dataset.json` of accepted and corrected cases.
-
-    A case counts if its latest result was accepted by all who decided on it, or if it was
-    corrected and nobody rejected the correction.
-
-    Parameters
-    ----------
-    out, folder
-        The output folder, and the folder to be made, which must not exist.
-    key : Path or None
-        File with the key of the case ids.
-    model : str or None
-        The model whose labels are exported, if the cases have results of several.
-
-    Returns
-    -------
-    dict of str to str
-        Why a case that counts is left out, by its name: its scan can't be read or was changed, or
-        its result is damaged.
-
-    Raises
-    ------
-    ScanError
-        NOT_REVIEWED if no case counts; LABELS_UNKNOWN if there are results of several models, or a
-        number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
-    """
-    check_links(out)
-    if folder.exists():
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
-    left_out = dict[str, str]()
-    chosen = {r: read_json(r / SEGMENTS)["files"] for r in _results(out, left_out)}
-    model = _one_model(chain.from_iterable(chosen.values()), model, "there are", "--model")
-    chosen = {r: own for r, f in chosen.items() if (own := [e for e in f if e["model"] == model])}
-    if not chosen and not left_out:
-        raise ScanError(Reason.NOT_REVIEWED, "no case is accepted or corrected")
-    structures = _structures(chain.from_iterable(chosen.values()))
-    entries = list[dict[str, Any]]()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with private_draft(folder) as draft:
-            for name in ("images", "labels"):
-                (draft / name).mkdir(parents=True)
-            for result, files in chosen.items():
-                try:
-                    entries.append(_export(out, result, files, draft, key))
-                except ScanError as error:
-                    left_out[case_name(result)] = error.code
-            documents = [read_json(out / "cases" / case_name(r) / CASE) for r in chosen]
-            modalities = {str(document["source"]["modality"]) for document in documents}
-            dataset = {  # as of the Medical Segmentation Decathlon and nnU-Net
-                "name": "scanloom review",
-                "channel_names": {"0": " ".join(sorted(modalities))},
-                "labels": {"background": 0, **structures},
-                "numTraining": len(entries),
-                "file_ending": ".nii.gz",
-                "training": entries,
-            }
-            write_json(draft / DATASET, dataset)
-            draft.rename(folder)
-    except OSError as exc:
-        raise output_error(exc, "the export") from exc
-    return left_out
-
-
-def _results(out: Path, left_out: dict[str, str]) -> Iterator[Path]:
-    """Yield the latest result of each case that counts; damaged ones are left out."""
-    current = VerdictStack(read_verdicts(out)).current()
-    for case in published_cases(out):
-        result = latest_result(out, case.name)
-        try:
-            if not counts(result, current.get(case.name, {})):
-                continue
-            check_files(result)
-        except (OSError, ValueError, LookupError, TypeError):
-            left_out[case.name] = Reason.RESULT_DAMAGED.name
-        else:
-            yield result
-
-
-def _structures(files: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of each structure, which must be the same in all results."""
-    pairs = {(s["number"], s["label"]) for entry in files for s in entry["structures"]}
-    for each in zip(*pairs, strict=True):
-        if len(set(each)) < len(pairs):
-            detail = "cases have different numbers for one structure: compute them by one model"
-            raise ScanError(Reason.LABELS_UNKNOWN, detail)
-    return {label: number for number, label in sorted(pairs)}
-
-
-def counts(result: Path, verdicts: Mapping[str, Verdict]) -> bool:
-    """Return whether a result is exported, by the verdicts about it that count."""
-    seen = seen_of(result)
-    decisions = {each.decision for each in verdicts.values() if each.seen == seen}
-    # Whoever corrected a result has looked at it: a revision needs no verdict
-    return decisions == {"accept"} or (not decisions and bool(revision_number(result)))
-
-
-def case_name(result: Path) -> str:
-    """Return the name of the case of a result's folder."""
-    return result.parent.name if revision_number(result) else result.name
-
-
-def _export(
-    out: Path, result: Path, entries: list[dict[str, Any]], draft: Path, key: Path | None
-) -> dict[str, Any]:
-    """Write the image and the label maps of a case; return its entry."""
-    name = case_name(result)
-    scan = read_source(out, name, key)
-    image = draft / "images" / f"{name}.nii.gz"
-    write_nifti(scan.volume.array, scan.volume.grid, scan.source, image)
-    files = [entry["file"] for entry in entries]
-    labels = {}
-    for file in files:
-        # `segments.json` may have been changed: no other file of the output folder may leave it
-        if identity_of((result / file).relative_to(out)) != "shapes":
-            raise ScanError(Reason.RESULT_DAMAGED, "a file that is no label map is named as one")
-        target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
-        with open_regular_file(result / file) as stored, (draft / target).open("xb") as copy:
-            shutil.copyfileobj(stored, copy)
-        labels[file] = f"./{target}"
-    description = {"label": labels[files[0]]} if len(files) == 1 else {"labels": labels}
-    number = revision_number(result)
-    return {"image": f"./images/{name}.nii.gz", **description, "case": name, "revision": number}

@@ -34,13 +34,13 @@ def rectangular_grid(grid: Grid) -> Grid:
     return Grid((int(shape[0]), int(shape[1]), int(shape[2])), affine)
 
 
-def rectangular_labels(labels: NDArray[Any], grid: Grid) -> NDArray[Any]:
-    """Return labels (I, J, K) of a sheared grid on `rectangular_grid`, by nearest neighbour.
+def rectangular_labels(labels: NDArray[Any], grid: Grid, outside: float = 0) -> NDArray[Any]:
+    """Return labels or values (I, J, K) of a sheared grid on `rectangular_grid`, by nearest voxel.
 
     Returns
     -------
     array of the same dtype
-        Labels on `rectangular(grid)`, in Fortran order; 0 outside the slices.
+        Voxels on `rectangular_grid(grid)`, in Fortran order; `outside` beyond the slices.
     """
     axis = grid.shear_axis
     if axis is None:
@@ -48,7 +48,7 @@ def rectangular_labels(labels: NDArray[Any], grid: Grid) -> NDArray[Any]:
     shifts = _shifts(grid, axis)
     # Slices move by whole voxels (half a voxel is rounded up), so nearest neighbour is a copy.
     offsets = np.floor(shifts - np.floor(shifts.min(axis=0)) + 0.5).astype(int)
-    out = np.zeros(rectangular_grid(grid).shape, labels.dtype, order="F")
+    out = np.full(rectangular_grid(grid).shape, outside, labels.dtype, order="F")
     in_plane = [n for n in range(3) if n != axis]
     slices, targets = np.moveaxis(labels, axis, 0), np.moveaxis(out, axis, 0)
     for source, target, offset in zip(slices, targets, offsets[:, in_plane], strict=True):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from scanloom.core import ReadOptions, Reason, ScanError, Series
 from scanloom.io.formats import count_volumes
-from scanloom.io.identity import case_id, key_fingerprint, read_key, source_hash, source_stamp
+from scanloom.io.identity import (
+    case_id,
+    join_channel_hashes,
+    key_fingerprint,
+    read_key,
+    source_hash,
+    source_stamp,
+)
 from scanloom.io.index.series import find_series
-from scanloom.io.output.crosswalk import find_sources, latest_by_id
+from scanloom.io.output.crosswalk import find_sources, latest_by_id, sources_of_study
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import check_key
@@ -21,7 +30,12 @@ from scanloom.io.scan import Scan
 MAX_PHASES = 1000
 
 
-def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
+FindSeries = Callable[[Path], Sequence[Series]]
+
+
+def read_source(
+    out: Path, name: str, key: Path | None = None, find: FindSeries = find_series
+) -> Scan:
     """Read the scan of a case as it was read for its result, of which its files must be unchanged.
 
     Their content is compared if their sizes, times or places are not those of the run.
@@ -33,6 +47,9 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
     ----------
     key : Path or None
         File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
+    find : callable
+        Lists the scans at a path: one that keeps its answers spares the next case of a large folder
+        the listing.
 
     Raises
     ------
@@ -49,14 +66,65 @@ def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
-    series, phase = _find(out, document, secret)
+    series, phase, _ = _find(out, document, secret, find)
     # a hash of all files takes long: only where their stamp is another
     is_alone = len(stamp.split()) < 2  # a stamp for each channel
     if is_alone and source_stamp([series.stamp], secret) != stamp:
         check_content(series, document, secret)
+    return read_scan(series, _read_options(document), phase=phase)
+
+
+def read_channels(
+    out: Path, name: str, channels: int, key: Path | None = None, find: FindSeries = find_series
+) -> list[Scan]:
+    """Read the scans of all input channels of a case, in the order of its model.
+
+    The crosswalk has the first channel only: the others are the series of its study whose content
+    is that of the result, so that all files of the study are read.
+
+    Parameters
+    ----------
+    channels : int
+        Their number.
+    key, find
+        As in `read_source`.
+
+    Raises
+    ------
+    ScanError
+        As `read_source`; SERIES_DIFFERS if the series are not those that were segmented.
+    """
+    if channels == 1:
+        return [read_source(out, name, key, find)]
+    document = read_json(out / "cases" / name / CASE)
+    secret = read_key(key)
+    check_key(out, key_fingerprint(secret))
+    first, phase, study = _find(out, document, secret, find)
+    paths = dict.fromkeys(record.path for record in sources_of_study(out, study))
+    others = {
+        series.series_uid: series
+        for path in paths
+        if Path(path).exists()
+        for series in find(Path(path))
+        if series.study_uid == study and series.series_uid != first.series_uid
+    }
+    hashes = {uid: source_hash(series, secret) for uid, series in others.items()}
+    own = source_hash(first, secret)
+    for order in permutations(others, channels - 1):
+        content = join_channel_hashes([own, *(hashes[uid] for uid in order)], secret)
+        if content == document["source"]["hash"]:
+            read = _read_options(document)
+            further = replace(read, gaps="refuse", orientation=None)
+            scans = (read_scan(others[uid], further) for uid in order)
+            return [read_scan(first, read, phase=phase), *scans]
+    detail = "series of the study are missing, or have other content than when it was segmented"
+    raise ScanError(Reason.SERIES_DIFFERS, detail)
+
+
+def _read_options(document: Mapping[str, Any]) -> ReadOptions:
+    """Return the options with which a case was read, from `case.json`."""
     options = document["options"]
-    read = ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
-    return read_scan(series, read, phase=phase)
+    return ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
 
 
 def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> None:
@@ -81,15 +149,17 @@ def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> No
     raise ScanError(Reason.SERIES_DIFFERS, detail)
 
 
-def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series, int | None]:
-    """Return the series of a case, and its volume if it has several."""
+def _find(
+    out: Path, document: Mapping[str, Any], secret: bytes, find: FindSeries
+) -> tuple[Series, int | None, str]:
+    """Return the series of a case, its volume if it has several, and the UID of its study."""
     number = document["case"]
     record = latest_by_id(find_sources(out, [number])).get(number)
     if record is None:
         raise ScanError(Reason.ID_UNKNOWN, "the crosswalk lacks the case")
-    for series, phase in _candidates(find_series(Path(record.path))):
+    for series, phase in _candidates(find(Path(record.path))):
         if case_id(series, secret, phase) == number:
-            return series, phase
+            return series, phase, record.study_uid
     raise ScanError(Reason.SERIES_DIFFERS, "another series is where that of the case was")
 
 

@@ -29,7 +29,10 @@ SHOWN_BY = {
     **{reason: ON_RESULTS for reason in Reason if reason.subject == "result"},
 }
 """Commands that show a reason; `ON_SCANS` for all others."""
-ROOMS = ("core", "cards", "ops", "io", "inference", "convert", "review", "engine", "cli/checks")
+ROOMS = (
+    *("core", "cards", "ops", "io", "inference", "convert"),
+    *("review", "engine", "training", "cli/checks"),
+)
 WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")
 SHOWN_BY_FILE = {
     "convert/download/add.py": ("models",),
@@ -38,16 +41,19 @@ SHOWN_BY_FILE = {
     "engine/default_model.py": ("segment",),
     "engine/monitor.py": ("run",),
     "engine/planning.py": ("plan", "run"),
+    "engine/result_file.py": ("segment",),
     "engine/revisions.py": ("review",),
     "engine/run.py": ("run",),
     "engine/run_files.py": ("run",),
     "io/identity.py": WITH_KEY,
     "engine/segment.py": ("segment",),
-    "engine/result_file.py": ("segment",),
     "io/index/ranking.py": ("segment",),
     "io/output/layout.py": ON_RESULTS,
     "io/formats.py": ("segment",),
     "io/write/bids.py": ("run",),
+    "training/dataset.py": ("dataset",),
+    "training/evaluate.py": ("evaluate",),
+    "training/label_sets.py": ("evaluate",),
 }
 """Commands that show the messages of a module; `ON_SCANS` for all others."""
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import Exit, error_boundary, say
+from scanloom.cli.console import error_boundary, say
 from scanloom.cli.options import KeyOptions, Reporting, ResultsOptions, takes_panels
 from scanloom.cli.values import percentage
 
@@ -91,12 +91,6 @@ class CorrectionOptions:
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model, if there are results of several.")
     ] = None
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write images and labels of accepted and corrected cases."
-        ),
-    ] = None
 
 
 @takes_panels
@@ -134,9 +128,6 @@ def review(
             reviewer = next(iter(names), "reviewer")
             take, case = corrections.take, corrections.case
             _take(out, take, case, reviewer, corrections.model, key.key)
-            return
-        if corrections.export is not None:
-            _export(out, corrections.export, corrections.model, key.key)
             return
         try:
             from scanloom.review.server.serve import ServerOptions, serve
@@ -208,18 +199,6 @@ def _take(
         say(f"Revision {folder.name}: {folder}")
         for label, (was, now) in changed_structures(before, folder).items():
             say(f"{label}: {was} voxels before, {now} now")
-
-
-def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:
-    """Write images and labels for training."""
-    from scanloom.engine.revisions import export
-
-    left_out = export(out, folder, key, model=model)
-    say(f"Exported to {folder}")
-    for name, code in left_out.items():
-        say(f"Left out: {name} ({code})", err=True)
-    if left_out:
-        raise typer.Exit(Exit.SOME_FAILED)
 
 
 def _tell_kept(kept: dict[tuple[str, str], int]) -> None:

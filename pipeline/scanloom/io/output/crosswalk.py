@@ -147,6 +147,20 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
     return _rows(table.filter(_with_ids(table, ids)))
 
 
+def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
+    """Return the rows of OUT's crosswalk of a study, by its StudyInstanceUID, oldest first.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    from pyarrow import compute
+
+    table = _read(out / PRIVATE / CROSSWALK)
+    return _rows(table.filter(compute.equal(table.column("study_uid"), study_uid)))
+
+
 def known_ids(out: Path) -> set[str]:
     """Return all ids of OUT's crosswalk.
 

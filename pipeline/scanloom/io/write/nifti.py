@@ -35,7 +35,7 @@ def write_nifti(
 
     Parameters
     ----------
-    array : (I, J, K) array
+    array : (I, J, K) array, or (I, J, K, C) of several channels
         Voxels on `grid`.
     grid : Grid
         The scan's own grid, or the rectangular grid of a sheared scan.
@@ -72,8 +72,8 @@ def _header(array: NDArray[Any], grid: Grid, source: Source, slope: float) -> by
         raise ScanError(Reason.TOO_LARGE, detail)
     header = nib.Nifti1Header(endianness="<")
     header.set_data_dtype(array.dtype)
-    header.set_data_shape(grid.shape)
-    header.set_zooms(grid.spacing)
+    header.set_data_shape(array.shape)
+    header.set_zooms((*grid.spacing, *(1.0 for _ in array.shape[3:])))
     header.set_xyzt_units(xyz="mm")
     header["scl_slope"], header["scl_inter"] = slope, 0
     _set_forms(header, forms_for(grid, source))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from scanloom.core import ScanError
-from scanloom.engine.revisions import Correction, export, publish_revision
+from scanloom.core import Reason, ScanError
+from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.io.output.case_folder import check_writable
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import (
@@ -32,6 +32,7 @@ from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import share_cases
 from scanloom.review.verdicts.tables import write_review_tables
 from scanloom.review.verdicts.verdict import Verdict
+from scanloom.training.dataset import write_dataset
 from support.commands import scanloom
 from support.review_cases import change, seen
 
@@ -160,21 +161,29 @@ def test_a_stroke_is_not_written_through_a_link(server: Any, hers: Path) -> None
     assert [path.name for path in hers.iterdir()] == ["diary"]
 
 
-def test_reports_and_exports_open_no_links(server: Any, hers: Path, tmp_path: Path) -> None:
+def test_reports_and_datasets_open_no_links(
+    server: Any, published: Path, hers: Path, tmp_path: Path
+) -> None:
     picture, [case, second] = hers / "moved", sorted((server.out / "cases").iterdir())
     for each in (case, second):
         server.state.log.append(Verdict(each.name, "r1", seen(each), "accept"))
     shutil.copy2(case / "preview.png", picture)
     replace(case / "preview.png", picture)
+    documents = second / "segments.json"
+    text = documents.read_text()
+    assert '"file": "segmentation.nii.gz"' in text
+    documents.write_text(text.replace('"file": "segmentation.nii.gz"', '"file": "preview.png"'))
     fit(case)
+    fit(second)
     damaged = set[str]()
 
     write_report(server.out, damaged)
-    left_out = export(server.out, tmp_path / "export", None)
+    dataset = write_dataset(server.out, tmp_path / "data", key=published / "key")
 
     assert case.name in damaged
     assert not (server.out / "report" / "thumbs" / f"{case.name}.webp").exists()
-    assert left_out[case.name] == "RESULT_DAMAGED"
+    reasons = {name: reason for name, (reason, _) in dataset.left_out.items()}
+    assert reasons == dict.fromkeys((case.name, second.name), Reason.RESULT_DAMAGED)
 
 
 # --- the functions that open ----------------------------------------------------------------------
