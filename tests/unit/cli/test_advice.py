@@ -53,7 +53,7 @@ SHOWN_BY_FILE = {
     "io/write/bids.py": ("run",),
     "training/dataset.py": ("dataset",),
     "training/evaluate.py": ("evaluate",),
-    "training/label_sets.py": ("evaluate",),
+    "training/evaluation_page.py": ("evaluate",),
 }
 """Commands that show the messages of a module; `ON_SCANS` for all others."""
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
