@@ -258,6 +258,8 @@ def _convolution(
     options = (_per_axis(numbers, count) for numbers in (stride, padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    if min(space) < 1:  # torch 2.11 accepts it on the meta device only
+        raise RuntimeError("the kernel is larger than the padded input")
     # None leaves the call to torch, which raises its own error
     if image.shape[1] != weight.shape[1] * groups:
         return None
