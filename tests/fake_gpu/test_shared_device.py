@@ -102,11 +102,14 @@ def test_a_device_that_was_named_is_not_replaced(
     assert caught.value.reason is Reason.OUT_OF_MEMORY
 
 
-def test_a_worker_alone_has_the_whole_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_alone_has_the_whole_device(
+    card: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = ["GPU-aa11", "GPU-bb22"]
     for name, value in worker_environment(workers[0], workers).items():
         monkeypatch.setenv(name, value)
     with stand_in() as fake:
+        TorchPredictor(card, FLOAT32, device="cuda")
         assert fake.share[0] == 1.0
 
 
