@@ -53,6 +53,18 @@ def container_limit(folder: Path = CGROUPS) -> int | None:
     return None
 
 
+SHARED_DEVICES = "SCANLOOM_SHARED_DEVICES"
+"""Environment variable: how many workers of a run, itself included, use the kinds of devices that a
+worker shares, such as `cpu:4 gpu:2`."""
+
+
+def worker_count(kind: str) -> int:
+    """Return the number of workers that use this process's device of a kind, "cpu" or "gpu"."""
+    entries = (entry.partition(":") for entry in os.environ.get(SHARED_DEVICES, "").split())
+    counts = {name: int(count) for name, _, count in entries if count.isdecimal()}
+    return max(1, counts.get(kind, 1))
+
+
 PROCESSOR_TIME = "the processor time of a process (ulimit -t)"
 FILE_SIZE = "the size of files of a process (ulimit -f)"
 

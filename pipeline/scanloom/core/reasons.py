@@ -321,6 +321,9 @@ class Flag(Enum):
     CROP_EMPTY = "The structures that a model is cropped to were not found; it was not run"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     HALF_WRONG = "This machine's libraries compute half precision wrong; the network ran in float32"
+    DEVICE_TOO_SMALL = (
+        "The memory of the GPU did not suffice; the network ran on the CPU, which takes far longer"
+    )
     OTHER_ENGINE = (
         "The network was run by another library, or in another precision, than was requested or "
         "recorded for this output folder; labels may differ slightly from those of other cases"

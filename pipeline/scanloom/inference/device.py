@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
 from scanloom.core.engines import EngineChoice
-from scanloom.core.process import core_count
+from scanloom.core.process import core_count, worker_count
 from scanloom.options import DEVICES
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,9 @@ ASKED_FOR = "requested"
 """The reason for a requested device, for which no other device is substituted."""
 VALUES_PER_VOXEL = 256
 """Feature values that a large network holds at once per voxel of its window."""
+
+CONTEXT_BYTES = 768 * 1024**2
+"""Memory of a GPU that CUDA and its libraries take in each process; torch does not count it."""
 
 _MADV_DONTNEED = 4
 """Advice of Linux's madvise: pages are dropped, and read from their file if used again."""
@@ -263,10 +266,29 @@ def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torc
     if device.type != "cuda":
         return 1  # one window fills all cores of a CPU
     # A quarter of the memory: scores, sums and the scan need the rest
-    total = int(torch.cuda.get_device_properties(device).total_memory)
     window_bytes = math.prod(window) * VALUES_PER_VOXEL * dtype.itemsize
     most = MOST_PLANES if 1 in window else MOST_WINDOWS
-    return max(1, min(most, total // 4 // window_bytes))
+    return max(1, min(most, device_memory(device) // 4 // window_bytes))
+
+
+def share_memory(device: torch.device) -> None:
+    """Limit this process to its share of a GPU, if other workers of the run use it too.
+
+    Otherwise each would plan with all of the memory, and the last to allocate would fail.
+    """
+    workers = worker_count("gpu")
+    if device.type != "cuda" or workers == 1:
+        return
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    # On a GPU of 8 GB, CUDA's own memory of eight processes would leave nothing
+    fraction = max(1 / workers - CONTEXT_BYTES / total, 0.5 / workers)
+    torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+
+def device_memory(device: torch.device) -> int:
+    """Return the bytes of a CUDA device that this process may allocate: see `share_memory`."""
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from scanloom.cards.card import (
 )
 from scanloom.cards.graph import networks, stages
 from scanloom.core import Grid, Reason, ScanError, format_bytes
-from scanloom.inference.device import VALUES_PER_VOXEL
+from scanloom.inference.device import VALUES_PER_VOXEL, device_memory
 from scanloom.inference.geometry import NetworkPlan, grid_for_parts, plan_grid
 from scanloom.inference.network.architectures import MetaShapeRules, build_network, meta_dispatch
 from scanloom.inference.network.layers import (
@@ -595,10 +595,8 @@ def room(device: torch.device, limit: int | None = None, reserved: int = 0) -> M
     host = None if total_host is None else max(0, total_host - resident())
     if device.type != "cuda":
         return MemoryLimits(None if host is None else max(0, host - reserved))
-    total = int(torch.cuda.get_device_properties(device).total_memory)
-    fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    allocated = torch.cuda.memory_allocated(device)
-    return MemoryLimits(host, max(0, int(total * fraction) - allocated - reserved))
+    free = device_memory(device) - torch.cuda.memory_allocated(device) - reserved
+    return MemoryLimits(host, max(0, free))
 
 
 def resident() -> int:

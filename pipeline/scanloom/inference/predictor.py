@@ -35,6 +35,7 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
     return_free_memory,
+    share_memory,
 )
 from scanloom.inference.engines.selection import EngineSelector, ScanWindows, TorchModel
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
@@ -132,6 +133,7 @@ class TorchPredictor(PlacedModel):
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
         self.device = choose_device(device)
+        share_memory(self.device.device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
         self.overflows = loaded.dtype is not self.precision.dtype
@@ -235,6 +237,8 @@ class TorchPredictor(PlacedModel):
                 flags.append(Flag.HALF_WRONG)
             # a scan that overflows does so on every machine: not a difference of this one
             used = first.name if overflowed else str(prediction.memory_plan.dtype)
+            if prediction.memory_plan.device != self.device.device:
+                flags.append(Flag.DEVICE_TOO_SMALL)
             if self.departs(used.removeprefix("torch.")):
                 flags.append(Flag.OTHER_ENGINE)
             return replace(prediction, flags=tuple(flags), engine=self.engine)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakSet
 
 from scanloom.core import counted
-from scanloom.core.process import core_count
+from scanloom.core.process import SHARED_DEVICES, core_count, worker_count
 
 if TYPE_CHECKING:
     from scanloom.engine.workflow.schema import Execution
@@ -71,8 +71,6 @@ def check_device(name: str) -> None:
         choose_device(name)
 
 
-SHARED = "SCANLOOM_SHARED_DEVICES"
-"""Environment variable: the kinds of devices that a worker shares with others of the run."""
 AMD = "hip:"
 """Prefix of the number of an AMD GPU, by which HIP selects it."""
 
@@ -93,7 +91,7 @@ def worker_environment(device: str, devices: Sequence[str]) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), share)
     environment = {name: os.environ.get(name, value) for name, value in threads.items()}
     if len(devices) > 1:
-        environment[SHARED] = "cpu gpu" if devices.count(device) > 1 else "cpu"
+        environment[SHARED_DEVICES] = f"cpu:{len(devices)} gpu:{devices.count(device)}"
     if device.startswith(AMD):
         environment["HIP_VISIBLE_DEVICES"] = device.removeprefix(AMD)
     elif device:
@@ -217,9 +215,8 @@ class CaseEnergyMeter(EnergyMeter):
         """Return the joules of the case by kind of device, once; None if they are not known."""
         with self._lock:
             self._open.discard(self)
-        shared = os.environ.get(SHARED, "").split()
         spent = (super().joules() or {}) if self._alone else {}
-        return {kind: joules for kind, joules in spent.items() if kind not in shared} or None
+        return {kind: joules for kind, joules in spent.items() if worker_count(kind) == 1} or None
 
 
 def describe_energy() -> str:

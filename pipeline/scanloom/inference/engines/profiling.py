@@ -58,7 +58,8 @@ def profiled(path: Path) -> Iterator[MarkStep]:
 
     # All threads: scans are read and written beside the network
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    trace = profile(activities=activities, experimental_config=threads)
+    # One cycle only; torch 2.11 warns that it would forget the events of former ones
+    trace = profile(activities=activities, experimental_config=threads, acc_events=True)
     trace.start()
     try:
         yield mark

@@ -170,6 +170,20 @@ def _limit_weights(values: int | None) -> Iterator[None]:
         handle.remove()
 
 
+_ACTIVATIONS = (
+    "prelu",
+    "leaky_relu",
+    "elu",
+    "celu",
+    "selu",
+    "gelu",
+    "mish",
+    "hardtanh",
+    "hardswish",
+)
+"""Activations, in place too, that not every version of torch tags as pointwise."""
+
+
 class MetaShapeRules:
     """Rules of a dispatch mode that computes shapes only; `note` is called for each operation.
 
@@ -234,7 +248,8 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     norms = (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
     pointwise = torch.Tag.pointwise in func.tags and len(shapes) == 1
     drawn = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
-    keeps_shape = pointwise or drawn or func in norms or func is aten.prelu.default
+    activation = func._schema.name.removeprefix("aten::").rstrip("_") in _ACTIVATIONS
+    keeps_shape = pointwise or activation or drawn or func in norms
     if not keeps_shape or not isinstance(args[0], torch.Tensor):
         return None
     if func._schema.is_mutable:
@@ -258,6 +273,8 @@ def _convolution(
     options = (_per_axis(numbers, count) for numbers in (stride, padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    if min(space) < 1:  # torch 2.11 accepts it on the meta device only
+        raise RuntimeError("the kernel is larger than the padded input")
     # None leaves the call to torch, which raises its own error
     if image.shape[1] != weight.shape[1] * groups:
         return None

@@ -21,7 +21,13 @@ from torch.nn import functional
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
-from scanloom.inference.device import all_finite, cudnn_version, deterministic, is_out_of_memory
+from scanloom.inference.device import (
+    all_finite,
+    cudnn_version,
+    deterministic,
+    device_memory,
+    is_out_of_memory,
+)
 from scanloom.inference.engines.cache import (
     device_model,
     export_key,
@@ -173,8 +179,8 @@ def take_turns(networks: Sequence[LoadedNetwork], device: torch.device) -> bool:
     """
     if device.type != "cuda" or len(networks) == 1:
         return False
-    total = int(torch.cuda.get_device_properties(device).total_memory)
-    return sum(network.nbytes for network in networks) > total // SHARE_OF_NETWORKS
+    nbytes = sum(network.nbytes for network in networks)
+    return nbytes > device_memory(device) // SHARE_OF_NETWORKS
 
 
 class TakingTurns:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from scanloom.core.process import SHARED_DEVICES
 from scanloom.engine.machine import devices
 from scanloom.engine.machine.devices import (
-    SHARED,
     CaseEnergyMeter,
     EnergyMeter,
     describe_energy,
@@ -33,7 +33,7 @@ def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", GPUS.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: handle)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", counted.__getitem__)
-    for name in ("CUDA_VISIBLE_DEVICES", SHARED):
+    for name in ("CUDA_VISIBLE_DEVICES", SHARED_DEVICES):
         monkeypatch.delenv(name, raising=False)
     return counted
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
+from torch._ops import OpOverload
 
 from scanloom.inference.network.architectures import meta_dispatch
 
@@ -72,6 +75,21 @@ def test_mismatched_shapes_are_refused_as_by_torch(image: torch.Tensor) -> None:
     layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
     with torch.inference_mode(), meta_dispatch(), pytest.raises(RuntimeError):
         layer(image.to("meta"))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("layer", [nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish])
+def test_torch_is_not_asked_for_the_shape_of_an_activation(
+    layer: Callable[..., nn.Module], inplace: bool
+) -> None:
+    """Some versions import their compiler to answer."""
+    image = torch.zeros(2, 4, 9, device="meta")
+    with torch.inference_mode(), meta_dispatch(), patch.object(OpOverload, "__call__") as asked:
+        output = layer(inplace=inplace)(image)
+
+    asked.assert_not_called()
+    assert output.shape == image.shape
+    assert (output is image) is inplace
 
 
 def test_tensors_with_values_keep_them() -> None:
