@@ -161,14 +161,18 @@ def fetch_missing(models: Sequence[str]) -> None:
     from scanloom.convert.download.addresses import ZOO_BUNDLES
     from scanloom.convert.download.sources import find_source
     from scanloom.convert.store import missing_request
-    from scanloom.core import format_bytes
+    from scanloom.core import ScanError, format_bytes
 
     requests = dict.fromkeys(filter(None, map(missing_request, models)))
     if not requests or is_offline():
         return
     sources = [find_source(request) for request in requests]
     for source in sources:
-        size = source_size(source)
+        try:
+            size = source_size(source)
+        except ScanError as exc:
+            detail = f"the model {source.name} is not in the store, and {exc.detail}"
+            raise ScanError(exc.reason, detail) from exc
         licence = source.licence or ZOO_BUNDLES.get(source.name, "as in its files")
         say(f"The model {source.name} is not in your store. It can be fetched:", err=True)
         say(f"  source   {source.origin}", err=True)

@@ -136,7 +136,8 @@ def _write_model(archive: zipfile.ZipFile, entry: ModelEntry, scratch: Path) -> 
             raise ScanError(Reason.MODEL_HASH, detail)
     for folder in (entry.folder, entry.folder / "docs"):
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if _LICENCES.search(file.name) and file.is_file() and file.stat().st_size <= MAX_BYTES:
+            fits = file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_BYTES
+            if fits and _LICENCES.search(file.name):
                 add(file.relative_to(entry.folder).as_posix(), file)
     known = entry.provenance
     record = Provenance(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,31 +24,54 @@ from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.store import find_model, locate_model, verify_model
 from scanloom.core import Reason, ScanError
 from support.bundles import saved, spleen_config, write_bundle
+from support.totalsegmentator_folders import write_task
 
 Members = dict[str, bytes]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a machine; its store has a model `spleen` with licence files."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a machine; its store is empty, and nothing ships."""
     (tmp_path / "ships").mkdir()
     monkeypatch.setattr(store, "shipped_models", lambda: tmp_path / "ships")
     monkeypatch.delenv("SCANLOOM_MODELS", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "connected"))
-    bundle = write_bundle(tmp_path / "made" / "spleen", weights=saved(2.0))
+    return tmp_path
+
+
+def add_spleen(folder: Path) -> None:
+    """Add a model with licence files to the store."""
+    bundle = write_bundle(folder / "spleen", weights=saved(2.0))
     (bundle / "LICENSE").write_text("For non-commercial use.")
     (bundle / "docs").mkdir(exist_ok=True)
     (bundle / "docs" / "data_license.txt").write_text("Of the scans.")
     add_model(str(bundle), AddOptions(lambda model, licence: True))
-    return tmp_path
 
 
 @pytest.fixture
-def closed(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+def here(place: Path) -> Path:
+    """Return the folder of a machine whose store has the model `spleen`."""
+    add_spleen(place / "made")
+    return place
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
+    """Return the files in an archive of the model `spleen`."""
+    folder = tmp_path_factory.mktemp("members")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder))
+        add_spleen(folder / "made")
+        write_archive(["spleen"], folder / "models.zip")
+    return read(folder / "models.zip")
+
+
+@pytest.fixture
+def closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
     """Return a function that goes on to a machine without a network, and returns its store."""
 
     def go_on() -> Path:
-        monkeypatch.setenv("XDG_DATA_HOME", str(here / "closed"))
+        monkeypatch.setenv("XDG_DATA_HOME", str(place / "closed"))
         monkeypatch.setenv("SCANLOOM_OFFLINE", "1")
         return store.user_models()
 
@@ -99,6 +123,33 @@ def test_models_are_the_same_on_the_other_machine(here: Path, closed: Callable[[
     assert card_digest(find_model("spleen")) == card_digest(before["spleen"])
     assert [each.already for each in add(here / "models.zip")] == [True, True, True]
     assert sorted(p.name for p in own.glob("[!.]*")) == ["body", "body_highres_false", "spleen"]
+
+
+def test_networks_that_run_on_request_go_with_a_model(
+    here: Path, closed: Callable[[], Path]
+) -> None:
+    """A task of two networks, and the rough model that crops the scan for some structures."""
+    weights = here / "made" / "total_mr"
+    for task in ("total_mr", "total_mr_fastest"):
+        write_task(weights, task)
+    before = find_model(f"{weights}/total_mr")
+    assert before.subset is not None
+    write_archive([f"{weights}/total_mr"], here / "models.zip")
+    shutil.rmtree(here / "made")
+    closed()
+
+    [added] = add(here / "models.zip")
+
+    card = find_model(added.name)
+    assert card.subset is not None
+    assert card_digest(replace(card, name=before.name)) == card_digest(before)
+    names = {f"{w.sha256}.safetensors" for w in (*card.folds, card.subset.card.weights)}
+    assert names <= {file.name for file in (added.folder / "weights").iterdir()}
+    rough = card.subset.card.weights.file
+    rough.write_bytes(bytes(rough.stat().st_size))
+    (added.folder / PROVENANCE_FILE).unlink()
+    with pytest.raises(ScanError, match="the weights differ from those of the card"):
+        verify_model(locate_model(added.name))
 
 
 def test_licences_go_with_a_model_and_are_asked_for_again(
@@ -227,32 +278,33 @@ HOSTILE: dict[str, tuple[Callable[[Members], object], Reason]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_adds_nothing(name: str, here: Path, closed: Callable[[], Path]) -> None:
+def test_a_hostile_archive_adds_nothing(
+    name: str, members: Members, place: Path, closed: Callable[[], Path]
+) -> None:
     change, reason = HOSTILE[name]
-    write_archive(["spleen"], here / "models.zip")
-    members = read(here / "models.zip")
+    members = dict(members)
     change(members)
-    write(here / "models.zip", members)
-    outside = tree(here)
+    write(place / "models.zip", members)
+    outside = tree(place)
     own = closed()
 
     with pytest.raises(ScanError) as caught:
-        add(here / "models.zip")
+        add(place / "models.zip")
 
     assert caught.value.reason is reason
     assert caught.value.detail.isprintable()
     assert [p for p in tree(own) if not p.endswith(".lock")] == []
-    assert [p for p in tree(here) if not p.startswith("closed/")] == outside
+    assert [p for p in tree(place) if not p.startswith("closed/")] == outside
 
 
-def test_links_bombs_and_repeated_files_are_refused(here: Path, closed: Callable[[], Path]) -> None:
-    write_archive(["spleen"], here / "models.zip")
-    members = read(here / "models.zip")
+def test_links_bombs_and_repeated_files_are_refused(
+    members: Members, place: Path, closed: Callable[[], Path]
+) -> None:
     own = closed()
     link = zipfile.ZipInfo("spleen/weights")
     link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
     for further, content in ((link, b"/etc"), ("spleen/a", bytes(64 << 20)), ("spleen/a", b"")):
-        with zipfile.ZipFile(here / "bad.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(place / "bad.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in members.items():
                 archive.writestr(name, data)
             archive.writestr(further, content)
@@ -261,10 +313,20 @@ def test_links_bombs_and_repeated_files_are_refused(here: Path, closed: Callable
                     archive.writestr(further, content)
 
         with pytest.raises(ScanError) as caught:
-            add(here / "bad.zip")
+            add(place / "bad.zip")
 
         assert caught.value.reason is Reason.MODEL_UNSAFE
     assert [p for p in tree(own) if not p.endswith(".lock")] == []
+
+
+def test_an_unchanged_archive_is_added(
+    members: Members, place: Path, closed: Callable[[], Path]
+) -> None:
+    """So that the refusals above are those of the changes."""
+    write(place / "models.zip", members)
+    closed()
+
+    assert [each.name for each in add(place / "models.zip")] == ["spleen"]
 
 
 LIMITED = """
