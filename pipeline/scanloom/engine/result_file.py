@@ -124,6 +124,11 @@ class ResultFile:
         return document_of(self.path)
 
     @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the writers of a case that do not run, since their files are not kept."""
+        return frozenset({"preview"} if self._is_seg else {"preview", "dicom_seg"})
+
+    @property
     def _is_seg(self) -> bool:
         return self.path.name.lower().endswith(DICOM_SEG)
 

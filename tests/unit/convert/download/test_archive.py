@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import stat
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +21,7 @@ from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.store import find_model, locate_model, verify_model
 from scanloom.core import Reason, ScanError
 from support.bundles import saved, spleen_config, write_bundle
+from support.commands import limited_files
 from support.totalsegmentator_folders import write_task
 
 Members = dict[str, bytes]
@@ -329,15 +327,6 @@ def test_an_unchanged_archive_is_added(
     assert [each.name for each in add(place / "models.zip")] == ["spleen"]
 
 
-LIMITED = """
-import resource, signal, sys
-from scanloom.cli.main import main
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-main(sys.argv[2:])
-"""
-
-
 @pytest.mark.parametrize("limit", [100, 1500, 3000])
 def test_without_space_the_earlier_archive_stays_and_no_half_one(here: Path, limit: int) -> None:
     """A limit of the size of files (EFBIG) stands for a full disk."""
@@ -346,13 +335,10 @@ def test_without_space_the_earlier_archive_stays_and_no_half_one(here: Path, lim
     write_archive(["spleen"], target)
     before = target.read_bytes()
     assert len(before) > 3000
-    command = [sys.executable, "-c", LIMITED, str(limit), "models", "bundle", "spleen", "-o"]
 
-    ended = subprocess.run(
-        [*command, str(target)], capture_output=True, text=True, check=False, env=dict(os.environ)
-    )
+    with limited_files(limit), pytest.raises(ScanError) as caught:
+        write_archive(["spleen"], target)
 
-    assert ended.returncode == 74, ended.stderr
-    assert "OUTPUT_UNWRITABLE" in ended.stderr
+    assert caught.value.reason is Reason.OUTPUT_UNWRITABLE
     assert target.read_bytes() == before
     assert [p.name for p in target.parent.iterdir()] == ["models.zip"]
