@@ -184,10 +184,11 @@ TOTALSEGMENTATOR_TASKS: Final[Mapping[str, tuple[int, ...]]] = {
     "trunk_cavities": (343,),
     "brain_aneurysm": (615,),
     "vertebrae_body": (305,),
-    "vertebrae_pp": (803,),
-    "vertebrae_pp_refined": (803,),
 }
 """Numbers of a task's datasets, and then of those of the rough models that crop the scan for it."""
+TOTALSEGMENTATOR_CLEANED: Final = ("vertebrae_pp", "vertebrae_pp_refined")
+"""Tasks that no card can express: code of their own changes labels after the networks."""
+CLEANED_BY_SHAPE: Final = "cleaning of vertebrae by their shape"
 TOTALSEGMENTATOR_LICENSED: Final = frozenset(
     {
         "aorta_annulus",

@@ -204,6 +204,9 @@ def find_source(request: str) -> Source:
             return _zoo_bundle(known if not at else name)
         if not at:
             return find_source(known)
+    refused = {*addresses.TOTALSEGMENTATOR_LICENSED, *addresses.TOTALSEGMENTATOR_CLEANED}
+    if not collection and name.lower() in refused:
+        return _totalsegmentator(name.lower())
     detail = f"there is no folder or zip file {printable(request[:200])!r}"
     if not collection and len(request) < _MAX_PATH_CHARACTERS:
         hint = did_you_mean(bundle, sorted(addresses.known_names()))
@@ -295,6 +298,8 @@ def _totalsegmentator(task: str) -> Source:
     if task in addresses.TOTALSEGMENTATOR_LICENSED:
         detail = f"the weights of {task} need a licence: get them with TotalSegmentator, and give "
         raise ScanError(Reason.LICENCE, f"{detail}their folder")
+    if task in addresses.TOTALSEGMENTATOR_CLEANED:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{task}: {addresses.CLEANED_BY_SHAPE}")
     if task not in addresses.TOTALSEGMENTATOR_TASKS:
         raise _unknown("totalsegmentator", task, addresses.TOTALSEGMENTATOR_TASKS)
 
