@@ -39,8 +39,9 @@ from scanloom.convert.provenance import (
 )
 from scanloom.convert.store import ModelEntry, describe_model
 from scanloom.core import Reason, ScanError, printable, slug
-from scanloom.io.system.atomic_write import atomic_write, check_replaceable
+from scanloom.io.system.atomic_write import check_replaceable, fsync_path
 from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.scratch_folders import HIDDEN_PREFIX, locked_temporary_folder
 
 LIST_FILE: Final = "scanloom-models.json"
 """Name of the file in an archive that lists its models; by it an archive is recognized."""
@@ -87,15 +88,18 @@ def write_archive(names: Sequence[str], file: Path) -> tuple[ModelEntry, ...]:
         detail = f"{printable(file.name)} exists, and is not a model archive"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
-    def write(draft: Path) -> None:
-        with zipfile.ZipFile(draft, "w") as archive:
-            document = json.dumps({"schema": _SCHEMA, "models": titles}, indent=1)
-            archive.writestr(zipfile.ZipInfo(LIST_FILE, _DATE), document)
-            for entry in entries:
-                _write_model(archive, entry, draft.parent)
-
     try:
-        atomic_write(file, write)
+        # what killed commands left is removed: an archive may have gigabytes
+        with locked_temporary_folder(file.parent, HIDDEN_PREFIX) as folder:
+            draft = folder / "archive"
+            with zipfile.ZipFile(draft, "w") as archive:
+                document = json.dumps({"schema": _SCHEMA, "models": titles}, indent=1)
+                archive.writestr(zipfile.ZipInfo(LIST_FILE, _DATE), document)
+                for entry in entries:
+                    _write_model(archive, entry, folder)
+            fsync_path(draft)
+            draft.replace(file)
+            fsync_path(file.parent)
     except OSError as exc:
         raise output_error(exc, "the model archive") from exc
     return entries

@@ -327,6 +327,17 @@ def test_an_unchanged_archive_is_added(
     assert [each.name for each in add(place / "models.zip")] == ["spleen"]
 
 
+def test_the_folder_of_a_killed_command_is_removed(here: Path) -> None:
+    left = here / ".scanloom-killed"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "archive").write_bytes(b"half an archive")
+
+    write_archive(["spleen"], here / "models.zip")
+
+    assert not list(here.glob(".scanloom-*"))
+
+
 @pytest.mark.parametrize("limit", [100, 1500, 3000])
 def test_without_space_the_earlier_archive_stays_and_no_half_one(here: Path, limit: int) -> None:
     """A limit of the size of files (EFBIG) stands for a full disk."""
