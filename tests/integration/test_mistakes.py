@@ -284,7 +284,7 @@ MISTAKES = {
         ("there is no folder or zip file 'Dataset042', and no model of that name is known",),
     ),
     "typo of models add": Mistake(
-        ("models", "add", "spleen_ct_segmentatoin"), ("did you mean spleen_ct_segmentation?",)
+        ("models", "add", "spleen_ct_segmentatoin"), ("did you mean spleen_ct_segmentation",)
     ),
     "path of models add": Mistake(
         ("models", "add", "nnUNet/Dataset042"), ("no folder or zip file 'nnUNet/Dataset042'",)

@@ -6,11 +6,12 @@ import contextlib
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,17 @@ def scanloom_forked(
         for file in (out, err):
             file.seek(0)
         return Ended(code, out.read().decode(), err.read().decode())
+
+
+@contextlib.contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size: writing is then an OSError (EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # Python ignores the signal
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write_tiny_bundle(folder: Path, name: str = "tiny") -> Path:

@@ -319,3 +319,10 @@ def _with_weights(card: ModelCard, convert: Callable[[Weights], Weights]) -> Mod
         subset=inner(card.subset),
         fast=inner(card.fast),
     )
+
+
+def all_weights(card: ModelCard) -> tuple[Weights, ...]:
+    """Return the weights of all networks of a model, those that run on request only included."""
+    found = dict[Weights, Weights]()
+    _with_weights(card, lambda weights: found.setdefault(weights, weights))
+    return tuple(found)

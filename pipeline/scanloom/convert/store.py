@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import is_card
-from scanloom.cards.graph import networks
-from scanloom.convert.conversion import load_card
+from scanloom.convert.conversion import all_weights, load_card
 from scanloom.convert.download import addresses
 from scanloom.convert.provenance import Provenance, check_files, file_digest, read_provenance
 from scanloom.convert.readers import find_reader, split_options, variant_name
@@ -26,6 +25,8 @@ SHARED_VARIABLE = "SCANLOOM_MODELS"
 
 OWN_FORMAT = "scanloom card"
 """Format of models that are no foreign ones."""
+
+_SHOWN_CHARACTERS = 200
 
 Section = Literal["ships", "shared", "own"]
 
@@ -109,9 +110,8 @@ def find_model(name_or_folder: str) -> ModelCard:
 
 def locate_model(name_or_folder: str) -> ModelEntry:
     """Return the folder of a model, without its card; arguments and errors as `find_model`."""
-    for name, stored in _stored_folders():  # no other folder is inspected
-        if name == name_or_folder and is_model(stored.folder):
-            return ModelEntry(name, stored.folder, None, None, stored.section)
+    if (stored := _find_stored(name_or_folder)) is not None:
+        return stored
     from scanloom.convert.totalsegmentator import is_task
 
     is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
@@ -121,23 +121,53 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     if os.path.isfile(name_or_folder):  # noqa: PTH113 - False where Path.is_file() raises
         if (error := unread_error(Path(name_or_folder))) is not None:
             raise error
-        raise ScanError(Reason.MODEL_UNKNOWN, "a file is not a model's folder", name_or_folder)
-    hint = did_you_mean(name_or_folder, sorted(stored_models()))
+        detail = "a file is not a model's folder; `scanloom models add FILE` adds a zip file"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail, name_or_folder)
+    # after folders: they may be called as a collection's model is
+    request = addresses.known_request(name_or_folder)
+    stored = None if request is None else _find_stored(slug(request.rpartition("/")[2]))
+    if stored is not None:
+        return stored
     missing = [printable(str(root)) for root in shared_models() if not root.is_dir()]
     lost = f"; {SHARED_VARIABLE} names {missing[0]}, which is not a folder" if missing else ""
-    request = _source(name_or_folder)
-    source = f"; `scanloom models add {request}` gets it" if request else ""
-    detail = f"there is no model {name_or_folder!r}; {hint}{source}{lost}"
-    raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    raise ScanError(Reason.MODEL_UNKNOWN, f"{_not_there(name_or_folder, request)}{lost}")
 
 
-def _source(name: str) -> str | None:
-    """Return the request by which `models add` gets a model of this name; None for other names."""
-    if name in addresses.BRAINCHOP_MODELS:
-        return f"brainchop/{name}"
-    if name in addresses.TOTALSEGMENTATOR_TASKS:
-        return f"totalsegmentator/{name}"
-    return name if name in addresses.ZOO_BUNDLES else None
+def missing_request(name_or_folder: str) -> str | None:
+    """Return the request by which `models add` gets a model; None if it is there, or unknown.
+
+    The argument is as of `find_model`; errors as of `split_options`.
+    """
+    plain, _ = split_options(name_or_folder)
+    request = addresses.known_request(plain)
+    if request is None or os.path.lexists(plain):
+        return None
+    try:
+        locate_model(plain)
+    except ScanError:
+        return request
+    return None
+
+
+def _find_stored(name: str) -> ModelEntry | None:
+    """Return the model of a name in the store; no other folder is inspected."""
+    for each, stored in _stored_folders():
+        if each == name and is_model(stored.folder):
+            return ModelEntry(each, stored.folder, None, None, stored.section)
+    return None
+
+
+def _not_there(name: str, request: str | None) -> str:
+    """Return why there is no model of a name, and how to get it."""
+    shown = repr(name[:_SHOWN_CHARACTERS])
+    if request is not None:
+        return f"the model {shown} is not in the store; `scanloom models add {request}` gets it"
+    if name.lower().removeprefix("totalsegmentator/") in addresses.TOTALSEGMENTATOR_LICENSED:
+        return f"the weights of {shown} need a licence: get them with TotalSegmentator"
+    if os.sep in name:
+        return f"there is no folder {shown}"
+    hint = did_you_mean(name, sorted({*stored_models(), *addresses.known_names()}))
+    return f"there is no model or folder {shown}; {hint}"
 
 
 def describe_model(name_or_folder: str) -> ModelEntry:
@@ -166,10 +196,14 @@ def verify_model(entry: ModelEntry) -> None:
     provenance = read_provenance(entry.folder)
     if provenance is not None:
         check_files(entry.folder, provenance, large=True)
-    for network in networks(load_card(entry.folder, ships=entry.section == "ships")):
-        for weights in (network.weights, *network.folds):
-            if not weights.file.is_file() or file_digest(weights.file) != weights.sha256:
-                raise ScanError(Reason.MODEL_HASH, "the weights differ from those of the card")
+    check_weights(load_card(entry.folder, ships=entry.section == "ships"))
+
+
+def check_weights(card: ModelCard) -> None:
+    """Compare the weights of all networks of a model with its card: MODEL_HASH if they differ."""
+    for weights in all_weights(card):
+        if not weights.file.is_file() or file_digest(weights.file) != weights.sha256:
+            raise ScanError(Reason.MODEL_HASH, "the weights differ from those of the card")
 
 
 def is_model(folder: Path) -> bool:

@@ -33,6 +33,7 @@ from scanloom.cards.card import (
     Truncate,
     Weights,
 )
+from scanloom.convert.download.addresses import CLEANED_BY_SHAPE, TOTALSEGMENTATOR_CLEANED
 from scanloom.convert.files import read_json, truncate
 from scanloom.convert.nnunet import is_nnunet, name_structures, read_nnunet
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
@@ -59,7 +60,6 @@ _CROPS_SUBSETS: Final = {"total": "total_fastest", "total_mr": "total_mr_fastest
 _SUBSET_MARGIN_MM: Final = 20.0
 _PREFIX: Final = "totalsegmentator_"
 _DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
-_CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
 
 
 class TaskDataset(NamedTuple):
@@ -280,9 +280,8 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
     if mode.remove_outside:
         detail = "removal of structures by their distance from those of another task"
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{mode.name}: {detail}")
-    if mode.task in _CLEANED_BY_SHAPE:
-        detail = f"{mode.name}: cleaning of vertebrae by their shape"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if mode.task in TOTALSEGMENTATOR_CLEANED:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{mode.name}: {CLEANED_BY_SHAPE}")
     parts = tuple(_read_part(part, mode, present) for part in mode.parts)
     first, stage, subset = parts[0], None, None
     if mode.crop is not None:

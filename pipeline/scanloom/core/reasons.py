@@ -142,7 +142,8 @@ class Reason(Enum):
     TOO_LARGE = "Crop it, or raise the limit"
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = (
-        "See `scanloom models list`, get it by `scanloom models add`, or give its folder"
+        "See `scanloom models list`, get it by `scanloom models add` (a name or a zip file), or "
+        "give its folder"
     )
     MODEL_FORMAT = "See the formats on the page on models, or use another model"
     MODEL_DAMAGED = "Copy the bundle again, or add the model again"
@@ -160,11 +161,15 @@ class Reason(Enum):
     MODEL_EXISTS = "Choose another name with --name, or remove the model first"
     LICENCE = "Read the licence; to accept it in a script, add --accept-licence"
     DOWNLOAD = (
-        "Check the address, network, proxy and certificates; the next attempt continues",
+        "Check the address, network, proxy and certificates; the next attempt continues. Or add "
+        "a folder, a zip file, or the file of `scanloom models bundle` on another machine",
         "failed",
         True,
     )
-    OFFLINE = "Add the model from a folder or zip file, or allow the network"
+    OFFLINE = (
+        "Allow the network, or add a folder, a zip file, or the file of `scanloom models bundle` "
+        "on another machine"
+    )
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("Choose a model for this modality: see `scanloom models list`", "skipped")
     CHANNELS = "A model of several inputs needs a workflow with `channels`"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -225,12 +225,15 @@ class OutputTarget:
         Whether a result that is there is replaced.
     key : bytes
         For the hash of a source that was not hashed yet; empty where all were.
+    left_out : collection of str
+        Names of writers whose files nobody will see.
     """
 
     out: Path
     fingerprint: str
     replace: bool = False
     key: bytes = field(default=b"", repr=False)
+    left_out: Collection[str] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ from scanloom.io.output.published import ResultState
 from scanloom.io.system.atomic_write import check_replaceable, fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_regular_file
-from scanloom.io.system.scratch_folders import locked_temporary_folder
+from scanloom.io.system.scratch_folders import HIDDEN_PREFIX, locked_temporary_folder
 from scanloom.options import SegmentOptions
 
 NIFTI, DICOM_SEG = ".nii.gz", ".dcm"
@@ -39,8 +39,6 @@ _OTHER_FORMATS: Final = (
 )
 """Suffixes of files that people ask for, and that scanloom does not write: a folder of such a name
 would hide that."""
-_HIDDEN_PREFIX: Final = ".scanloom-"
-"""Of the hidden folders in which a result becomes a file."""
 
 
 def suffix_of(path: Path) -> str:
@@ -122,6 +120,11 @@ class ResultFile:
     def document(self) -> Path:
         """The JSON next to the file: its structures, measurements and provenance."""
         return document_of(self.path)
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Names of the writers of a case that do not run, since their files are not kept."""
+        return frozenset({"preview"} if self._is_seg else {"preview", "dicom_seg"})
 
     @property
     def _is_seg(self) -> bool:
@@ -225,7 +228,7 @@ class ResultFile:
             with ExitStack() as stack:
                 try:
                     parent.mkdir(parents=True, exist_ok=True)
-                    folder = stack.enter_context(locked_temporary_folder(parent, _HIDDEN_PREFIX))
+                    folder = stack.enter_context(locked_temporary_folder(parent, HIDDEN_PREFIX))
                 except OSError as exc:
                     raise output_error(exc, "the result") from exc
                 yield folder / "out"

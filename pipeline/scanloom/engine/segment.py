@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -107,7 +107,7 @@ def iter_segment(
             options = replace(options, out=stack.enter_context(file.output_folder()))
         key = load_key_of(options.out, options.key)
         open_output(options.out, key_fingerprint(key))
-        scans = _Scans(options, request, key)
+        scans = _Scans(options, request, key, file.left_out if file else ())
         stack.enter_context(closing(scans.session))
         segmenter = _Segmenter(scans, request, len(paths), file)
         for path in paths:
@@ -204,11 +204,17 @@ class _Scans:
     `target` and `cases` stand for the output folder and its cases.
     """
 
-    def __init__(self, options: SegmentOptions, request: Request, key: bytes | None) -> None:
+    def __init__(
+        self,
+        options: SegmentOptions,
+        request: Request,
+        key: bytes | None,
+        left_out: Collection[str] = (),
+    ) -> None:
         self._options, self._request, self._key = options, request, key
         fingerprint = "" if key is None else key_fingerprint(key)
         self.cases = _CaseRegistry(options.out, fingerprint, options.names)
-        self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"")
+        self.target = OutputTarget(options.out, fingerprint, options.replace, key or b"", left_out)
         self.session = ReadSession()
 
     def select(self, path: Path) -> list[_SelectedSeries]:

@@ -7,7 +7,7 @@ tests and a worker call the same ones, after `scanloom.engine.prepare`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,7 +102,7 @@ def run_case(
                 case.relations,
             )
         with CaseFolder(target.out, case.folder_name, target.fingerprint) as draft:
-            record = write(segmented, draft.path, estimate)
+            record = write(segmented, draft.path, estimate, target.left_out)
             published = draft.publish(replace=target.replace, source=source)
         updated = prepared.state is ResultState.CHANGED
         return replace(record, folder=published, updated=updated)
@@ -182,11 +182,17 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     return SegmentedCase(loaded, tuple(predictors), segmentations, unique, placements)
 
 
-def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> CaseRecord:
+def write(
+    segmented: SegmentedCase,
+    folder: Path,
+    estimate: CaseEstimate,
+    left_out: Collection[str] = (),
+) -> CaseRecord:
     """Write all results of a case into `folder`, then read them back and compare.
 
     Nothing is published here: the folder becomes a result when it is renamed into place. Its
-    `timing.json` compares the estimate of memory with the peak.
+    `timing.json` compares the estimate of memory with the peak. Writers that are `left_out` do not
+    run.
 
     Raises
     ------
@@ -211,7 +217,7 @@ def write(segmented: SegmentedCase, folder: Path, estimate: CaseEstimate) -> Cas
         segmented = replace(segmented, flags=flags)
     cards = [predictor.card for predictor in segmented.predictors]
     content = CaseContent(case, scan, segmented.segmentations, measurements, flags, cards)
-    writers = writers_of(case.outputs)
+    writers = writers_of(case.outputs, left_out)
     with clock.step("write"):
         write_files(folder, content, writers)
         write_document(folder / file_names.CASE, case_json(segmented))

@@ -99,9 +99,9 @@ def test_options_that_a_model_does_not_have_are_refused(
     ("typed", "hint"),
     [
         ("ct_tisue", "did you mean ct_tissue?"),
-        ("qqqqq", "there is no model"),
-        ("q" * 5000, "there is no model"),
-        ("a\x00b", "there is no model"),
+        ("qqqqq", "there is no model or folder"),
+        ("q" * 5000, "there is no model or folder"),
+        ("a\x00b", "there is no model or folder"),
     ],
 )
 def test_unknown_model_names_the_nearest(typed: str, hint: str, places: tuple[Path, Path]) -> None:

@@ -1,10 +1,11 @@
-"""`scanloom models`: add, list, show, verify and remove models."""
+"""`scanloom models`: add, bundle, list, show, verify and remove models."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from scanloom.cards.card import ModelCard
-    from scanloom.convert.download.add import Licence
-    from scanloom.convert.download.sources import Progress
+    from scanloom.convert.download.add import Added, Licence
+    from scanloom.convert.download.sources import Progress, Source
     from scanloom.convert.store import ModelEntry
     from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
     cls=Group,
-    help="Add models; list, show, verify and remove them.",
+    help="Add models; list, show, bundle, verify and remove them.",
     no_args_is_help=True,
 )
 
@@ -57,8 +58,8 @@ def add(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder, zip file, https address, name in MONAI's model zoo, brainchop/NAME or "
-            "totalsegmentator/TASK.",
+            help="Folder, zip file, file of `models bundle`, https address, name in MONAI's model "
+            "zoo, brainchop/NAME or totalsegmentator/TASK.",
         ),
     ],
     name: Annotated[
@@ -77,26 +78,127 @@ def add(
     An interrupted download continues with the next attempt.
     """
     with error_boundary(general.mode):
-        from scanloom.convert.download.add import AddOptions, add_model
+        from scanloom.convert.download.archive import find_sources
         from scanloom.convert.store import describe_model
+        from scanloom.core import Reason, ScanError
 
-        downloads = _Downloads()
+        sources = find_sources(source)
+        if name is not None and len(sources) > 1:
+            detail = f"--name is for one model, and the archive holds {len(sources)}"
+            raise ScanError(Reason.MODEL_UNKNOWN, detail)
+        documents = list[dict[str, Any]]()
+        for each in sources:
+            added = _add(each, name, accept_licence=accept_licence, offline=offline)
+            entry = describe_model(added.name)
+            documents.append({"already": added.already, "model": plain_card(entry)})
+            if not (general.json or general.quiet):
+                text = f"Added {added.name} ({entry.format}). Use it with --model {added.name}."
+                already = f"{added.name} is in the store already, unchanged."
+                say(already if added.already else text)
+        if general.json:
+            further = {"models": documents} if len(documents) > 1 else documents[0]
+            print_json({"schema": 1, **further})
 
-        def accept(model: str, licence: Licence) -> bool:
-            downloads.stop()
-            return accept_licence or _ask(model, licence)
 
-        try:
-            options = AddOptions(accept, name, offline, downloads.report, _report_wait)
-            added = add_model(source, options)
-        finally:
-            downloads.stop()
-        entry = describe_model(added.name)
-        plain = {"schema": 1, "already": added.already, "model": plain_card(entry)}
-        text = f"Added {added.name} ({entry.format}). Use it with --model {added.name}."
-        if added.already:
-            text = f"{added.name} is in the store already, unchanged."
+@app.command(cls=Command)
+@takes_panels
+def bundle(
+    general: Reporting,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            autocompletion=values.complete_models,
+            help="Names of models, or paths of model folders.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, such as models.zip.")
+    ],
+) -> None:
+    """Write models into one file for a machine without a network.
+
+    There, `scanloom models add FILE` adds them. Licences and hashes are in the file.
+
+    Example: scanloom models bundle total_fast mindgrab -o models.zip
+    """
+    with error_boundary(general.mode):
+        from scanloom.convert.download.archive import write_archive
+        from scanloom.core import format_bytes, printable
+
+        fetch_missing(names)
+        entries = write_archive(names, out)
+        size, titles = out.stat().st_size, [entry.name for entry in entries]
+        plain = {"schema": 1, "file": str(out), "bytes": size, "models": titles}
+        file = printable(str(out))
+        text = (
+            f"Wrote {', '.join(titles)} into {file} ({format_bytes(size)}). Add them elsewhere "
+            f"with: scanloom models add {printable(out.name)}"
+        )
         print_result(general.mode, lambda: plain, lambda: say(text))
+
+
+def fetch_missing(models: Sequence[str]) -> None:
+    """Ask on the terminal whether known models that are missing are to be added, and add them.
+
+    Size, licence and source are shown first: the server of a model is asked for its size. Without
+    a terminal, offline, or if the answer is no, nothing is done: to use the model is then an error
+    that names the command.
+
+    Parameters
+    ----------
+    models : sequence of str
+        As of `find_model`.
+
+    Raises
+    ------
+    ScanError
+        As `add_model`.
+    """
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    from scanloom.convert.download.add import is_offline, source_size
+    from scanloom.convert.download.addresses import ZOO_BUNDLES
+    from scanloom.convert.download.sources import find_source
+    from scanloom.convert.store import missing_request
+    from scanloom.core import ScanError, format_bytes
+
+    requests = dict.fromkeys(filter(None, map(missing_request, models)))
+    if not requests or is_offline():
+        return
+    sources = [find_source(request) for request in requests]
+    for source in sources:
+        try:
+            size = source_size(source)
+        except ScanError as exc:
+            detail = f"the model {source.name} is not in the store, and {exc.detail}"
+            raise ScanError(exc.reason, detail) from exc
+        licence = source.licence or ZOO_BUNDLES.get(source.name, "as in its files")
+        say(f"The model {source.name} is not in your store. It can be fetched:", err=True)
+        say(f"  source   {source.origin}", err=True)
+        say(f"  licence  {licence}", err=True)
+        say(f"  size     {'not stated' if size is None else format_bytes(size)}", err=True)
+    if typer.confirm(f"Fetch {'it' if len(sources) == 1 else 'them'} now?", err=True):
+        for source in sources:
+            _add(source)
+
+
+def _add(
+    source: Source, name: str | None = None, *, accept_licence: bool = False, offline: bool = False
+) -> Added:
+    """Add a model, with progress on stderr and a question about its licence."""
+    from scanloom.convert.download.add import AddOptions, add_model
+
+    downloads = _Downloads()
+
+    def accept(model: str, licence: Licence) -> bool:
+        downloads.stop()
+        return accept_licence or _ask(model, licence)
+
+    try:
+        return add_model(source, AddOptions(accept, name, offline, downloads.report, _report_wait))
+    finally:
+        downloads.stop()
 
 
 @app.command("list", cls=Command)

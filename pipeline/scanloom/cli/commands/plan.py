@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.console import Exit, console, error_boundary, print_result, report_new_key
 from scanloom.cli.options import Reporting, RunOutputOptions, WorkflowOptions, takes_panels
 from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
@@ -36,6 +37,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         scope = Scope(output.replace, output.retry_failed, scans.shard)
         with report_new_key(key):
             workflow = find_workflow(scans.workflow, paths)
+            fetch_missing(workflow.models)
             planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
         save_plan(planned, out)
         plain = {"schema": 1, "plan": {**asdict(planned), "todo": len(planned.todo)}}

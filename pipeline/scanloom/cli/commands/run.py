@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
 from scanloom.cli.commands.status import status_table, totals_table
 from scanloom.cli.console import (
@@ -107,6 +108,7 @@ def run(
 
         paths = scans.all_paths
         selected = find_workflow(scans.workflow, paths)
+        fetch_missing(selected.models)
         options = RunOptions(
             out=output.out,
             key=output.key,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.console import (
     Exit,
     OutputMode,
@@ -86,6 +87,7 @@ def segment(
             options = replace(options, models=(_default_model(paths, options, general.mode),))
         if call.dry_run:
             raise typer.Exit(show_dry_run(paths, options, general.mode))
+        fetch_missing(options.models)
         started = time.monotonic()
         records = run(paths, options, quiet=general.quiet, trace=profile.profile)
         seconds = time.monotonic() - started

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from scanloom.convert.provenance import (
     write_provenance,
 )
 from scanloom.convert.readers import find_reader, no_reader_error
-from scanloom.convert.store import is_model, stored_models, user_models
+from scanloom.convert.store import check_weights, is_model, stored_models, user_models
 from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, printable, slug
 from scanloom.core.process import lock_file
@@ -122,7 +123,7 @@ class Added:
     already: bool = False
 
 
-def add_model(request: str, options: AddOptions) -> Added:
+def add_model(request: str | Source, options: AddOptions) -> Added:
     """Copy or download a model into the user's part of the store.
 
     The model is built under a temporary name and published by one rename. Of several processes that
@@ -130,8 +131,8 @@ def add_model(request: str, options: AddOptions) -> Added:
 
     Parameters
     ----------
-    request : str
-        As in `find_source`.
+    request : str or Source
+        As in `find_source`, or a source, such as a model of an archive.
     options : AddOptions
         Name, and answers to questions.
 
@@ -143,15 +144,14 @@ def add_model(request: str, options: AddOptions) -> Added:
     OSError
         If the store can't be written.
     """
-    source = find_source(request)
+    source = find_source(request) if isinstance(request, str) else request
     name = slug(options.name if options.name is not None else source.name)
     if not name:
         raise ScanError(Reason.MODEL_UNKNOWN, "the model's name has no letter or digit")
     with _work_folder(name, options.on_wait) as work:
         if _has(name, source):
             return Added(name, user_models() / name, already=True)
-        offline = options.offline or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
-        if source.remote and offline:
+        if source.remote and (options.offline or is_offline()):
             raise ScanError(Reason.OFFLINE, f"{source.origin} is on the network")
         try:
             added = _build(name, source, work, options)
@@ -162,6 +162,20 @@ def add_model(request: str, options: AddOptions) -> Added:
             raise
         shutil.rmtree(work, ignore_errors=True)
         return added
+
+
+def source_size(source: Source) -> int | None:
+    """Return the bytes that a source will download, None if unknown; errors as `Source.size`.
+
+    Lists of files are downloaded for that, and not kept.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return source.size(Downloads(Path(folder), lambda name, received, total: None))
+
+
+def is_offline() -> bool:
+    """Return whether the environment forbids the use of the network."""
+    return os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
 
 
 def remove_model(name: str) -> None:
@@ -232,6 +246,7 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
         if find_reader(folder) is not None:  # whatever card lies next to it
             convert_model(folder.absolute(), {}, folder.absolute())
         card = read_card(folder)
+        check_weights(card)
         record = _record(folder, card, source, gathered, options.accept)
         return _publish(folder, user_models() / name, record)
     finally:
@@ -260,7 +275,7 @@ def _record(
     folder: Path, card: ModelCard, source: Source, gathered: Gathered, accept: Accept
 ) -> Provenance:
     """Return the record of a model; LICENCE if conditions of its licence are not accepted."""
-    licence = read_licence(folder, source.licence or card.license)
+    licence = read_licence(folder, gathered.licence or source.licence or card.license)
     conditions = licence.has_conditions
     if conditions and not accept(folder.name, licence):
         detail = f"the licence of {folder.name} excludes commercial use, and was not accepted"

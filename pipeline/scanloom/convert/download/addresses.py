@@ -9,25 +9,26 @@ ZOO_LIST: Final = (
     "https://raw.githubusercontent.com/Project-MONAI/model-zoo/dev/models/model_info.json"
 )
 """MONAI's model zoo: SHA-1 and address of the zip file, or of the repository, of each version."""
-ZOO_BUNDLES: Final = (
-    "brats_mri_segmentation",
-    "multi_organ_segmentation",
-    "pancreas_ct_dints_segmentation",
-    "pediatric_abdominal_ct_segmentation",
-    "prostate_mri_anatomy",
-    "renalStructures_CECT_segmentation",
-    "renalStructures_UNEST_segmentation",
-    "segmentation_template",
-    "spleen_ct_segmentation",
-    "spleen_deepedit_annotation",
-    "swin_unetr_btcv_segmentation",
-    "ventricular_short_axis_3label",
-    "vista3d",
-    "wholeBody_ct_segmentation",
-    "wholeBrainSeg_Large_UNEST_segmentation",
-)
-"""Bundles of the zoo that can be named alone: those that scanloom reads. So a word that is meant as
-the name of a folder, with a typo or in another folder, sends nothing to the network."""
+ZOO_BUNDLES: Final[Mapping[str, str]] = {
+    "brats_mri_segmentation": "Apache-2.0",
+    "multi_organ_segmentation": "non-commercial use, not to be passed on",
+    "pancreas_ct_dints_segmentation": "Apache-2.0",
+    "pediatric_abdominal_ct_segmentation": "Apache-2.0",
+    "prostate_mri_anatomy": "Apache-2.0",
+    "renalStructures_CECT_segmentation": "Apache-2.0",
+    "renalStructures_UNEST_segmentation": "Apache-2.0",
+    "segmentation_template": "MIT",
+    "spleen_ct_segmentation": "Apache-2.0",
+    "spleen_deepedit_annotation": "Apache-2.0",
+    "swin_unetr_btcv_segmentation": "Apache-2.0",
+    "ventricular_short_axis_3label": "MIT",
+    "vista3d": "Apache-2.0; weights: NVIDIA, non-commercial use",
+    "wholeBody_ct_segmentation": "Apache-2.0",
+    "wholeBrainSeg_Large_UNEST_segmentation": "Apache-2.0",
+}
+"""Bundles of the zoo that can be named alone, with the licences in their folders: those that
+scanloom reads. So a word that is meant as the name of a folder, with a typo or in another folder,
+sends nothing to the network."""
 HUGGING_FACE: Final = "https://huggingface.co"
 ZOO_OWNER: Final = "MONAI"
 """Owner of the zoo's repositories on Hugging Face, which have the names of the bundles."""
@@ -183,10 +184,11 @@ TOTALSEGMENTATOR_TASKS: Final[Mapping[str, tuple[int, ...]]] = {
     "trunk_cavities": (343,),
     "brain_aneurysm": (615,),
     "vertebrae_body": (305,),
-    "vertebrae_pp": (803,),
-    "vertebrae_pp_refined": (803,),
 }
 """Numbers of a task's datasets, and then of those of the rough models that crop the scan for it."""
+TOTALSEGMENTATOR_CLEANED: Final = ("vertebrae_pp", "vertebrae_pp_refined")
+"""Tasks that no card can express: code of their own changes labels after the networks."""
+CLEANED_BY_SHAPE: Final = "cleaning of vertebrae by their shape"
 TOTALSEGMENTATOR_LICENSED: Final = frozenset(
     {
         "aorta_annulus",
@@ -210,3 +212,38 @@ TOTALSEGMENTATOR_LICENSED: Final = frozenset(
     }
 )
 """Tasks whose weights are given only to holders of a licence."""
+FAMILIAR_NAMES: Final[Mapping[str, str]] = {
+    "brain": "mindgrab",
+    "spleen": "spleen_ct_segmentation",
+    "totalsegmentator": "total",
+}
+"""Names that people try first, and the models that they mean."""
+
+
+def known_names() -> set[str]:
+    """Return all names of models that `known_request` resolves, without their collections."""
+    models = (BRAINCHOP_MODELS, TOTALSEGMENTATOR_TASKS, ZOO_BUNDLES, FAMILIAR_NAMES)
+    return {name for each in models for name in each}
+
+
+def known_request(name: str) -> str | None:
+    """Return the request by which `models add` gets the model of a name; None for other names.
+
+    Parameters
+    ----------
+    name : str
+        In upper or lower case, with its collection (`brainchop/NAME`) or without, or one of
+        `FAMILIAR_NAMES`.
+    """
+    typed = name.lower()
+    collection, _, model = FAMILIAR_NAMES.get(typed, typed).rpartition("/")
+    for prefix, models in (
+        ("brainchop", BRAINCHOP_MODELS),
+        ("totalsegmentator", TOTALSEGMENTATOR_TASKS),
+        ("monai", ZOO_BUNDLES),
+    ):
+        spelled = {each.lower(): each for each in models}
+        if collection in ("", prefix) and model in spelled:
+            # names of bundles are long enough to stand alone
+            return spelled[model] if models is ZOO_BUNDLES else f"{prefix}/{spelled[model]}"
+    return None

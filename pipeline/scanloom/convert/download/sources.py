@@ -15,7 +15,7 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -33,6 +33,7 @@ from scanloom.convert.download.transfer import (
     Remote,
     check_address,
     fetch,
+    stated_size,
 )
 from scanloom.convert.files import damaged, unsafe
 from scanloom.convert.provenance import Digest
@@ -74,10 +75,21 @@ _SHOWN_CHARACTERS: Final = 60
 
 @dataclass(frozen=True)
 class Gathered:
-    """Address that files came from, and whether all were compared with published checksums."""
+    """Files of a model that were gathered.
+
+    Parameters
+    ----------
+    address : str
+        Address that they came from.
+    published : bool
+        Whether all were compared with published checksums.
+    licence : str
+        Licence as a record among them states it, empty if none does.
+    """
 
     address: str
     published: bool
+    licence: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,9 @@ class Source:
         Licence as the source states it, empty if the model's own files do.
     remote : bool
         Whether the network is needed.
+    list_files : callable
+        Returns the files that will be downloaded; of a bundle in a zip file, without those that
+        the bundle itself lists.
     """
 
     name: str
@@ -141,6 +156,15 @@ class Source:
     gather: Callable[[Path, Downloads], Gathered]
     licence: str = ""
     remote: bool = True
+    list_files: Callable[[Downloads], Sequence[Remote]] = lambda downloads: ()
+
+    def size(self, downloads: Downloads) -> int | None:
+        """Return the bytes that will be downloaded, None if a server does not state them.
+
+        Nothing but lists of files is downloaded. Errors as `fetch`.
+        """
+        sizes = [stated_size(remote) for remote in self.list_files(downloads)]
+        return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def find_source(request: str) -> Source:
@@ -150,8 +174,8 @@ def find_source(request: str) -> Source:
     ----------
     request : str
         Address, path of a folder or zip file, `brainchop/NAME`, `totalsegmentator/TASK`,
-        `monai/NAME` of a bundle in MONAI's model zoo, with `@VERSION` or without, or the bundle's
-        name alone if it is one of `ZOO_BUNDLES`.
+        `monai/NAME` of a bundle in MONAI's model zoo, with `@VERSION` or without, or a name that
+        `known_request` knows.
 
     Raises
     ------
@@ -173,14 +197,19 @@ def find_source(request: str) -> Source:
         return _totalsegmentator(name.lower())
     if collection.lower() == "monai":
         return _zoo_bundle(name)
-    # A bare name counts only if the table has it: a mistyped path sends nothing to the network
-    known = addresses.ZOO_BUNDLES
-    bundle = name.partition("@")[0]
-    if not collection and bundle.lower() in map(str.lower, known):
-        return _zoo_bundle(name)
+    # A bare name counts only if a table has it: a mistyped path sends nothing to the network
+    bundle, at, _ = name.partition("@")
+    if not collection and (known := addresses.known_request(bundle)) is not None:
+        if "/" not in known:
+            return _zoo_bundle(known if not at else name)
+        if not at:
+            return find_source(known)
+    refused = {*addresses.TOTALSEGMENTATOR_LICENSED, *addresses.TOTALSEGMENTATOR_CLEANED}
+    if not collection and name.lower() in refused:
+        return _totalsegmentator(name.lower())
     detail = f"there is no folder or zip file {printable(request[:200])!r}"
     if not collection and len(request) < _MAX_PATH_CHARACTERS:
-        hint = did_you_mean(bundle, known)
+        hint = did_you_mean(bundle, sorted(addresses.known_names()))
         detail += f", and no model of that name is known; {hint}"
     raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
@@ -242,7 +271,7 @@ def _address(address: str) -> Source:
         unpack_zip(downloads.get(Remote(plain, digest)), target)
         return Gathered(plain, published=digest is not None)
 
-    return Source(name, plain, gather)
+    return Source(name, plain, gather, list_files=lambda downloads: [Remote(plain)])
 
 
 def _brainchop(name: str) -> Source:
@@ -251,21 +280,26 @@ def _brainchop(name: str) -> Source:
         raise _unknown("brainchop", name, addresses.BRAINCHOP_MODELS)
     origin = f"{addresses.BRAINCHOP}/public/models/{name}"
     licence, licence_sha256 = addresses.BRAINCHOP_LICENCE
-    files = {file: (f"{origin}/{file}", sha256) for file, sha256 in digests.items()}
-    files[licence] = f"{addresses.BRAINCHOP}/{licence}", licence_sha256
+    files = {
+        file: Remote(f"{origin}/{file}", Digest("sha256", sha256))
+        for file, sha256 in digests.items()
+    }
+    files[licence] = Remote(f"{addresses.BRAINCHOP}/{licence}", Digest("sha256", licence_sha256))
 
     def gather(target: Path, downloads: Downloads) -> Gathered:
-        for path, (address, sha256) in files.items():
-            downloads.put(Remote(address, Digest("sha256", sha256)), target, path)
+        for path, remote in files.items():
+            downloads.put(remote, target, path)
         return Gathered(origin, published=True)
 
-    return Source(name, origin, gather, licence="MIT")
+    return Source(name, origin, gather, "MIT", list_files=lambda downloads: [*files.values()])
 
 
 def _totalsegmentator(task: str) -> Source:
     if task in addresses.TOTALSEGMENTATOR_LICENSED:
         detail = f"the weights of {task} need a licence: get them with TotalSegmentator, and give "
         raise ScanError(Reason.LICENCE, f"{detail}their folder")
+    if task in addresses.TOTALSEGMENTATOR_CLEANED:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{task}: {addresses.CLEANED_BY_SHAPE}")
     if task not in addresses.TOTALSEGMENTATOR_TASKS:
         raise _unknown("totalsegmentator", task, addresses.TOTALSEGMENTATOR_TASKS)
 
@@ -279,7 +313,11 @@ def _totalsegmentator(task: str) -> Source:
         return Gathered(", ".join(zips), published=False)
 
     origin = f"{addresses.TOTALSEGMENTATOR}#{task}"
-    return Source(task, origin, gather, licence="Apache-2.0")
+
+    def list_files(downloads: Downloads) -> list[Remote]:
+        return [Remote(address) for address in task_zips(task)]
+
+    return Source(task, origin, gather, licence="Apache-2.0", list_files=list_files)
 
 
 def task_zips(task: str) -> list[str]:
@@ -321,7 +359,7 @@ def _hugging_face(owner: str, repository: str, revision: str) -> Source:
     )
     origin = f"{base}/tree/{revision}"
 
-    def gather(target: Path, downloads: Downloads) -> Gathered:
+    def list_paths(downloads: Downloads) -> Iterator[tuple[str, Remote]]:
         entries = downloads.read_json(listing)
         if not isinstance(entries, list) or len(entries) > MAX_FILES:
             raise _malformed("list of files")
@@ -340,11 +378,17 @@ def _hugging_face(owner: str, repository: str, revision: str) -> Source:
             if path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
                 continue
             address = f"{base}/resolve/{revision}/{quote(path)}"
-            remote = Remote(address, parse_digest(algorithm, str(value)), size)
+            yield path, Remote(address, parse_digest(algorithm, str(value)), size)
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        for path, remote in list_paths(downloads):
             downloads.put(remote, target, path)
         return Gathered(origin, _complete(target, downloads))
 
-    return Source(repository, origin, gather)
+    def list_files(downloads: Downloads) -> list[Remote]:
+        return [remote for _, remote in list_paths(downloads)]
+
+    return Source(repository, origin, gather, list_files=list_files)
 
 
 def _zoo_bundle(request: str) -> Source:
@@ -357,7 +401,8 @@ def _zoo_bundle(request: str) -> Source:
         detail = f"{printable(request[:200])!r} is neither a file, a folder nor a model's name"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
 
-    def gather(target: Path, downloads: Downloads) -> Gathered:
+    def find(downloads: Downloads) -> tuple[Remote | None, Source]:
+        """Return the zip file that the list names, if any, and the repository in its place."""
         listing = downloads.read_json(addresses.ZOO_LIST)
         bundle, version, entry = _find_bundle(listing, match[1], match[2])
         try:
@@ -366,20 +411,41 @@ def _zoo_bundle(request: str) -> Source:
             raise _malformed("list of the model zoo") from exc
         repository = _repository(address)
         if repository is not None:
+            return None, repository
+        archive = Remote(address, parse_digest("sha1", checksum))
+        return archive, _hugging_face(addresses.ZOO_OWNER, bundle, version)
+
+    def is_gone(exc: ScanError) -> bool:
+        """Return whether the list names an address that is no more: the repository is."""
+        return exc.reason is Reason.DOWNLOAD and not isinstance(exc, ConnectionLostError)
+
+    def gather(target: Path, downloads: Downloads) -> Gathered:
+        archive, repository = find(downloads)
+        if archive is None:
             return repository.gather(target, downloads)
         try:
-            archive = downloads.get(Remote(address, parse_digest("sha1", checksum)))
+            file = downloads.get(archive)
         except ScanError as exc:
-            # the list names addresses that are gone: its bundles are on Hugging Face as well
-            if exc.reason is not Reason.DOWNLOAD or isinstance(exc, ConnectionLostError):
+            if not is_gone(exc):
                 raise
-            return _hugging_face(addresses.ZOO_OWNER, bundle, version).gather(target, downloads)
-        unpack_zip(archive, target)
+            return repository.gather(target, downloads)
+        unpack_zip(file, target)
         folders = [folder for folder in target.iterdir() if folder.is_dir()]
         folder = folders[0] if len(folders) == 1 else target
-        return Gathered(address, _complete(folder, downloads))
+        return Gathered(archive.address, _complete(folder, downloads))
 
-    return Source(match[1], f"MONAI model zoo: {request}", gather)
+    def list_files(downloads: Downloads) -> Sequence[Remote]:
+        archive, repository = find(downloads)
+        if archive is None:
+            return repository.list_files(downloads)
+        try:
+            return [Remote(archive.address, size=stated_size(archive))]
+        except ScanError as exc:
+            if not is_gone(exc):
+                raise
+            return repository.list_files(downloads)
+
+    return Source(match[1], f"MONAI model zoo: {request}", gather, list_files=list_files)
 
 
 def _find_bundle(listing: Any, requested: str, version: str | None) -> tuple[str, str, Any]:
@@ -478,10 +544,11 @@ def copy_folder(source: Path, target: Path) -> None:
             _write(stream, target, safe_path(name))
 
 
-def unpack_zip(archive: Path, target: Path) -> None:
+def unpack_zip(archive: Path, target: Path, below: str = "") -> None:
     """Unpack the files of a zip archive into a folder; hidden files and scans are left out.
 
-    All names, sizes and types are checked before the first file is written.
+    All names, sizes and types are checked before the first file is written. With `below`, only
+    files in that folder of the archive are unpacked, without its name.
 
     Raises
     ------
@@ -498,14 +565,14 @@ def unpack_zip(archive: Path, target: Path) -> None:
     with opened:
         members = _checked(opened.infolist(), archive.stat().st_size)
         for info, path in members:
-            if not _is_wanted(path.as_posix()):
+            if not _is_wanted(path.as_posix()) or not path.is_relative_to(below):
                 continue
             try:
                 stream = opened.open(info)
             except Exception as exc:
                 raise damaged("the zip archive is damaged") from exc
             with stream:
-                _write(stream, target, path)
+                _write(stream, target, path.relative_to(below))
 
 
 def _checked(

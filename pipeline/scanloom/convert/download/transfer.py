@@ -181,7 +181,8 @@ def _connection_error(host: str, cause: object) -> ScanError:
     if isinstance(cause, TimeoutError):
         return ConnectionLostError(Reason.DOWNLOAD, f"{host} does not answer in {TIMEOUT_S:g} s")
     if isinstance(cause, socket.gaierror):
-        return ScanError(Reason.DOWNLOAD, f"the address of {host} can't be found")
+        detail = f"the address of {host} can't be found: there is no network, or no such host"
+        return ScanError(Reason.DOWNLOAD, detail)
     proxy = urllib.request.getproxies().get("https") and not urllib.request.proxy_bypass(host)
     route = " through the proxy that HTTPS_PROXY names" if proxy else ""
     kind = type(cause).__name__ if isinstance(cause, Exception) else "error"
@@ -205,6 +206,17 @@ class Remote:
     address: str
     digest: Digest | None = None
     size: int | None = None
+
+
+def stated_size(remote: Remote) -> int | None:
+    """Return the size of a file in bytes: as published, else as its server states it, if it does.
+
+    The file is not downloaded. Errors as `request`.
+    """
+    if remote.size is not None:
+        return remote.size
+    with request(remote.address, {}) as reply:
+        return reply.length
 
 
 def fetch(

@@ -8,7 +8,7 @@ always runs is in `WRITERS` only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,10 +38,10 @@ _LONG_STRUCTURES = 8
 """Number of structures that may each extend through the whole stack."""
 
 
-def writers_of(outputs: Outputs) -> tuple[Writer, ...]:
-    """Return the writers that run for these outputs."""
-    left_out = EXTRAS.keys() - set(outputs.also)
-    return tuple(writer for writer in WRITERS if writer.name not in left_out)
+def writers_of(outputs: Outputs, left_out: Collection[str] = ()) -> tuple[Writer, ...]:
+    """Return the writers that run for these outputs, without those whose names are `left_out`."""
+    excluded = {*left_out, *(EXTRAS.keys() - set(outputs.also))}
+    return tuple(writer for writer in WRITERS if writer.name not in excluded)
 
 
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:

@@ -24,6 +24,8 @@ from scanloom.own_python import is_closed
 
 FOLDER_PREFIX = "scanloom-"
 """Prefix of the names of the folders."""
+HIDDEN_PREFIX = ".scanloom-"
+"""Prefix of the names of folders next to a file with a name of the user's, while it is written."""
 LOCK_NAME = "lock"
 """Name of the lock file in each folder."""
 

@@ -97,6 +97,34 @@ def test_json_of_an_added_model(own_models: Path) -> None:
     assert removed == {"schema": 1, "removed": "twin"}
 
 
+def test_models_are_carried_in_a_file(
+    own_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanloom("models", "add", own_models / "mine", "--name", "twin")
+    file = tmp_path / "models.zip"
+    written = scanloom("models", "bundle", "mine", "twin", "-o", file)
+    shown = scanloom("models", "bundle", "mine", "twin", "-o", file, "--json").document
+    unknown = scanloom("models", "bundle", "total_fast", "-o", tmp_path / "none.zip")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "closed"))
+    added = scanloom("models", "add", file, "--offline")
+    again = scanloom("models", "add", file, "--offline", "--json")
+    named = scanloom("models", "add", file, "--name", "other")
+
+    assert written.code == 0, written.err
+    assert f"Wrote mine, twin into {file}" in written.out
+    assert "scanloom models add models.zip" in written.out
+    assert (shown["models"], shown["bytes"]) == (["mine", "twin"], file.stat().st_size)
+    assert unknown.code == 65
+    assert "`scanloom models add totalsegmentator/total_fast` gets it" in unknown.err
+    assert not (tmp_path / "none.zip").exists()
+    assert added.code == 0, added.err
+    assert "Added mine (scanloom card). Use it with --model mine." in added.out
+    assert [each["already"] for each in again.document["models"]] == [True, True]
+    assert "model archive models.zip" in scanloom("models", "show", "twin").out
+    assert named.code == 65
+    assert "the archive holds 2" in named.err
+
+
 def test_verify_names_the_file_that_changed(own_models: Path) -> None:
     scanloom("models", "add", own_models / "mine", "--name", "twin")
     before = scanloom("models", "verify", "twin")

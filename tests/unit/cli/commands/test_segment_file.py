@@ -16,8 +16,10 @@ import SimpleITK as sitk
 
 import scanloom as package
 from scanloom import ScanError
+from scanloom.engine.segment import iter_segment
+from scanloom.options import SegmentOptions
 from support.archives import nifti
-from support.commands import Ended, scanloom
+from support.commands import Ended, limited_files, scanloom
 from support.write_dicom import noise, write_series
 
 KILLED = Path(__file__).parents[3] / "support" / "killed_command.py"
@@ -223,6 +225,48 @@ def test_python_takes_a_file_too(study: Path, tiny_model: Path, tmp_path: Path) 
     assert repr(record).endswith(f"{record.file})")
     with pytest.raises(ScanError, match="several scans"):
         package.segment([study, study], model=str(tiny_model), out=tmp_path / "labels.nii.gz")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("labels.nii.gz", {"segmentation.nii.gz"}), ("labels.dcm", {"segmentation.dcm"})],
+)
+def test_neither_preview_nor_another_form_is_made_in_vain(
+    name: str, expected: set[str], study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Looked at when all is written, before it is read back."""
+    written = set[str]()
+
+    def look(path: Path, step: str) -> None:
+        if step == "readback":
+            written.update(p.name for p in tmp_path.glob(".scanloom-*/**/*") if p.is_file())
+
+    options = SegmentOptions(models=(str(tiny_model),), out=tmp_path / name)
+    [(_, record)] = iter_segment([study], options, look)
+
+    assert record.file == tmp_path / name
+    assert expected | {"measurements.json"} <= written
+    forms = {"segmentation.nii.gz", "segmentation.dcm"}
+    assert written & forms <= expected | {"segmentation.nii.gz"}  # measurements are read from it
+    assert not any(each.endswith(".png") for each in written)
+
+
+@pytest.mark.parametrize("limit", [300, 1200])
+@pytest.mark.parametrize("name", ["labels.nii.gz", "labels.dcm"])
+def test_without_space_there_is_no_half_file(
+    name: str, limit: int, study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A limit of the size of files (EFBIG) stands for a full disk; an earlier result stays."""
+    file = tmp_path / "place" / name
+    segment(study, tiny_model, file, "--structures", "liver")
+    before = {path.name: path.read_bytes() for path in file.parent.iterdir()}
+
+    with limited_files(limit):
+        ended = segment(study, tiny_model, file, "--replace")
+
+    assert ended.code == 74, ended.err
+    assert "(OUTPUT_UNWRITABLE)" in ended.err
+    assert {path.name: path.read_bytes() for path in file.parent.iterdir()} == before
 
 
 def killed(folder: Path, moments: list[int], command: list[str | Path]) -> list[str]:

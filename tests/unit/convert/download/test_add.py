@@ -28,7 +28,7 @@ from scanloom.convert.monai.bundle import read_bundle
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
 from scanloom.convert.readers import ModelReader
 from scanloom.convert.store import find_model, list_models, locate_model, verify_model
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, slug
 from support.bundles import CONFIG, METADATA, saved, write_bundle
 from support.https_server import Page, Server
 
@@ -236,6 +236,8 @@ def test_unreadable_folders_are_not_added(own: Path, bundle: Path, tmp_path: Pat
         ("brainchop/mindgrap", Reason.MODEL_UNKNOWN),
         ("totalsegmentator/totl", Reason.MODEL_UNKNOWN),
         ("totalsegmentator/tissue_types", Reason.LICENCE),
+        ("tissue_types", Reason.LICENCE),
+        ("vertebrae_pp", Reason.MODEL_UNSUPPORTED),
         ("a b", Reason.MODEL_UNKNOWN),
         ("a\0b", Reason.MODEL_UNKNOWN),
         ("x" * 5000, Reason.MODEL_UNKNOWN),
@@ -246,6 +248,31 @@ def test_requests_that_name_no_source(request_text: str, reason: Reason, own: Pa
 
     assert error.reason is reason
     assert error.detail.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("request_text", "origin"),
+    [
+        ("total_fast", f"{addresses.TOTALSEGMENTATOR}#total_fast"),
+        ("Total_Fast", f"{addresses.TOTALSEGMENTATOR}#total_fast"),
+        ("totalsegmentator", f"{addresses.TOTALSEGMENTATOR}#total"),
+        ("mindgrab", f"{addresses.BRAINCHOP}/public/models/mindgrab"),
+        ("spleen", "MONAI model zoo: spleen_ct_segmentation"),
+        ("wholebody_ct_segmentation", "MONAI model zoo: wholeBody_ct_segmentation"),
+        ("spleen_ct_segmentation@0.5.9", "MONAI model zoo: spleen_ct_segmentation@0.5.9"),
+    ],
+)
+def test_names_that_people_know_are_sources(request_text: str, origin: str) -> None:
+    source = find_source(request_text)
+
+    assert (source.origin, source.remote) == (origin, True)
+
+
+@pytest.mark.parametrize("name", sorted(addresses.known_names()))
+def test_each_known_name_is_that_of_a_source(name: str) -> None:
+    request = addresses.known_request(name.upper())
+    assert request is not None
+    assert slug(find_source(request).name) == slug(request.rpartition("/")[2])
 
 
 @pytest.mark.parametrize("variable", [False, True])
