@@ -24,6 +24,7 @@ from scanloom.cli.commands import (
     run,
     segment,
     status,
+    train,
     verify,
     where,
 )
@@ -69,6 +70,7 @@ for _command in (
     report.report,
     review.review,
     verify.verify,
+    train.train,
     doctor.doctor,
     demo.demo,
     where.where,

@@ -173,6 +173,8 @@ class Reason(Enum):
     STRUCTURE_UNKNOWN = "See `scanloom models show` for the model's structures"
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = "Correct the workflow at the given lines"
+    RECIPE = "Correct the training recipe at the given lines"
+    TRAINING_DATA = "Correct the recipe's `data`, or the cases that the report of the data names"
     WORKFLOW_UNKNOWN = (
         "Give a YAML or JSON file, or the name of a shipped workflow, before the paths"
     )
