@@ -177,6 +177,15 @@ def augmentation(recipe: TrainingRecipe) -> list[Json]:
     return steps
 
 
+def epoch_length(recipe: TrainingRecipe, count: int) -> int:
+    """Return the steps of an epoch with a number of cases.
+
+    Checkpoints are written at its end: not after fewer than 50 steps, which may last seconds.
+    """
+    plan = recipe.schedule
+    return min(plan.steps, plan.epoch or max(50, math.ceil(count / plan.batch)))
+
+
 def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
     """Return `train.json`.
 
@@ -190,9 +199,6 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         Number of cases for training.
     """
     plan = recipe.schedule
-    # an epoch of few steps would write checkpoints all the time
-    epoch = plan.epoch or max(50, math.ceil(count / plan.batch))
-    epoch = min(epoch, plan.steps)
     loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
     validation = [*loading, _step("EnsureTyped", BOTH)]
     training = [
@@ -263,7 +269,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "seed": plan.seed,
         "steps": plan.steps,
         "batch": plan.batch,
-        "epoch_length": epoch,
+        "epoch_length": epoch_length(recipe, count),
         "epochs": "$-(-@steps // @epoch_length)",
         "precision": plan.precision,
         "network_def": network_def(recipe),
@@ -293,7 +299,8 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "average": {
             "_target_": "ignite.handlers.EMAHandler",
             "model": "@plain_network",
-            "momentum": plan.average,
+            # so that the random weights of the start leave the average of a short training too
+            "momentum": max(plan.average, min(0.5, 10 / plan.steps)),
         },
         "averaged_network": "$@average.ema_model",
         "train_preprocessing": {"_target_": "Compose", "transforms": training},
@@ -402,7 +409,6 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "epochs": "@epochs",
             "evaluator": "@evaluator",
             "optimizer": "@optimizer",
-            "_disabled_": "$not @first",
         },
         "initialize": [
             "$monai.utils.set_determinism(seed=@seed)",
@@ -412,7 +418,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "run": [
             "$@loader and @loader.attach(@trainer)",
             "$@saver and @saver.attach(@trainer)",
-            "$@record and @record.attach(@trainer)",
+            "$@record.attach(@trainer)",
             "$@trainer.run()",
             "$@first and monai.networks.save_state(@averaged_network, @model)",
         ],

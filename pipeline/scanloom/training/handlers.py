@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+import resource
 import sys
 import time
 import zipfile
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import ignite.distributed as idist
 import numpy as np
 import torch
 from ignite.engine import Events
@@ -48,17 +51,27 @@ class EpochSeed:
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """Return the newest complete `.pt` file of a folder, None if there is none.
+    """Return the complete checkpoint of the last epoch in a folder, None if there is none.
 
     MONAI's CheckpointSaver writes in place. A file that a killed process left half-written has no
     directory at its end, so it is no ZIP file.
     """
-    files = sorted(Path(folder).glob("*.pt"), key=lambda file: file.stat().st_mtime_ns)
-    return next((str(file) for file in reversed(files) if zipfile.is_zipfile(file)), None)
+    numbered = [
+        (re.fullmatch(r".*_epoch=(\d+)", file.stem), file) for file in Path(folder).glob("*.pt")
+    ]
+    epochs = {int(match[1]): file for match, file in numbered if match}
+    return next(
+        (str(epochs[n]) for n in sorted(epochs, reverse=True) if zipfile.is_zipfile(epochs[n])),
+        None,
+    )
 
 
-COLUMNS: Final = ("epoch", "step", "loss", "learning_rate", "mean_dice")
-"""Columns of the table; `mean_dice` is empty in epochs without validation."""
+COLUMNS: Final = (
+    *("epoch", "step", "loss", "learning_rate", "mean_dice"),
+    *("seconds", "validation_seconds", "memory_bytes"),
+)
+"""Columns of the table; those of validation are empty in epochs without one. `seconds` are those of
+the epoch's steps; `memory_bytes` is the largest of the process so far, or of its GPU."""
 PICTURED: Final = 4
 """Cases of the validation in the picture."""
 COLORS: Final = ((255, 190, 60), (70, 180, 255), (120, 220, 120), (240, 110, 200), (255, 255, 130))
@@ -67,6 +80,8 @@ COLORS: Final = ((255, 190, 60), (70, 180, 255), (120, 220, 120), (240, 110, 200
 
 class TrainingRecord:
     """Handler that prints progress, and keeps table, curves and a picture in a folder.
+
+    Of several processes, the first one writes; all of them average the loss.
 
     Parameters
     ----------
@@ -87,7 +102,8 @@ class TrainingRecord:
         self.rows: list[dict[str, float | None]] = []
         self.losses: list[float] = []
         self.began: tuple[float, int] | None = None
-        self.validated = False
+        self.epoch_began = self.stepped = self.validation_began = 0.0
+        self.validation_s: float | None = None
         self.pictures: list[NDArray[np.uint8]] = []
 
     def attach(self, engine: Any) -> None:
@@ -97,8 +113,10 @@ class TrainingRecord:
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._write)
         self.evaluator.add_event_handler(Events.STARTED, self._begin_validation)
         self.evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._picture)
+        self.evaluator.add_event_handler(Events.COMPLETED, self._end_validation)
 
     def _begin(self, engine: Any) -> None:
+        self.epoch_began = time.monotonic()
         if self.began is not None:
             return
         done = engine.state.epoch - 1
@@ -109,10 +127,15 @@ class TrainingRecord:
         ]
 
     def _note(self, engine: Any) -> None:
-        self.losses.append(float(engine.state.output["loss"]))
+        loss = engine.state.output["loss"].detach().float()
+        self.losses.append(float(idist.all_reduce(loss, "SUM")) / idist.get_world_size())
+        self.stepped = time.monotonic()
 
     def _begin_validation(self, _: Any) -> None:
-        self.validated, self.pictures = True, []
+        self.validation_began, self.pictures = time.monotonic(), []
+
+    def _end_validation(self, _: Any) -> None:
+        self.validation_s = time.monotonic() - self.validation_began
 
     def _picture(self, engine: Any) -> None:
         if len(self.pictures) < PICTURED:
@@ -121,16 +144,22 @@ class TrainingRecord:
 
     def _write(self, engine: Any) -> None:
         state = engine.state
-        dice = self.evaluator.state.metrics.get("val_mean_dice") if self.validated else None
+        validated = self.validation_s is not None
+        dice = self.evaluator.state.metrics.get("val_mean_dice") if validated else None
         row = {
             "epoch": state.epoch,
             "step": state.iteration,
             "loss": float(np.mean(self.losses)),
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "mean_dice": None if dice is None else float(dice),
+            "seconds": self.stepped - self.epoch_began,
+            "validation_seconds": self.validation_s,
+            "memory_bytes": _largest_memory(),
         }
         self.rows.append(row)
-        self.losses, self.validated = [], False
+        self.losses, self.validation_s = [], None
+        if idist.get_rank() > 0:
+            return
         self.folder.mkdir(exist_ok=True)
         atomic_write(self.folder / "training.csv", self._write_table)
         curves = draw_curves(self.rows)
@@ -153,6 +182,12 @@ class TrainingRecord:
         dice = "" if row["mean_dice"] is None else f", mean Dice {row['mean_dice']:.4f}"
         line = f"epoch {row['epoch']} of {self.epochs}: loss {row['loss']:.4f}{dice}, {left} left"
         print(line, file=sys.stderr, flush=True)
+
+
+def _largest_memory() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of KiB on Linux
 
 
 def read_table(file: Path) -> list[dict[str, float | None]]:

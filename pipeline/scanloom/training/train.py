@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import resource
+import csv
+import math
+import re
 import statistics
+import subprocess
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.training.bundle import write_bundle
+from scanloom.own_python import own_environment, own_python
+from scanloom.training.bundle import epoch_length, write_bundle
 from scanloom.training.cases import (
     PARTS,
     LeftOut,
@@ -33,9 +33,8 @@ from scanloom.training.recipe import TrainingRecipe
 
 COMPARED: Final = ("train.json", "datalist.json")
 """Configs that must be equal for a training to go on: weights of another one would be mixed in."""
-MEASURED_STEPS: Final = 8
-"""Steps of a measurement; the first ones, in which libraries choose kernels, do not count."""
 WARM_UP_STEPS: Final = 3
+"""Steps of a measurement that do not count: libraries choose kernels in them."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +62,16 @@ class Measured:
 
     Parameters
     ----------
-    device : str
-        Type of the device.
     steps, epochs : int
         Steps in all, and epochs.
     step_s, validation_s : float
         Seconds of a step, and of a validation.
+    validations : int
+        Number of validations.
     memory : int
-        Largest memory of the process, or of the GPU, in bytes, with all cases cached.
+        Largest memory of the process, or of the GPU, in bytes, and of all cases cached.
     """
 
-    device: str
     steps: int
     epochs: int
     step_s: float
@@ -170,88 +168,85 @@ def _refuse_another(
                 raise ScanError(Reason.RECIPE, detail)
 
 
-def run_training(bundle: Path, **overrides: Any) -> None:
-    """Train a bundle to its end with MONAI's engine, from the last checkpoint if there is one.
+def run_training(
+    bundle: Path, report: Callable[[str], object] = lambda line: None, **overrides: object
+) -> None:
+    """Train a bundle to its end by MONAI's own command, from the last checkpoint if there is one.
 
     Parameters
     ----------
     bundle : Path
         The bundle.
+    report : function
+        Called with a line about each epoch.
     **overrides
         Values that replace those of `train.json`.
+
+    Raises
+    ------
+    ScanError
+        TRAINING if the command fails.
     """
-    from monai.bundle import ConfigWorkflow
-
-    config = str(bundle / "configs" / "train.json")
-    with _quiet_warnings():
-        workflow = ConfigWorkflow(
-            config, workflow_type="train", logging_file=False, bundle_root=str(bundle), **overrides
-        )
-        workflow.initialize()
-        workflow.run()
-        workflow.finalize()
-
-
-@contextmanager
-def _quiet_warnings() -> Iterator[None]:
-    """Mute MONAI's warnings: that configs run code, which ours does, and of optional readers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    command = [
+        *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
+        *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
+        *(text for key, value in overrides.items() for text in (f"--{key}", str(value))),
+    ]
+    # a process of its own: this one may have imported MONAI without its engines, to start sooner
+    with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
+        command,
+        env=own_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        last = ""
+        for raw in process.stderr or ():
+            line = raw.decode(errors="replace").rstrip()
+            if line.startswith("epoch "):
+                report(line)
+            last = line or last
+    if process.returncode:
+        # its text may hold paths, the class of the exception does not
+        match = re.match(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))\b", last)
+        cause = match[1] if match else f"exit {process.returncode}"
+        raise ScanError(Reason.TRAINING, f"MONAI's command failed ({cause})")
 
 
 def measure(prepared: Prepared) -> Measured:
-    """Return the cost of a training, measured by a few steps in a scratch bundle."""
-    import torch
-    from ignite.engine import Events
-    from monai.bundle import ConfigParser
+    """Return the cost of a training, measured by a few steps in a scratch bundle.
 
-    few = max(1, prepared.recipe.schedule.batch)
+    Raises
+    ------
+    ScanError
+        TRAINING, as `run_training`.
+    """
+    plan = prepared.recipe.schedule
     cases: dict[Part, list[Pair]] = {
-        "training": prepared.cases["training"][:few],
+        "training": prepared.cases["training"][: plan.batch],
         "validation": prepared.cases["validation"][:1],
         "testing": [],
     }
-    with tempfile.TemporaryDirectory() as scratch, _quiet_warnings():
-        write_training(Prepared(prepared.recipe, cases, []), Path(scratch))
-        parser = ConfigParser()
-        parser.read_config(str(Path(scratch) / "configs" / "train.json"))
-        parser["bundle_root"] = scratch
-        epochs = parser.get_parsed_content("epochs")
-        length = parser.get_parsed_content("epoch_length")
-        parser.parse(reset=True)
-        parser["epoch_length"] = parser["steps"] = MEASURED_STEPS
-        trainer = parser.get_parsed_content("trainer")
-        times: list[float] = []
-        trainer.add_event_handler(
-            Events.ITERATION_COMPLETED, lambda _: times.append(time.perf_counter())
-        )
-        trainer.run()
-        validation = 0.0
-        if cases["validation"]:
-            evaluator = parser.get_parsed_content("evaluator")
-            began = time.perf_counter()
-            evaluator.run()
-            validation = time.perf_counter() - began
-        device = parser.get_parsed_content("device").type
-    steps = [after - before for before, after in pairwise(times)]
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = Path(scratch) / "bundle"
+        write_training(Prepared(prepared.recipe, cases, []), bundle)
+        # far enough for a validation too
+        steps = max(8, plan.validate_every)
+        run_training(bundle, steps=steps, epoch_length=1)
+        with (bundle / "docs" / "training.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
     count = len(prepared.cases["validation"])
-    every = prepared.recipe.schedule.validate_every
+    validations = [float(row["validation_seconds"] or 0) for row in rows]
+    length = epoch_length(prepared.recipe, len(prepared.cases["training"]))
+    epochs = math.ceil(plan.steps / length)
     return Measured(
-        device,
         epochs * length,
         epochs,
-        statistics.median(steps[WARM_UP_STEPS - 1 :]),
-        validation * count,
-        epochs // every if count else 0,
-        _memory(torch, device) + _cached_bytes(prepared),
+        statistics.median(float(row["seconds"]) for row in rows[WARM_UP_STEPS:]),
+        max(validations) * count,
+        epochs // plan.validate_every if count else 0,
+        int(rows[-1]["memory_bytes"]) + _cached_bytes(prepared),
     )
-
-
-def _memory(torch: Any, device: str) -> int:
-    if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _cached_bytes(prepared: Prepared) -> int:

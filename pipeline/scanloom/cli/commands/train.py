@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -51,9 +52,6 @@ def train(
 
         page = read_recipe(recipe)
         _check_extra()
-        from scanloom.engine.machine.lean_imports import bring_back_unused_modules
-
-        bring_back_unused_modules()
         from scanloom.training.train import measure, prepare, run_training, write_training
 
         prepared = prepare(page, recipe.absolute().parent, options.fold)
@@ -66,7 +64,8 @@ def train(
             print_result(general.mode, lambda: plain, lambda: _show(measured))
             return
         write_training(prepared, options.out)
-        run_training(options.out)
+        report = (lambda line: None) if general.quiet else partial(say, err=True)
+        run_training(options.out, report)
         plain = {"schema": 1, "bundle": str(options.out)}
         print_result(general.mode, lambda: plain, lambda: say(f"Trained: {options.out}"))
 
@@ -104,7 +103,6 @@ def _show(measured: Measured) -> None:
     from scanloom.core import format_bytes, format_duration
 
     rows: Any = Table.grid(padding=(0, 2))
-    rows.add_row("device", measured.device)
     rows.add_row("steps", f"{measured.steps} in {measured.epochs} epochs")
     rows.add_row("a step", f"{measured.step_s:.3g} s, measured")
     if measured.validations:

@@ -63,13 +63,6 @@ def leave_out_unused_modules() -> None:
     _hide(UNUSED_MODULES)
 
 
-def bring_back_unused_modules() -> None:
-    """Undo `leave_out_unused_modules`, for a training; before the first import of MONAI."""
-    for name in UNUSED_MODULES:
-        if name in sys.modules and sys.modules[name] is None:
-            del sys.modules[name]
-
-
 def _hide(names: Sequence[str]) -> list[str]:
     """Stop imports of these modules by None in their place; return those not yet imported."""
     # Modules of other code in this process stay as they are
