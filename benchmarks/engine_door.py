@@ -37,8 +37,7 @@ def main() -> None:
         def note(_: Case, outcome: CaseOutcome) -> None:
             assert outcome.record is not None
             assert outcome.record.reason is None, outcome.record
-            assert outcome.device is not None
-            spans.append(outcome.device)
+            spans.extend(outcome.device)
 
         dispatch_cases(draw(root / "in", options.cases), pool, note)
         pool.stop(5.0)

@@ -75,7 +75,8 @@ class Sleeper:
         uncertainty: bool = False,
     ) -> Segmentation:
         """Label after a sleep."""
-        with (clock or StepTimer()).step("network"):
+        clock = clock or StepTimer()
+        with clock.device_turn(), clock.step("network"):
             time.sleep(self._seconds)
         labels = np.asfortranarray((volume.array > 500).astype(np.uint8))
         return Segmentation("sleeper", (Layer(labels, (BRIGHT,)),), volume.grid, "1")

@@ -116,9 +116,9 @@ tests() {
     # On the stand-in all tests take many minutes: `make test-thorough` runs one of each path
     ((trial)) && size=(--smallest) chosen="meshnets"
     # -s: a measure of agreement is in the log at once, not after the last test
-    limit 270 "tests/gpu" "${pytest[@]}" -k "$chosen" tests/gpu |
+    limit 250 "tests/gpu" "${pytest[@]}" -k "$chosen" tests/gpu |
         tee "$out/gpu-tests.txt" | grep --line-buffered -E "$interesting"
-    limit 80 "roofline.py" "$python" benchmarks/roofline.py "${size[@]}" \
+    limit 70 "roofline.py" "$python" benchmarks/roofline.py "${size[@]}" \
         --picture "$out/roofline.png" | tee "$out/gpu-roofline.txt"
     ((trial)) && return
     # The compiler takes minutes for a network, so that it comes last
@@ -129,7 +129,7 @@ interesting='FAILED|ERROR|^SKIPPED|%.* equal|: Dice|^E  |^=+ .*(passed|failed|sk
 
 measure() {
     local topics topic seconds monitor="" options
-    topics=$'copies 30\nstudies 200\nnetwork 110\nrestore 60\nshipped 60'
+    topics=$'copies 30\nstudies 180\nnetwork 100\nrestore 55\nshipped 55'
     ((trial)) && topics="all 300" # one process: nearly all of a trial is imports
     if command -v nvidia-smi >/dev/null; then
         nvidia-smi --loop=1 --format=csv,nounits \

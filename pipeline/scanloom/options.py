@@ -279,11 +279,11 @@ class SegmentOptions:
     )
     out: Path = option(
         DEFAULT_OUT,
-        "The output folder",
+        "The output folder; or one file for one scan: labels.nii.gz or, as DICOM SEG, labels.dcm",
         panel="Output",
-        help="Output folder.",
+        help="Output folder, or a file.",
         flags=("--out", "-o"),
-        metavar="DIR",
+        metavar="PATH",
     )
     archives: bool = option(
         False,

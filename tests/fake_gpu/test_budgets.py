@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 from scanloom.cards.card import ModelCard, Threshold
+from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Segmentation, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.sliding_window import window_layout
 from support import model_cards
-from support.fake_cuda import TO_DEVICE, TO_HOST, StandIn
+from support.fake_cuda import TO_DEVICE, TO_HOST, WAIT, StandIn
+from support.nnunet_folders import write_model
 
 SMALL_COPIES = 64 * 1024
 """Bytes of interpolation weights that may follow a scan to the device."""
@@ -65,6 +68,27 @@ def test_a_scan_crosses_the_bus_once_and_the_host_hardly_waits(
     assert ledger.sizes[TO_DEVICE] <= volume.array.nbytes + on_grid + SMALL_COPIES, str(ledger)
     assert labels <= ledger.sizes[TO_HOST] <= labels + on_grid + ANSWERS, str(ledger)
     assert ledger.floats_to_host == 0, str(ledger)
+    assert fake.allocated == before
+
+
+@pytest.mark.parametrize("folds", [("0",), ("0", "1")], ids=["one", "folds"])
+def test_a_scan_of_nnunet_waits_once_for_all_its_labels(
+    fake: StandIn, volume: Volume, folds: tuple[str, ...], tmp_path: Path
+) -> None:
+    card = load_card(write_model(tmp_path, folds=folds))
+    compute = ComputeOptions(precision="float32", engine="torch")
+    predictor = TorchPredictor(card, compute, device="cuda")
+    predictor.predict(volume)
+    before = fake.allocated
+    fake.clear()
+
+    [layer] = predictor.predict(volume).layers
+
+    ledger = fake.ledger
+    blocks = {site: n for (kind, site), n in ledger.sites.items() if kind == WAIT}
+    assert sum(n for site, n in blocks.items() if site.startswith("inference/restore/")) == 1
+    assert ledger.waits <= 10 + 3 * rows_of(card, volume), str(ledger)
+    assert ledger.sizes[TO_HOST] <= layer.labels.nbytes + ANSWERS, str(ledger)
     assert fake.allocated == before
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,31 +154,23 @@ def centred(array: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return array, moved
 
 
-def test_the_device_is_held_only_while_models_run(tmp_path, threshold):
-    """A scan that a check refuses never takes it."""
+def test_no_model_sees_a_scan_that_a_check_refuses(tmp_path, threshold):
     array, affine = ball("RAS")
     nibabel.Nifti1Image(array, affine).to_filename(tmp_path / "ball.nii.gz")
     case = Case("a" * 26, Series("nifti", (tmp_path / "ball.nii.gz",)), Outputs(), "h", "r")
-    loaded, held, seen = steps.load(case), [False], []
-
-    @contextmanager
-    def device() -> Iterator[None]:
-        seen.append("device")
-        held[0] = True
-        yield
-        held[0] = False
+    loaded, seen = steps.load(case), []
 
     class Watched(Threshold):
         def predict(self, volume: Volume, *args: object, **options: object) -> Segmentation:
-            seen.append("predict" if held[0] else "predict without the device")
+            seen.append("predict")
             return super().predict(volume)
 
     watched = Watched(threshold.card.weights.file)
-    steps.segment(loaded, [watched], device)
-    assert seen == ["device", "predict"]
+    steps.segment(loaded, [watched])
+    assert seen == ["predict"]
 
     never = Checks(hounsfield=False, high=Range(9000.0, 9001.0), refuse=("intensity",))
     watched.card = replace(watched.card, checks=never)
     with pytest.raises(ScanError, match="IMPLAUSIBLE"):
-        steps.segment(loaded, [watched], device)
-    assert seen == ["device", "predict"]
+        steps.segment(loaded, [watched])
+    assert seen == ["predict"]

@@ -166,7 +166,10 @@ InputOption = Annotated[
     typer.Option("--input", "-i", metavar="PATH", help="The same as PATH; may be repeated."),
 ]
 ArchivesOption = Annotated[bool, _shared("archives")]
-OutOption = Annotated[Path, _shared("out")]
+OutOption = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="DIR", parser=values.output_folder, help="Output folder."),
+]
 StrictOption = Annotated[
     bool,
     typer.Option("--strict", help="Exit with 1 if any series failed or was skipped."),

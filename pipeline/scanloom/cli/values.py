@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer  # typer evaluates the annotations of completions
@@ -17,6 +18,20 @@ from scanloom.options import DEVICES, EXTRAS, MAX_OVERLAP
 
 if TYPE_CHECKING:
     from scanloom.core import Structure
+
+
+def output_folder(text: str | Path) -> Path:
+    """Return the path of an output folder; refuse the name of a file."""
+    from scanloom.core import ScanError
+    from scanloom.engine.result_file import refuse_file_name
+
+    try:
+        refuse_file_name(Path(text))
+    except ScanError as error:
+        raise typer.BadParameter(
+            f"{error.detail}: only `segment` writes a result to a file"
+        ) from error
+    return Path(text)
 
 
 def axis_codes(text: str) -> str:

@@ -19,6 +19,13 @@ GROWTH: Final = 4
 most two tensors share memory."""
 
 
+TORCHSCRIPT: Final = (
+    "TorchScript and exported programs would run. Save the weights of the network by "
+    "`torch.save(torch.jit.load(FILE).state_dict(), 'model.pt')`, and let the bundle load these"
+)
+"""What to do with a network that is a program."""
+
+
 def damaged(detail: str) -> ScanError:
     """Return the error for a file of a model that is missing, malformed or contradicts another."""
     return ScanError(Reason.MODEL_DAMAGED, detail)
@@ -134,7 +141,7 @@ def check_archive(stream: IO[bytes]) -> None:
     # torch puts all members into one folder, which has the name of the file
     names = [member.filename.partition("/")[2] for member in members]
     if any(name == "constants.pkl" or name.startswith("code/") for name in names):
-        raise unsafe("the weights are a program, not a state dict")
+        raise unsafe(f"the weights are a program, not a state dict: {TORCHSCRIPT}")
     check_growth(sum(member.file_size for member in members), size)
 
 

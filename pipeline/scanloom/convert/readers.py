@@ -69,6 +69,15 @@ def find_reader(folder: Path) -> ModelReader | None:
     return next((reader for reader in readers() if reader.accepts(folder)), None)
 
 
+def no_reader_error(folder: Path, detail: str) -> ScanError:
+    """Return the error for a folder that no reader accepts: its format, or all that are read."""
+    from scanloom.convert.unread import unread_error
+
+    formats = ", ".join(reader.name for reader in readers())
+    unknown = ScanError(Reason.MODEL_UNKNOWN, f"{detail} ({formats})", str(folder))
+    return unread_error(folder) or unknown
+
+
 def source_folders(folder: Path) -> tuple[Path, ...]:
     """Return the folders whose files may be read for a model: its own, and those next to it.
 
@@ -131,15 +140,12 @@ def read_model(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCa
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN if no reader accepts the folder, and for options of a format that has none;
-        or as the reader.
+        MODEL_FORMAT for a folder of a format that is known and not read; MODEL_UNKNOWN if no
+        reader accepts the folder, and for options of a format that has none; or as the reader.
     """
     reader = find_reader(folder)
     if reader is None:
-        formats = ", ".join(reader.name for reader in readers())
-        raise ScanError(
-            Reason.MODEL_UNKNOWN, f"this folder is not a model ({formats})", str(folder)
-        )
+        raise no_reader_error(folder, "this folder is not a model")
     if not options:
         return reader.read(folder)
     if reader.read_with is None:

@@ -17,6 +17,7 @@ from scanloom.convert.conversion import load_card
 from scanloom.convert.download import addresses
 from scanloom.convert.provenance import Provenance, check_files, file_digest, read_provenance
 from scanloom.convert.readers import find_reader, split_options, variant_name
+from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.paths import shipped
 
@@ -118,6 +119,8 @@ def locate_model(name_or_folder: str) -> ModelEntry:
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
     if os.path.isfile(name_or_folder):  # noqa: PTH113 - False where Path.is_file() raises
+        if (error := unread_error(Path(name_or_folder))) is not None:
+            raise error
         raise ScanError(Reason.MODEL_UNKNOWN, "a file is not a model's folder", name_or_folder)
     hint = did_you_mean(name_or_folder, sorted(stored_models()))
     missing = [printable(str(root)) for root in shared_models() if not root.is_dir()]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,18 @@ about 1.5 GB with their optimiser."""
 FLOAT32_KEY: Final = "float32"
 """`ForeignWeights.key` of a file of float32 numbers without names, in the order of
 `ForeignWeights.arrays`, kernels with channels last."""
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""Largest header of a safetensors file, as of the library."""
 _KERNEL_DIMS: Final = 5
 _NUMBERS: Final = "?bBhHiIlLqQefd"
 """Type codes of NumPy's numbers."""
 _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 """Module of NumPy's functions before and since version 2."""
+_STATE_DICT_KEYS: Final = ("state_dict", "model_state_dict", "network_weights", "model")
+"""Entries in which training programs store the state dict, in the order in which they are tried:
+Lightning's and MONAI's tutorials', PyTorch's own, nnU-Net's, and that of ignite."""
+_PREFIXES: Final = ("module.", "_orig_mod.")
+"""Prefixes of DataParallel's and of torch.compile's networks."""
 _CONTAINERS: Final = (b"PK", b"\x80\x02")
 """First bytes of PyTorch's files: a zip archive, or a pickle before version 1.6."""
 
@@ -86,9 +94,23 @@ def find_weights(file: Path, key: str | None, name: str, largest: int = MAX_WEIG
             safetensors = is_safetensors(stream)
             stream.seek(0)
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            wrapped = safetensors and wrapping_prefix(_tensor_names(stream))
     except OSError as exc:
         raise damaged(f"{name} can't be read") from exc
-    return Weights(file, sha256) if safetensors else ForeignWeights(file, sha256, key=key)
+    if safetensors and not wrapped:
+        return Weights(file, sha256)
+    return ForeignWeights(file, sha256, key=key)
+
+
+def _tensor_names(stream: IO[bytes]) -> list[str]:
+    """Return the names of the tensors in a safetensors file; none if its header is damaged."""
+    stream.seek(0)
+    size = int.from_bytes(stream.read(8), "little")
+    try:
+        header = json.loads(stream.read(min(size, _MAX_HEADER_BYTES)))
+        return [name for name in header if name != "__metadata__"]
+    except (ValueError, RecursionError, TypeError):  # it is refused when it is loaded
+        return []
 
 
 def convert_weights(weights: Weights, folder: Path) -> Weights:
@@ -183,6 +205,7 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
         data = load_torch(io.BytesIO(content), "the model's weights")
     if key is not None and isinstance(data, Mapping) and key in data:
         data = data[key]
+    data = _without_wrapping(data)
     if not isinstance(data, Mapping) or not data:
         raise ScanError(Reason.MODEL_WEIGHTS, "the weights file contains no state dict")
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
@@ -195,6 +218,31 @@ def _state_dict(content: bytes, key: str | None, arrays: Mapping[str, tuple[int,
     state = {k: v.contiguous().clone() for k, v in plain.items()}
     converted: bytes = save(_renamed(state, arrays) if arrays else state)
     return converted
+
+
+def _without_wrapping(data: Any) -> Any:
+    """Return the state dict of a file in which training programs wrapped it; else the data itself.
+
+    They store it next to the optimiser's, and parallel and compiled networks prefix all names.
+    """
+    if isinstance(data, Mapping):
+        inner = (data.get(name) for name in _STATE_DICT_KEYS)
+        data = next((each for each in inner if isinstance(each, Mapping)), data)
+    if not isinstance(data, Mapping) or not all(isinstance(name, str) for name in data):
+        return data
+    while prefix := wrapping_prefix(data):
+        data = {name.removeprefix(prefix): value for name, value in data.items()}
+    return data
+
+
+def wrapping_prefix(names: Iterable[str]) -> str:
+    """Return the prefix that a parallel or compiled network gives to all names, "" without one.
+
+    It is taken off: no network that is read has a layer of that name above all others.
+    """
+    listed = list(names)
+    prefixes = _PREFIXES if listed else ()
+    return next((p for p in prefixes if all(name.startswith(p) for name in listed)), "")
 
 
 def _renamed(state: Mapping[str, Any], arrays: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

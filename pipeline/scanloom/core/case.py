@@ -146,6 +146,7 @@ class CaseRecord:
     `reused` means that a current result existed and nothing was done; `updated` that the scan had
     changed since an earlier result, which this one replaced. `private` holds paths and descriptions
     that a failure is about, as in `ScanError`. `choice` is the series of the path that was taken.
+    A result that is one file with a name of the user's has no `folder`, but a `file`.
     """
 
     id: str
@@ -159,6 +160,7 @@ class CaseRecord:
     updated: bool = False
     private: str = ""
     choice: SeriesChoice | None = None
+    file: Path | None = None
 
     def __repr__(self) -> str:
         if self.reason is not None:
@@ -167,7 +169,8 @@ class CaseRecord:
         found = sum(1 for m in self.measurements if m.voxels)
         structures = f"{found} of {len(self.measurements)} structures found"
         flags = [flag.code for flag in self.flags]
-        return f"CaseRecord({', '.join((self.id, state, structures, *flags, str(self.folder)))})"
+        result = str(self.file or self.folder)
+        return f"CaseRecord({', '.join((self.id, state, structures, *flags, result))})"
 
     def _repr_html_(self) -> str:
         """Return the preview and the volumes for a notebook, or the reason."""

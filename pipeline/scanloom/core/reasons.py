@@ -144,6 +144,7 @@ class Reason(Enum):
     MODEL_UNKNOWN = (
         "See `scanloom models list`, get it by `scanloom models add`, or give its folder"
     )
+    MODEL_FORMAT = "See the formats on the page on models, or use another model"
     MODEL_DAMAGED = "Copy the bundle again, or add the model again"
     MODEL_UNSUPPORTED = "Use another model: a model card can't express this feature"
     MODEL_UNSAFE = "A model may hold only data: no code, and no links or paths out of its folder"
@@ -238,6 +239,9 @@ class Reason(Enum):
         "failed",
         False,
         "result",
+    )
+    RESULT_FILE = (
+        "Use --out with a folder, which takes every result, or a name that ends in .nii.gz or .dcm"
     )
     STALE = ("Use --replace, or another --out to keep both", "failed", False, "result")
     GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"

@@ -49,12 +49,14 @@ class StepTimer:
 
     `on_step` is called with the name of each step as it begins, `on_windows` after each batch of
     windows (progress); each step runs inside `mark` of its name (traces). `notes` records, by
-    subject and without repeats, measures such as out-of-memory fallbacks.
+    subject and without repeats, measures such as out-of-memory fallbacks. `device_turn` is held
+    while a model computes on the device, and not for what its host does before and after.
     """
 
     on_step: Callable[[str], None] | None = None
     on_windows: Callable[[WindowCount], None] | None = None
     mark: MarkStep = nullcontext
+    device_turn: Callable[[], AbstractContextManager[None]] = nullcontext
     steps: dict[str, CpuWall] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 

@@ -111,7 +111,7 @@ def segment(
     model : str, sequence of str, or None
         Names or bundle folders; None for the only model of the store that fits the scans.
     out : path
-        The output folder.
+        The output folder; or one file for one scan: labels.nii.gz or, as DICOM SEG, labels.dcm.
     progress : callable, optional
         Is called with a stage, the number of its parts that are done, and that of all. The stage
         "scans" counts scans; their total grows with `series="all"`. Each step of a scan, such as
@@ -178,13 +178,13 @@ def segment(
     -------
     tuple of CaseRecord
         One for each path, in order, or for each series with `series="all"`: its `folder`, or the
-        `reason` for which nothing was published.
+        `reason` for which nothing was published. If `out` is a file, it has a `file` instead.
 
     Raises
     ------
     ScanError
         If the models, the key or the output folder cannot be used; MODEL_UNKNOWN if none is named
-        and no model fits, or several do.
+        and no model fits, or several do; RESULT_FILE if `out` is a file that can't hold the result.
     ValueError
         If an option has an unknown value.
     """

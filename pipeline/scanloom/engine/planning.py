@@ -371,8 +371,8 @@ class RunTimeline:
     def note(self, outcome: CaseOutcome) -> None:
         """Record that a case ended."""
         self.last_end = time.monotonic()
-        if outcome.device is not None:
-            start, first = outcome.device[0], self.first_on_device
+        if outcome.device:
+            start, first = outcome.device[0][0], self.first_on_device
             self.first_on_device = start if first is None else min(first, start)
         record = outcome.record
         if record is not None and record.reason is None and not record.reused:

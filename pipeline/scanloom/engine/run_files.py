@@ -81,7 +81,7 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
         "recalled": bool(record and record.reused),
         "remade": bool(record and record.updated),
         "tries": [{**asdict(each), "seconds": round(each.seconds, 3)} for each in outcome.tries],
-        "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+        "device": [[round(t, 4) for t in span] for span in outcome.device],
         "engine": outcome.engine,
     }
     with (folder / LOG).open("a", encoding="utf-8") as file:

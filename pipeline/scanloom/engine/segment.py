@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.models import import_heavy, load_models
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
+from scanloom.engine.result_file import ResultFile
 from scanloom.engine.steps import run_case
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.inference.graph import Predictor
@@ -97,13 +98,18 @@ def iter_segment(
     ScanError
         If the models, the key or the output folder cannot be used.
     """
+    file = ResultFile.of(options, paths)
     request = Request.of(segment_workflow(options))
     check_device(options.device)
-    key = load_key_of(options.out, options.key)
-    open_output(options.out, key_fingerprint(key))
-    scans = _Scans(options, request, key)
-    segmenter = _Segmenter(scans, request, len(paths))
-    with closing(scans.session):
+    with ExitStack() as stack:
+        if file is not None:
+            file.check_models(request.cards, options.outputs)
+            options = replace(options, out=stack.enter_context(file.output_folder()))
+        key = load_key_of(options.out, options.key)
+        open_output(options.out, key_fingerprint(key))
+        scans = _Scans(options, request, key)
+        stack.enter_context(closing(scans.session))
+        segmenter = _Segmenter(scans, request, len(paths), file)
         for path in paths:
             clock = StepTimer(
                 partial(on_step, path) if on_step else None,
@@ -150,7 +156,11 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
     ScanError
         If the models or the key cannot be used.
     """
+    file = ResultFile.of(options, paths)
     request = Request.of(segment_workflow(options))
+    if file is not None:  # a folder that does not exist: there are no results in it
+        file.check_models(request.cards, options.outputs)
+        options = replace(options, out=file.path.with_name(f".{file.path.name}"))
     changes = ", ".join(filter(None, map(describe_changes, request.cards, request.requested)))
     try:
         key = read_key(options.key)
@@ -168,6 +178,8 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
                 continue
             for each in selected:
                 prepared = scans.prepare(each)
+                if file is not None:
+                    prepared = file.compare(prepared)
                 if prepared.state is ResultState.CURRENT:  # the grid is shown all the same
                     with scans.session.active(), suppress(ScanError):
                         outline = read_outline(each.series, options.read, phase=each.phase)
@@ -307,8 +319,11 @@ class _Segmenter:
     The models are those of `request`, as of the moment when the command began.
     """
 
-    def __init__(self, scans: _Scans, request: Request, planned_cases: int) -> None:
+    def __init__(
+        self, scans: _Scans, request: Request, planned_cases: int, file: ResultFile | None = None
+    ) -> None:
         self._scans, self._request, self._planned_cases = scans, request, planned_cases
+        self._file = file
         self._hashes: dict[str, str] = {}  # of the sources of this command's results, by case id
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None  # of the models or OUT: no scan is to blame
@@ -344,6 +359,8 @@ class _Segmenter:
             record = prepared.ended()
             if record is not None and record.reason is None:
                 return _with_content(record)
+            if record is None and self._file and (same := self._file.earlier(case)) is not None:
+                return same
             if record is None and self._hashes.get(case.id, case.source_hash) != case.source_hash:
                 detail = "another path of this command has the same UIDs, but other content"
                 error = ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
@@ -352,7 +369,9 @@ class _Segmenter:
                 self._check_writable()
                 source = crosswalk.source_from_series(case.series, case.id)
                 with self._networks() as predictors:
-                    return run_case(prepared, predictors, target, clock, source=source)
+                    record = run_case(prepared, predictors, target, clock, source=source)
+                done = record.reason is None
+                return self._file.publish(record, case) if done and self._file else record
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id, error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +60,6 @@ def run_case(
     make_predictors: Callable[[], Sequence[Predictor]],
     target: OutputTarget,
     clock: StepTimer | None = None,
-    device: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     source: SourceRecord | None = None,
 ) -> CaseRecord:
@@ -77,8 +75,6 @@ def run_case(
         Output folder and key.
     clock : StepTimer or None
         Timer of each step.
-    device : callable
-        Returns a context manager that is held while the device is used.
     source : SourceRecord or None
         Source of the case, if the crosswalk does not have it yet.
 
@@ -93,7 +89,7 @@ def run_case(
         _check_unchanged(prepared)
         clock.announce("models")
         predictors = make_predictors()
-        segmented = segment(loaded, predictors, device)
+        segmented = segment(loaded, predictors)
         estimate = prepared.estimate
         if estimate is None or estimate.placement is None:
             volume, cards = loaded.scan.volume, [predictor.card for predictor in predictors]
@@ -141,15 +137,8 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     return LoadedCase(case, scan, clock, meter, further)
 
 
-def segment(
-    loaded: LoadedCase,
-    predictors: Sequence[Predictor],
-    device: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> SegmentedCase:
+def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCase:
     """Label one case with every model, after the scan was checked against each card.
-
-    `device` returns a context manager that is held while models run: neither while the scan is
-    checked nor while structures are united, which takes processors only.
 
     Raises
     ------
@@ -174,8 +163,7 @@ def segment(
         clock,
         uncertainty="uncertainty" in outputs.also,
     )
-    with device():
-        results = run.run()
+    results = run.run()
     own = (results[node.name] for node in nodes if node.name not in relations.united)
     with clock.step("relate"):
         united = [unite(name, union, results) for name, union in relations.unite.items()]

@@ -191,7 +191,7 @@ class PaintedPredictor(PlacedModel):
         resampled = self._resample((volume, *further_channels), plan, clock)
         grid, dtype = resampled[0].grid, np.uint8 if card.label_bytes == 1 else np.uint16
         labels, uncertain = np.zeros(grid.shape, dtype, order="F"), list[Uncertainty | None]()
-        flags = dict.fromkeys(card.flags)
+        flags, engines = dict.fromkeys(card.flags), list[EngineChoice]()
         for part in self.parts:
             result = part.predict(
                 resampled[0],
@@ -203,6 +203,7 @@ class PaintedPredictor(PlacedModel):
                 paint_over(labels, result, numbers_in(card, part.card))
                 uncertain = [largest_uncertainty([*uncertain, result.uncertainty])]
             flags |= dict.fromkeys(result.flags)
+            engines.append(result.engine or part.engine)  # of this scan: another may be next
         with clock.step("clean"):
             labels = clean(labels, self._cleaning, grid.spacing, "before")
         with clock.step("restore"):
@@ -221,7 +222,7 @@ class PaintedPredictor(PlacedModel):
             version=card.version,
             flags=tuple(flags),
             uncertainty=restored,
-            engine=self.engine,
+            engine=all_engines(engines),
         )
 
     def _resample(
@@ -230,7 +231,12 @@ class PaintedPredictor(PlacedModel):
         """Return the scan as its parts see it."""
         card = replace(self.card, after=steps_after(plan, self.card))
         grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
-        with clock.step("resample"), deterministic(), torch.inference_mode():
+        with (
+            clock.device_turn(),
+            clock.step("resample"),
+            deterministic(),
+            torch.inference_mode(),
+        ):
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):
                 try:
                     image = network_image(scan, plan, card, (device, SLAB_BYTES)).image.cpu()

@@ -204,9 +204,10 @@ class TorchPredictor(PlacedModel):
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
         scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
-        box = source_box(volumes, self.card.grid.crop)
-        with deterministic(), torch.inference_mode():
+        with clock.step("resample"):
+            box = source_box(volumes, self.card.grid.crop)
             task = Task(scan.crop(box), clock, shared, uncertainty)
+        with clock.device_turn(), deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]

@@ -1,1 +1,1 @@
-"""Training data from results, bundles that train, and labels compared with a reference."""
+"""Training data from results, bundles that train, and the comparison with references."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 
 from scanloom.cards.card import (
     Argmax,
+    Crop,
     KeepLargest,
     ModelCard,
     NetworkGrid,
@@ -65,6 +68,26 @@ def test_equal_runs_give_equal_bytes(card: ModelCard) -> None:
     )
 
     assert first == second == third
+
+
+def test_the_device_is_held_neither_while_a_scan_is_cropped_nor_while_it_is_cleaned(
+    card: ModelCard,
+) -> None:
+    card = replace(card, grid=replace(card.grid, crop=Crop("nonzero")))
+    seen: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        seen.append("taken")
+        yield
+        seen.append("given back")
+
+    TorchPredictor(card).predict(scan(), StepTimer(seen.append, device_turn=turn))
+
+    taken, back = seen.index("taken"), seen.index("given back")
+    assert seen[:taken] == ["resample"]
+    assert {"resample", "network", "restore"} <= set(seen[taken:back])
+    assert seen[back + 1 :] == ["clean"]
 
 
 def test_labels_do_not_depend_on_how_the_scan_is_stored(card: ModelCard) -> None:

@@ -76,7 +76,7 @@ def segment(
     profile: ProfileOptions,
     general: Reporting,
 ) -> None:
-    """Segment scans; each result is a folder in OUT/cases.
+    """Segment scans into folders in OUT/cases, or one file.
 
     Example: scanloom segment study/ -o results
     """
@@ -162,6 +162,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "recalled": record.reused,
         "remade": record.updated,
         "folder": None if record.folder is None else str(record.folder),
+        "file": None if record.file is None else str(record.file),
         "seconds": round(record.seconds, 3),
         "measurements": [measurement_to_json(m) for m in record.measurements],
     }
@@ -170,7 +171,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
 def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
     """Print tables and a summary on stdout, and errors on stderr."""
     from scanloom.core import printable
-    from scanloom.io.output.layout import read_case
+    from scanloom.engine.result_file import models_of
 
     for path, record in records:
         if record.reason is not None:
@@ -179,8 +180,8 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
             show_case(path, record)
     if quiet:
         return
-    folders = [record.folder for _, record in records if record.folder and not record.reason]
-    for line in limitation_lines(m for folder in folders for m in read_case(folder)["models"]):
+    published = [record for _, record in records if not record.reason]
+    for line in limitation_lines(m for record in published for m in models_of(record)):
         console().print(printable(line), soft_wrap=True)
     if len(records) > 1 or not records or records[0][1].reason is None:
         console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
@@ -189,7 +190,7 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
 def summary(records: Records, seconds: float) -> str:
     """Return a line that counts the scans by outcome, with the time and the device."""
     from scanloom.core import counted, format_duration
-    from scanloom.io.output.layout import read_case
+    from scanloom.engine.result_file import models_of
 
     outcomes = Counter(
         record.reason.outcome if record.reason else "from before" if record.reused else "done"
@@ -199,8 +200,8 @@ def summary(records: Records, seconds: float) -> str:
     always = ("done", "failed")  # shown even if there are none
     counts = ", ".join(f"{outcomes[n]} {n}" for n in named if outcomes[n] or n in always)
     scans = counted(len(records), "scan")
-    new = [record.folder for _, record in records if record.folder and not record.reused]
-    models = (model for folder in new for model in read_case(folder)["models"])
+    new = [record for _, record in records if not record.reused]
+    models = (model for record in new for model in models_of(record))
     devices = dict.fromkeys(
         f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models
     )
@@ -214,6 +215,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     from rich.table import Table
 
     from scanloom.core import printable
+    from scanloom.engine.result_file import document_of
 
     several = len({m.model for m in record.measurements}) > 1
     columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]
@@ -238,7 +240,9 @@ def show_case(path: Path, record: CaseRecord) -> None:
         screen.print("A result of this recipe already exists: nothing was done.")
     if record.updated:
         screen.print("The scan had changed: this result replaces the earlier one.")
-    screen.print(f"Results: {record.folder}", soft_wrap=True)
+    screen.print(f"Results: {record.file or record.folder}", soft_wrap=True)
+    if record.file is not None:
+        screen.print(f"Structures and measurements: {document_of(record.file)}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():
         screen.print(f"Look at: {picture}", soft_wrap=True)
 

@@ -31,8 +31,9 @@ from scanloom.convert.provenance import (
     read_provenance,
     write_provenance,
 )
-from scanloom.convert.readers import find_reader, readers
+from scanloom.convert.readers import find_reader, no_reader_error
 from scanloom.convert.store import is_model, stored_models, user_models
+from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, printable, slug
 from scanloom.core.process import lock_file
 from scanloom.io.system.atomic_write import fsync_path
@@ -239,8 +240,9 @@ def _build(name: str, source: Source, work: Path, options: AddOptions) -> Added:
 
 def _find_root(folder: Path) -> Path:
     """Return the folder that a reader accepts: `folder`, or the only folder in it, and so on."""
-    root = folder
+    root, outer = folder, list[Path]()
     for _ in range(_MAX_NESTING):
+        outer.append(root)
         if is_model(root):
             return root
         if (root / TASK_FILE).is_file():  # a part of it is another model
@@ -249,8 +251,9 @@ def _find_root(folder: Path) -> Path:
         if len(folders) != 1:
             break
         root = folders[0]
-    formats = ", ".join(reader.name for reader in readers())
-    raise ScanError(Reason.MODEL_UNKNOWN, f"the source holds no model ({formats})")
+    # a format is recognized by the folder above its parts, such as folds
+    known = next(filter(None, map(unread_error, outer)), None)
+    raise known or no_reader_error(root, "the source holds no model")
 
 
 def _record(

@@ -36,6 +36,7 @@ from scanloom.convert.download.transfer import (
 )
 from scanloom.convert.files import damaged, unsafe
 from scanloom.convert.provenance import Digest
+from scanloom.convert.unread import unread_error
 from scanloom.core import Reason, ScanError, did_you_mean, format_bytes, printable
 
 TASK_FILE: Final = "totalsegmentator.json"
@@ -191,6 +192,8 @@ def _folder(folder: Path) -> Source:
     and a cascade is copied with its first stage, which is next to it.
     """
     path = folder.resolve()
+    if path.name.startswith("fold_") and (error := unread_error(path)) is not None:
+        raise error  # here, where the plans are that lie next to it
     match = _NNUNET_NAME.fullmatch(path.name)
     name = f"{path.parent.name}_{match[2]}" if match else path.name
     origin = f"folder {printable(name)}"
@@ -212,6 +215,8 @@ def _zip_file(path: Path) -> Source:
     origin = f"zip file {printable(path.name)}"
 
     def gather(target: Path, downloads: Downloads) -> Gathered:
+        if (error := unread_error(path)) is not None:
+            raise error
         if not path.is_file():
             detail = f"{printable(path.name)} is neither a folder nor a zip file"
             raise ScanError(Reason.MODEL_UNKNOWN, detail)

@@ -14,6 +14,7 @@ import numpy as np
 from scanloom.cards import card
 from scanloom.convert.files import (
     MAX_BYTES,
+    TORCHSCRIPT,
     damaged,
     find_file,
     read_text,
@@ -41,6 +42,7 @@ from scanloom.convert.monai.postprocessing import Postprocessing, read_postproce
 from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing
 from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
 from scanloom.convert.readers import NO_OPTIONS
+from scanloom.convert.unread import unread_error
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
 
@@ -64,9 +66,12 @@ def read_weights_file(folder: Path, load: Load, pinned: str | None) -> card.Weig
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
     if file is None:
-        raise damaged(f"the weights {truncate(str(path))} are missing")
+        program = find_file(folder, str(path.with_suffix(".ts"))) if path.name else None
+        more = f", but for {truncate(program.name)}: {TORCHSCRIPT}" if program else ""
+        raise damaged(f"the weights {truncate(str(path))} are missing{more}")
     if file.suffix not in (".pt", ".pth", ".safetensors"):
-        raise unsafe(f"{truncate(str(path))} is not a state dict")
+        more = f": {TORCHSCRIPT}" if file.suffix in (".ts", ".pt2") else ""
+        raise unsafe(f"{truncate(str(path))} is not a state dict{more}")
     weights = find_weights(file, load.key, "the weights file")
     if pinned is not None and weights.sha256 != pinned:
         detail = f"the weights have SHA-256 {weights.sha256[:12]}..., not {pinned[:12]}..."
@@ -221,6 +226,8 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         the SHA-256 in the metadata; MODEL_UNKNOWN for an option that the bundle does not have. The
         detail lists all obstacles that were found.
     """
+    if not any((folder / "configs").glob("inference.*")) and not (folder / METADATA).exists():
+        raise unread_error(folder) or damaged("configs has no inference.json and no metadata.json")
     metadata = read_metadata(folder)
     chosen = dict(options)
     classes = chosen.pop(STRUCTURES_OPTION, None)

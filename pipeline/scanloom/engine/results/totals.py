@@ -96,7 +96,7 @@ def busy_share(entries: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     Parameters
     ----------
     entries : iterable of dict
-        Lines of `log.jsonl`: `device` is the interval in which a case held the device of worker
+        Lines of `log.jsonl`: `device` has the intervals in which a case held the device of worker
         process `engine`, on that host's clock.
 
     Returns
@@ -107,8 +107,8 @@ def busy_share(entries: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
     """
     by_worker: dict[str, list[Sequence[float]]] = defaultdict(list)
     for entry in entries:
-        if entry.get("device"):
-            by_worker[entry.get("engine", "")].append(entry["device"])
+        if spans := entry.get("device"):
+            by_worker[entry.get("engine", "")] += spans
     if not by_worker:
         return None
     busy = sum(end - begin for held in by_worker.values() for begin, end in held)

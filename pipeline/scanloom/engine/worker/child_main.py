@@ -29,7 +29,15 @@ from scanloom.engine.machine.lean_imports import leave_out_unused_modules, witho
 from scanloom.engine.prepare import failed_record, placement_of, prepare
 from scanloom.engine.steps import run_case
 from scanloom.engine.worker.memory_admission import AdmissionGate, memory_gate
-from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
+from scanloom.engine.worker.messages import (
+    QUEUED,
+    CaseReply,
+    CaseRequest,
+    Ready,
+    Span,
+    Step,
+    WorkerSetup,
+)
 from scanloom.inference.graph import Predictor
 from scanloom.io.system.messages import Message, receive
 from scanloom.own_python import safe_path
@@ -61,7 +69,7 @@ class WorkerLoop:
                     pool.submit(self._work, request)
                 except RuntimeError as error:  # no thread can be started
                     record = failed_record(request.case.id, error)
-                    self._send(CaseReply(request.number, record, None))
+                    self._send(CaseReply(request.number, record, ()))
 
     def _make_models(self) -> None:
         try:
@@ -78,19 +86,21 @@ class WorkerLoop:
             self._send(Ready(blame(exc)))
 
     def _work(self, request: CaseRequest) -> None:
-        device_times: list[float] = []
+        spans: list[Span] = []
 
         @contextmanager
-        def device_lock() -> Iterator[None]:
+        def device_turn() -> Iterator[None]:
             self._send(Step(request.number, QUEUED))
             with self._device_lock:
-                device_times.append(time.monotonic())
+                start = time.monotonic()
                 try:
                     yield
                 finally:
-                    device_times.append(time.monotonic())
+                    spans.append((start, time.monotonic()))
 
-        clock = StepTimer(lambda step: self._send(Step(request.number, step)))
+        clock = StepTimer(
+            lambda step: self._send(Step(request.number, step)), device_turn=device_turn
+        )
         if self._models.exception() is not None:
             return  # the worker received the fault in `Ready`
         models, gate = self._models.result()
@@ -108,9 +118,8 @@ class WorkerLoop:
             self._send(Step(request.number, QUEUED))
             estimate = prepared.estimate
             with gate.shared(0.0 if estimate is None else estimate.peak - estimate.base):
-                record = run_case(prepared, lambda: models, target, clock, device_lock)
-        device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
-        self._send(CaseReply(request.number, record, device, refused=refused))
+                record = run_case(prepared, lambda: models, target, clock)
+        self._send(CaseReply(request.number, record, tuple(spans), refused=refused))
 
     def _send(self, message: Ready | Step | CaseReply) -> None:
         packed = Message(message)

@@ -28,6 +28,8 @@ from scanloom.own_python import safe_path
 QUEUED = "waiting"
 """Pseudo-step of a case waiting for models or for the device; not counted against its limit."""
 
+Span = tuple[float, float]
+"""Start and end, in seconds of CLOCK_MONOTONIC."""
 PredictorFactory = Callable[[], Sequence[Predictor]]
 
 
@@ -126,15 +128,15 @@ class CaseReply:
         That of its `CaseRequest`.
     record : CaseRecord
         Its result, or the reason for none.
-    device : (float, float) or None
-        When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
+    device : tuple of (float, float)
+        When it held the device, in seconds of CLOCK_MONOTONIC: once for each of its networks.
     refused : bool
         Whether it exceeds the memory even when run alone; nothing of it was read.
     """
 
     number: int
     record: CaseRecord
-    device: tuple[float, float] | None
+    device: tuple[Span, ...]
     refused: bool = False
 
 

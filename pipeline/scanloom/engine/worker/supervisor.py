@@ -239,8 +239,6 @@ def _open_log(log: Path | None) -> Any:
     return Path(os.devnull).open("ab")
 
 
-Span = tuple[float, float]
-
 REFUSED = "refused"
 """End of a try of a case that exceeds the memory even when run alone; it is not retried."""
 
@@ -264,15 +262,15 @@ class CaseOutcome:
         Its result, or the reason for its failure; None if `WorkerSupervisor.stop` aborted it.
     tries : tuple of Attempt
         All starts in order.
-    device : (float, float) or None
-        When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
+    device : tuple of (float, float)
+        When it held the device, in seconds of CLOCK_MONOTONIC: once for each of its networks.
     engine : str
         Random name of the engine.
     """
 
     record: CaseRecord | None
     tries: tuple[Attempt, ...]
-    device: tuple[float, float] | None = None
+    device: tuple[messages.Span, ...] = ()
     engine: str = ""
 
 
@@ -332,7 +330,7 @@ class WorkerSupervisor:
 
     def _try_until_sure(
         self, case: Case, tries: list[Attempt]
-    ) -> tuple[CaseRecord | None, Span | None]:
+    ) -> tuple[CaseRecord | None, tuple[messages.Span, ...]]:
         """Try a case among others, then alone if others may have caused its failure."""
         with self._gate.shared():
             record, device = self._try(case, tries, alone=False)
@@ -358,7 +356,7 @@ class WorkerSupervisor:
 
     def _try(
         self, case: Case, tries: list[Attempt], *, alone: bool
-    ) -> tuple[CaseRecord | None, Span | None]:
+    ) -> tuple[CaseRecord | None, tuple[messages.Span, ...]]:
         """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
         done: messages.CaseReply | None = None
@@ -371,7 +369,7 @@ class WorkerSupervisor:
         except ChildDiedError as error:
             end = f"died {error.code}"
         tries.append(Attempt(end, alone, time.monotonic() - began))
-        return (done.record, done.device) if done else (None, None)
+        return (done.record, done.device) if done else (None, ())
 
     def _ask(self, case: Case) -> messages.CaseReply:
         """Give the case to a child; start another one if it died before its models were loaded."""

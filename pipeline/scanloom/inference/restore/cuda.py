@@ -37,6 +37,44 @@ _BLOCK_VALUES = 256
 """Classes x blocks whose bounds one program holds: 8 values per thread; 32 spill registers."""
 _CLASSES_PER_WORD = 31
 """Classes per word of a bit mask of remaining classes, as in the kernels."""
+_MOST_COPIED_BYTES = 64 * 1024**2
+"""Bytes of labels on their way to the host: page-locked memory is scarce, and a wait is short."""
+
+
+class LabelCopies:
+    """Copies of labels from a device to the host, for many of which the host waits once.
+
+    They pass through page-locked memory, which torch keeps for later copies.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._stream: Any = None
+        self._bytes = 0
+
+    def add(self, target: torch.Tensor, labels: torch.Tensor) -> None:
+        """Start the copy of `labels` on a CUDA device, which `target` on the host has after `wait`.
+
+        If much is on its way, the host waits for it first.
+        """
+        stream = torch.cuda.current_stream(labels.device)
+        if self._bytes + labels.nbytes > _MOST_COPIED_BYTES:
+            self.wait()
+        staged = torch.empty_like(target, pin_memory=True)
+        staged.copy_(labels, non_blocking=True)
+        self._stream = stream
+        self._pending.append((target, staged))
+        self._bytes += labels.nbytes
+
+    def wait(self) -> None:
+        """Wait for all copies, and write them to their targets."""
+        if not self._pending:
+            return
+        self._stream.synchronize()
+        for target, staged in self._pending:
+            target.copy_(staged)
+        self._pending.clear()
+        self._bytes = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +167,12 @@ def label(
     out: Sequence[NDArray[Any]],
     *,
     rounded: bool = False,
+    copies: LabelCopies | None = None,
 ) -> None:
     """Label source voxels from planes of scores: `cpu.label` for scores on CUDA.
 
-    Coordinates may be in any order. `out` is overwritten. Waits for the device.
+    Coordinates may be in any order. `out` is overwritten: at once, for which the host waits, or if
+    `copies` are given, when the caller waits for them.
 
     Raises
     ------
@@ -145,15 +185,14 @@ def label(
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
     decide(scores, where, decision, on_device, rounded=rounded)
     if scores.device.type != "cuda":  # Triton's interpreter
-        staged = on_device
-    else:
-        # Through page-locked memory, which torch keeps: the host waits once for all maps
-        staged = [torch.empty_like(labels, pin_memory=True) for labels in on_host]
-        for page_locked, labels in zip(staged, on_device, strict=True):
-            page_locked.copy_(labels, non_blocking=True)
-        torch.cuda.current_stream(scores.device).synchronize()
-    for target, labels in zip(on_host, staged, strict=True):
-        target.copy_(labels)
+        for target, labels in zip(on_host, on_device, strict=True):
+            target.copy_(labels)
+        return
+    started = LabelCopies() if copies is None else copies
+    for target, labels in zip(on_host, on_device, strict=True):
+        started.add(target, labels)
+    if copies is None:
+        started.wait()
 
 
 def _in_memory_direction(

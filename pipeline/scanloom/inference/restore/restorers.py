@@ -170,6 +170,7 @@ class ScoreRestorer:
             np.zeros(plan.source.shape, dtype, order="F")
             for _ in range(map_count(decision, classes))
         ]
+        self._copies = cuda.LabelCopies()
         self._slices = SourceSlices(plan, self.labels, self._label)
 
     def add(self, planes: ScorePlanes) -> None:
@@ -189,6 +190,7 @@ class ScoreRestorer:
             scores = scores.to(torch.float16)
         self._slices.add(scores, first)
         if self._slices.complete:
+            self._copies.wait()
             clear_uncovered(self.labels, self._plan)
 
     def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
@@ -201,7 +203,11 @@ class ScoreRestorer:
                 scores.dtype,
                 rounded=self._rounded,
             )
-        self.backend.label(scores, at, self._decision, out, rounded=self._rounded)
+        if self.backend.label is cuda.label:  # a wait for each block would stop the device
+            copies = self._copies
+            cuda.label(scores, at, self._decision, out, rounded=self._rounded, copies=copies)
+        else:
+            self.backend.label(scores, at, self._decision, out, rounded=self._rounded)
 
     def finish(self, _: Clean) -> list[Labels]:
         """Return the label maps; cleaning on the network grid does not apply."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,21 @@ def read_measurements(folder: Path) -> tuple[Measurement, ...]:
     ScanError
         NEWER_VERSION if a newer scanloom wrote it.
     """
+    return parse_measurements(read_measurements_json(folder))
+
+
+def parse_measurements(rows: Iterable[dict[str, Any]]) -> tuple[Measurement, ...]:
+    """Return measurements from plain JSON objects; ValueError if they are malformed."""
     measurements = []
     try:
-        for row in read_measurements_json(folder):
+        for row in rows:
             known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
             first_and_last = row["box"]
             box = None if first_and_last is None else Box(*map(tuple, first_and_last[:2]))
             known |= {"box": box, "flags": known_flags(row["flags"])}
             measurements.append(Measurement(**known))  # missing fields get their defaults
     except (KeyError, TypeError) as exc:
-        raise ValueError("measurements.json is malformed") from exc
+        raise ValueError("measurements are malformed") from exc
     return tuple(measurements)
 
 

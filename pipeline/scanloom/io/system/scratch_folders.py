@@ -13,8 +13,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,13 +49,35 @@ def private_temporary_folder(fallback: Path) -> Iterator[Path]:
         parent = Path(tempfile.gettempdir())
         if not is_closed(parent.absolute(), sticky=True):
             parent = fallback
-        remove_stale_folders(parent)
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
+    with locked_temporary_folder(parent, errors=lambda: scratch_errors(_FOR_WORKERS)) as folder:
+        with scratch_errors(_FOR_WORKERS):
+            check_room(folder)
+        yield folder
+
+
+@contextmanager
+def locked_temporary_folder(
+    parent: Path,
+    prefix: str = FOLDER_PREFIX,
+    errors: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Path]:
+    """Yield a new folder of mode 0700 in `parent`, which is removed at the end.
+
+    Those that killed processes left there under the same prefix are removed first. `errors`
+    returns a context manager that converts the errors of making the folder.
+
+    Raises
+    ------
+    OSError
+        If it can't be made.
+    """
+    with errors():
+        remove_stale_folders(parent, prefix)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = None
     try:
-        with scratch_errors(_FOR_WORKERS):
+        with errors():
             lock = lock_folder(folder)
-            check_room(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,9 +111,9 @@ def lock_folder(folder: Path) -> BinaryIO | None:
     return None
 
 
-def remove_stale_folders(parent: Path) -> None:
+def remove_stale_folders(parent: Path, prefix: str = FOLDER_PREFIX) -> None:
     """Remove this user's folders of processes that were killed: their locks are free."""
-    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+    for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):  # removed by another process
             if folder.lstat().st_uid != os.getuid():
                 continue

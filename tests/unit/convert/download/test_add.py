@@ -21,7 +21,6 @@ from safetensors.numpy import save
 from scanloom.cards.card import ModelCard
 from scanloom.convert import readers, store
 from scanloom.convert.conversion import convert_model
-from scanloom.convert.download import add as adding
 from scanloom.convert.download import addresses
 from scanloom.convert.download.add import AddOptions, Licence, add_model, remove_model
 from scanloom.convert.download.sources import find_source, task_zips
@@ -518,8 +517,7 @@ def test_brainchop_files_are_pinned(
         return read_bundle(write_bundle(tmp_path / "card" / folder.name))
 
     reader = ModelReader("layer model", lambda folder: (folder / "model.json").is_file(), read)
-    for module in (readers, adding):
-        monkeypatch.setattr(module, "readers", lambda: iter((reader,)))
+    monkeypatch.setattr(readers, "readers", lambda: iter((reader,)))
     monkeypatch.setattr("scanloom.io.system.sandbox.AVAILABLE", False)
     files = {"model.json": b"{}", "model.bin": WEIGHTS}
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
@@ -655,8 +653,7 @@ def nested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return read_bundle(write_bundle(tmp_path / "cards" / str(time.time_ns())))
 
     reader = ModelReader("nested", lambda folder: any(folder.glob("*__*__*/plans.json")), read)
-    for module in (readers, adding):
-        monkeypatch.setattr(module, "readers", lambda: iter((reader,)))
+    monkeypatch.setattr(readers, "readers", lambda: iter((reader,)))
     monkeypatch.setattr("scanloom.io.system.sandbox.AVAILABLE", False)
 
 

@@ -40,7 +40,7 @@ STATUS = Status(
 )
 
 
-def logged(case: str, device: list[float] | None, engine: str, reason: str | None = None) -> str:
+def logged(case: str, device: list[list[float]], engine: str, reason: str | None = None) -> str:
     tries = [{"end": "done", "alone": False, "seconds": 9.0}]
     line = {"case": case, "reason": reason, "tries": tries, "device": device, "engine": engine}
     return json.dumps(line) + "\n"
@@ -53,10 +53,10 @@ def out(tmp_path: Path) -> Path:
     folder = out / "runs" / STATUS.run
     folder.mkdir(parents=True)
     lines = [
-        logged(id_of(0), [10.0, 13.0], "a"),
-        logged(id_of(1), [14.0, 20.0], "a"),
-        logged("x", [9000.0, 9010.0], "b", "CRASHED"),
-        logged("y", None, "b", "DAMAGED"),
+        logged(id_of(0), [[10.0, 12.0], [12.0, 13.0]], "a"),
+        logged(id_of(1), [[14.0, 20.0]], "a"),
+        logged("x", [[9000.0, 9010.0]], "b", "CRASHED"),
+        logged("y", [], "b", "DAMAGED"),
     ]
     (folder / "log.jsonl").write_text("".join(lines))
     return out

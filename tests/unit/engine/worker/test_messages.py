@@ -40,9 +40,9 @@ def there_and_back(value: Any) -> Any:
         CaseRequest(1, CASE),
         Ready(),
         Step(1, "load"),
-        CaseReply(1, CaseRecord("a", None, "", (), Path("/out")), (1.5, 2.5)),
+        CaseReply(1, CaseRecord("a", None, "", (), Path("/out")), ((1.5, 2.5), (3.5, 4.0))),
         CaseReply(
-            2, CaseRecord("a", Reason.OUT_OF_MEMORY, "too large", (), None), None, refused=True
+            2, CaseRecord("a", Reason.OUT_OF_MEMORY, "too large", (), None), (), refused=True
         ),
     ],
 )

@@ -1,0 +1,262 @@
+"""`scanloom segment -o labels.nii.gz`: a result that is one file, without an output folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+
+import scanloom as package
+from scanloom import ScanError
+from support.archives import nifti
+from support.commands import Ended, scanloom
+from support.write_dicom import noise, write_series
+
+KILLED = Path(__file__).parents[3] / "support" / "killed_command.py"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    write_series(tmp_path / "study", noise())
+    return tmp_path / "study"
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def segment(scan: Path, model: Path, out: Path, *more: str | Path) -> Ended:
+    return scanloom("segment", scan, "--model", model, "--out", out, *more)
+
+
+def test_the_file_is_the_label_map_of_an_output_folder_on_the_grid_of_the_scan(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "new" / "place"
+    ended = segment(study, tiny_model, place / "labels.nii.gz")
+    segment(study, tiny_model, tmp_path / "out")
+
+    assert ended.code == 0, ended.err
+    assert str(place / "labels.nii.gz") in ended.out
+    assert entries(place) == {"labels.nii.gz", "labels.json"}
+    [case] = (tmp_path / "out" / "cases").iterdir()
+    written = (place / "labels.nii.gz").read_bytes()
+    assert written == (case / "segmentation.nii.gz").read_bytes()
+    labels = sitk.ReadImage(place / "labels.nii.gz")
+    scan = sitk.ReadImage(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(study)))
+    assert labels.GetSize() == scan.GetSize()
+    np.testing.assert_allclose(labels.GetOrigin(), scan.GetOrigin(), atol=1e-4)
+    np.testing.assert_allclose(labels.GetDirection(), scan.GetDirection(), atol=1e-6)
+
+
+def test_its_document_has_structures_measurements_and_checksum(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    segment(study, tiny_model, tmp_path / "labels.nii.gz")
+
+    document = json.loads((tmp_path / "labels.json").read_text())
+    array = sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / "labels.nii.gz"))
+    numbers = {s["label"]: s["number"] for s in document["structures"]}
+    voxels = {m["label"]: m["voxels"] for m in document["measurements"]}
+    assert voxels == {label: int((array == number).sum()) for label, number in numbers.items()}
+    assert voxels.keys() == {"spleen", "liver"}
+    content = (tmp_path / "labels.nii.gz").read_bytes()
+    assert document["sha256"] == hashlib.sha256(content).hexdigest()
+    assert [model["name"] for model in document["models"]] == ["tiny"]
+
+
+def test_a_dicom_seg_is_that_of_an_output_folder(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    both = [segment(study, tiny_model, tmp_path / f"labels{end}") for end in (".dcm", ".nii.gz")]
+    segment(study, tiny_model, tmp_path / "out")
+
+    assert [ended.code for ended in both] == [0, 0]
+    [case] = (tmp_path / "out" / "cases").iterdir()
+    written = (tmp_path / "labels.dcm").read_bytes()
+    assert written == (case / "dicom" / "segmentation.dcm").read_bytes()
+    assert pydicom.dcmread(tmp_path / "labels.dcm").Modality == "SEG"
+    assert {"labels.dcm.json", "labels.json"} < entries(tmp_path)
+
+
+def test_the_same_command_again_finds_the_file_and_another_does_not_replace_it(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "labels.nii.gz"
+    first = segment(study, tiny_model, file, "--json")
+    before = file.stat().st_mtime_ns, file.read_bytes()
+    again = segment(study, tiny_model, file, "--json")
+
+    [made], [recalled] = first.document["cases"], again.document["cases"]
+    assert (again.code, recalled["recalled"], made["recalled"]) == (0, True, False)
+    assert recalled["measurements"] == made["measurements"]
+    assert recalled["file"] == str(file)
+    other = segment(study, tiny_model, file, "--structures", "liver")
+    assert other.code == 65
+    assert "labels.nii.gz exists already (STALE)" in other.err
+    assert (file.stat().st_mtime_ns, file.read_bytes()) == before
+
+    replaced = segment(study, tiny_model, file, "--structures", "liver", "--replace")
+
+    assert replaced.code == 0, replaced.err
+    assert set(np.unique(sitk.GetArrayFromImage(sitk.ReadImage(file)))) == {0, 2}
+    assert entries(tmp_path) == {"study", "labels.nii.gz", "labels.json"}
+
+
+def test_a_file_that_was_changed_since_is_no_result(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    segment(study, tiny_model, tmp_path / "labels.nii.gz")
+    (tmp_path / "labels.nii.gz").write_bytes(b"somebody's own")
+
+    ended = segment(study, tiny_model, tmp_path / "labels.nii.gz")
+
+    assert ended.code == 65
+    assert (tmp_path / "labels.nii.gz").read_bytes() == b"somebody's own"
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        ("labels.nrrd", [], ".nrrd files can't be written, but .nii.gz and .dcm"),
+        ("labels.seg.nrrd", [], ".nrrd files can't be written"),
+        ("labels.nii", [], ".nii files can't be written"),
+        (".nii.gz", [], "the file has no name before .nii.gz"),
+        ("labels.nii.gz", ["--series", "all"], "several scans"),
+        ("labels.nii.gz", ["other"], "several scans"),
+        ("labels.nii.gz", ["--also", "masks"], "masks of `--also`"),
+        ("labels.nii.gz", ["--model", "ct_tissue"], "several models"),
+        ("labels.nii.gz", ["--names", "source"], "`--names` is for the folders"),
+    ],
+)
+def test_one_file_is_refused_where_it_can_not_hold_the_result(
+    name: str, more: list[str], expected: str, study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    ended = segment(study, tiny_model, tmp_path / name, *more)
+
+    assert ended.code == 65
+    assert expected in ended.err
+    assert "(RESULT_FILE)" in ended.err
+    assert entries(tmp_path) == {"study"}
+
+
+def test_structures_that_may_overlap_are_refused_but_one_of_them(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "regions")
+    configs = model / "configs"
+    text = (configs / "inference.json").read_text()
+    text = text.replace('"softmax": true', '"sigmoid": true')
+    text = text.replace('"argmax": true', '"threshold": 0.5')
+    (configs / "inference.json").write_text(text)
+    text = (configs / "metadata.json").read_text()
+    (configs / "metadata.json").write_text(text.replace('"background"', '"stomach"'))
+    file = tmp_path / "labels.nii.gz"
+
+    refused = segment(study, model, file)
+    ended = segment(study, model, file, "--structures", "liver")
+
+    assert refused.code == 65
+    assert "may overlap, which one label map can't hold: name one with --structures" in refused.err
+    assert ended.code == 0, ended.err
+
+
+def test_files_of_the_scan_are_never_replaced(tiny_model: Path, tmp_path: Path) -> None:
+    scan = tmp_path / "scan.nii.gz"
+    nifti(scan)
+    (tmp_path / "link.nii.gz").hardlink_to(scan)
+    before = scan.read_bytes()
+    for name in ("scan.nii.gz", "link.nii.gz"):
+        ended = segment(scan, tiny_model, tmp_path / name, "--modality", "CT", "--replace")
+
+        assert ended.code == 65
+        assert "would replace a file of the scan" in ended.err
+    assert scan.read_bytes() == before
+    seg = segment(scan, tiny_model, tmp_path / "labels.dcm", "--modality", "CT")
+    assert (seg.code, "refers to a DICOM series" in seg.err) == (65, True)
+    assert entries(tmp_path) == {"scan.nii.gz", "link.nii.gz"}
+
+
+def test_a_dry_run_says_what_would_become_of_the_file(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "labels.nii.gz"
+    absent = segment(study, tiny_model, file, "--dry-run", "--json")
+    assert entries(tmp_path) == {"study"}
+    segment(study, tiny_model, file)
+    same = segment(study, tiny_model, file, "--dry-run")
+    other = segment(study, tiny_model, file, "--dry-run", "--structures", "liver")
+    replaced = segment(study, tiny_model, file, "-n", "--structures", "liver", "--replace")
+
+    assert absent.document["planned"][0]["result"] == str(file)
+    assert "(exists already: nothing would be done)" in " ".join(same.out.split())
+    assert other.code == 65
+    assert "(would be replaced)" in " ".join(replaced.out.split())
+
+
+def test_a_folder_of_that_name_and_other_commands_keep_to_folders(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "old.nii.gz").mkdir()
+    ended = segment(study, tiny_model, tmp_path / "old.nii.gz")
+    refused = scanloom("run", "ct_tissue", study, "--out", tmp_path / "new.nii.gz")
+
+    assert ended.code == 0, ended.err
+    assert "cases" in entries(tmp_path / "old.nii.gz")
+    assert refused.code == 2
+    assert "an output folder is expected here" in refused.err.replace("\n", " ").replace("│", "")
+
+
+def test_python_takes_a_file_too(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    [record] = package.segment(study, model=str(tiny_model), out=tmp_path / "labels.nii.gz")
+
+    assert record.folder is None
+    assert record.file == tmp_path / "labels.nii.gz"
+    assert repr(record).endswith(f"{record.file})")
+    with pytest.raises(ScanError, match="several scans"):
+        package.segment([study, study], model=str(tiny_model), out=tmp_path / "labels.nii.gz")
+
+
+def killed(folder: Path, moments: list[int], command: list[str | Path]) -> list[str]:
+    """Run a command once for each moment; return what became of it."""
+    call = [sys.executable, KILLED, folder, ",".join(map(str, moments)), *command]
+    done = subprocess.run([str(c) for c in call], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line.partition(" ")[2] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_leaves_no_half_file(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Also the four last moments: the document and the file are renamed, and the folder removed."""
+    place = tmp_path / "place"
+    place.mkdir()
+    command: list[str | Path] = ["segment", study, "--model", tiny_model, "--device", "cpu"]
+    command += ["--out", place / "labels.nii.gz"]
+    [count] = killed(place, [-1], command)
+    last = int(count)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "place--1").iterdir()}
+    assert whole.keys() == {"labels.nii.gz", "labels.json"}
+    (tmp_path / "place-before").rmdir()
+
+    moments = sorted({*range(0, last, last // 8), *range(last - 60, last - 1, 7), last - 1})
+    assert set(killed(place, moments, command)) == {"killed"}
+
+    for moment in moments:
+        left = tmp_path / f"place-{moment}"
+        files = {p.name: p.read_bytes() for p in left.iterdir() if p.is_file()}
+        assert files.items() <= whole.items(), moment
+        assert files.keys() in (set(), {"labels.json"}, whole.keys()), moment
+        assert all(p.name.startswith(".scanloom-") for p in left.iterdir() if p.is_dir())
+        again = segment(study, tiny_model, left / "labels.nii.gz", "--replace")
+        assert again.code == 0, again.err
+        assert entries(left) == {"labels.nii.gz", "labels.json"}, moment
