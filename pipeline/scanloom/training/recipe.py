@@ -129,9 +129,6 @@ class Schedule(Section, frozen=True):
         "over the cases, or 50 steps if that is more",
     )
     validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
-    patience: int | None = Field(
-        default=None, ge=1, description="Validations without improvement before an early end"
-    )
     precision: Literal["float32", "bfloat16"] = Field(
         default="bfloat16", description="Precision of the network; weights stay float32"
     )
