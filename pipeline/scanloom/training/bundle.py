@@ -428,6 +428,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
 def multi_gpu_config() -> Json:
     """Return `multi_gpu_train.json`, which is merged into `train.json` under torchrun."""
     return {
+        "+imports": ["$import ignite.distributed as idist"],
         "device": "$torch.device('cuda:' + os.environ['LOCAL_RANK']"
         " if torch.cuda.is_available() else 'cpu')",
         "first": "$torch.distributed.get_rank() == 0",
@@ -441,6 +442,9 @@ def multi_gpu_config() -> Json:
         "initialize": [
             "$torch.distributed.init_process_group("
             "'nccl' if torch.cuda.is_available() else 'gloo')",
+            # else Ignite makes a group of its own when a process first asks it for its rank, which
+            # the first one does earlier than the others: both would wait for ever
+            "$idist.sync()",
             "$torch.cuda.set_device(@device) if @device.type == 'cuda' else None",
             "$monai.utils.set_determinism(seed=@seed)",
             "$os.makedirs(@bundle_root + '/models', exist_ok=True)",

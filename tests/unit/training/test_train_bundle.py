@@ -272,7 +272,10 @@ def test_two_processes_have_the_losses_of_one_with_twice_the_batch(
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     rest = monai(two, *arguments, files=files)[3:]
     command = [sys.executable, *launcher, *rest]
-    done = subprocess.run(command, cwd=two, env=ENVIRONMENT, check=False, capture_output=True)
+    # processes that wait for each other never end
+    done = subprocess.run(
+        command, cwd=two, env=ENVIRONMENT, check=False, capture_output=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     losses = [np.array([float(row["loss"]) for row in rows(each)]) for each in (one, two)]
     assert len(losses[0]) == 20
@@ -293,3 +296,29 @@ def test_monais_evaluation_is_that_of_the_training(trained: Path, tmp_path: Path
         command, cwd=trained, env=ENVIRONMENT, check=True, capture_output=True, text=True
     )
     assert 0 <= float(done.stdout.split("dice")[1]) <= 1
+
+
+@pytest.mark.slow
+def test_scanloom_and_monais_runner_give_the_same_labels(trained: Path, tmp_path: Path) -> None:
+    from scanloom import load_volume
+    from scanloom.convert.conversion import load_card
+    from scanloom.core import ComputeOptions
+    from scanloom.inference.predictor import TorchPredictor
+
+    data = write_data(tmp_path / "data", 3)
+    images = sorted((data / "images").iterdir())
+    command = [
+        *monai(
+            trained, "--bundle_root", str(trained), files=str(trained / "configs/inference.json")
+        ),
+        *("--output_dir", str(tmp_path / "out"), "--datalist", str([str(file) for file in images])),
+    ]
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)
+    exact = ComputeOptions(precision="float32")
+    predictor = TorchPredictor(load_card(trained), exact, device="cpu")
+    for file in images:
+        name = file.name.removesuffix(".nii.gz")
+        theirs = np.asarray(nib.load(tmp_path / "out" / f"{name}_seg.nii.gz").dataobj)
+        ours = predictor.predict(load_volume(file, modality="MR")).layers[0].labels
+        assert len(np.unique(ours)) > 1
+        np.testing.assert_array_equal(ours, theirs)

@@ -76,7 +76,7 @@ def test_a_file_may_hold_layers_with_two_names_once() -> None:
     load_weights(network, once)
     assert all(torch.equal(v, whole[name]) for name, v in network.state_dict().items())
     once.pop("output_block.conv.conv.bias")
-    with pytest.raises(ScanError, match="MODEL_WEIGHTS.* 1 missing"):
+    with pytest.raises(ScanError, match=r"MODEL_WEIGHTS.* 1 missing"):
         load_weights(build_network(spec), once)
 
 
