@@ -187,6 +187,8 @@ def run_training(
     ScanError
         TRAINING if the command fails.
     """
+    from scanloom.engine.worker.child_main import die_with_parent
+
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
         *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
@@ -199,6 +201,8 @@ def run_training(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        # else it goes on beside the next one, that continues the training in the same bundle
+        preexec_fn=die_with_parent,
     ) as process:
         last = ""
         for raw in process.stderr or ():

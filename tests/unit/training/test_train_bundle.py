@@ -261,6 +261,32 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
 
 
 @pytest.mark.slow
+def test_a_training_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """Else it would go on beside the one that the same command starts again."""
+    page = recipe().model_dump(mode="json", exclude_defaults=True)
+    data = write_data(tmp_path / "data")
+    page["schedule"] = {"steps": 1_000_000, "epoch": 1_000_000}  # it writes nothing meanwhile
+    (data / "recipe.json").write_text(json.dumps(page))
+    command = [sys.executable, "-m", "scanloom", "train", data / "recipe.json", "-o", data / "out"]
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not list(data.glob("out/logs/*")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert children
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 60
+    while left := [child for child in children if Path(f"/proc/{child}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one_with_twice_the_batch(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +56,8 @@ def train(
         _check_extra()
         from scanloom.training.train import measure, prepare, run_training, write_training
 
-        prepared = prepare(page, recipe.absolute().parent, options.fold)
+        with _checking(shown=not (general.quiet or general.json)) as progress:
+            prepared = prepare(page, recipe.absolute().parent, options.fold, progress)
         if not general.quiet:
             for line in data_lines(prepared):
                 say(line, err=True)
@@ -70,13 +73,25 @@ def train(
         print_result(general.mode, lambda: plain, lambda: say(f"Trained: {options.out}"))
 
 
+@contextmanager
+def _checking(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that draws a bar of the cases that were checked, on a terminal."""
+    from rich.progress import Progress
+
+    screen = console(stderr=True)
+    hidden = not (shown and screen.is_terminal)
+    with Progress(console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task("Checking cases", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def _check_extra() -> None:
     """Refuse a training without the libraries of the extra."""
     from importlib.util import find_spec
 
     from scanloom.core import Reason, ScanError
 
-    missing = [name for name in ("ignite", "tensorboard") if find_spec(name) is None]
+    missing = [name for name in ("fire", "ignite", "tensorboard") if find_spec(name) is None]
     if missing:
         raise ScanError(Reason.ENVIRONMENT, "training needs: pip install 'scanloom[train]'")
 
