@@ -45,10 +45,12 @@ OPTIONS_OF_OTHERS = {
     "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
     "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "monai.bundle": {"--config_file"},
     "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
+    "torchrun": {"--nproc_per_node"},
     "TotalSegmentator": {"--roi_subset", "--remove_small_blobs"},
     "scanloom before 0.1": {"--body-box", "--fused-restore", "--output", "--price"},
 }

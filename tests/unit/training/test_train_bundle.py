@@ -108,6 +108,7 @@ def test_the_table_has_a_row_for_each_epoch(trained: Path) -> None:
         assert (trained / "docs" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(trained: Path, tmp_path: Path) -> None:
     """The last checkpoint is cut, as by a process that was killed while it wrote."""
     from scanloom.training.train import run_training
@@ -258,6 +259,15 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
     subprocess.run(command, cwd=bundle, env=ENVIRONMENT, check=True, capture_output=True)
     assert same(weights(whole), weights(bundle))
     assert [row["loss"] for row in rows(whole)] == [row["loss"] for row in rows(bundle)]
+
+
+@pytest.mark.slow
+def test_processes_that_augment_change_no_weight(trained: Path, tmp_path: Path) -> None:
+    from scanloom.training.train import run_training
+
+    other = copy_configs(trained, tmp_path / "other")
+    run_training(other, **{"train_loader#num_workers": 2})
+    assert same(weights(trained), weights(other))
 
 
 @pytest.mark.slow
