@@ -244,17 +244,16 @@ def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_p
     whole = copy_configs(trained, tmp_path / "whole")
     subprocess.run(command, cwd=whole, env=ENVIRONMENT, check=True, capture_output=True)
     for _ in range(2):  # killed twice, in a step or while a checkpoint is written
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, cwd=bundle, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        assert process.stderr is not None
-        lines = 0
-        for line in process.stderr:
-            lines += line.startswith(b"epoch ")
-            if lines == 5:
-                time.sleep(0.03)
-                process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        ) as process:
+            lines = 0
+            for line in process.stderr or ():
+                lines += line.startswith(b"epoch ")
+                if lines == 5:
+                    time.sleep(0.03)
+                    process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
     assert not (bundle / "models" / "model.pt").exists()
     subprocess.run(command, cwd=bundle, env=ENVIRONMENT, check=True, capture_output=True)
     assert same(weights(whole), weights(bundle))
