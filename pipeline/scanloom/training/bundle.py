@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scanloom.training.cases import Part
+from scanloom.training.cases import Split
 from scanloom.training.recipe import TrainingRecipe
 
 TRANSFORMS: Final = "scanloom.training.transforms"
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 def write_bundle(
     recipe: TrainingRecipe,
-    cases: Mapping[Part, Sequence[Mapping[str, str]]],
+    cases: Mapping[Split, Sequence[Mapping[str, str]]],
     root: Path,
     folder: Path,
 ) -> None:

@@ -20,8 +20,8 @@ from scanloom.training.recipe import Data, TrainingRecipe
 
 MAX_LIST_BYTES: Final = 64 << 20
 """Largest list of cases: a hundred thousand paths."""
-Part = Literal["training", "validation", "testing"]
-PARTS: Final[tuple[Part, ...]] = ("training", "validation", "testing")
+Split = Literal["training", "validation", "testing"]
+SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _name(file: Path) -> str:
     return file.name[: len(file.name) - len(suffix)]
 
 
-def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Part, list[Pair]]:
+def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair]]:
     """Return the pairs of a recipe's data by their part in the training.
 
     Parameters
@@ -69,15 +69,15 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Part, list[Pair]
         or too few cases are left for training.
     """
     if data.images is not None and data.labels is not None:
-        found: dict[Part, list[Pair]] = {
+        listed: dict[Split, list[Pair]] = {
             "training": _in_folders(folder / data.images, folder / data.labels)
         }
     elif data.msd is not None:
-        found = _listed(folder / data.msd / "dataset.json")
+        listed = _listed(folder / data.msd / "dataset.json")
     else:
-        found = _listed(folder / str(data.datalist))
-    pairs = {part: found.get(part, []) for part in PARTS}
-    names = [pair.name for part in PARTS for pair in pairs[part]]
+        listed = _listed(folder / str(data.datalist))
+    pairs = {split: listed.get(split, []) for split in SPLITS}
+    names = [pair.name for split in SPLITS for pair in pairs[split]]
     if len(set(names)) < len(names):
         raise ScanError(Reason.TRAINING_DATA, "two cases have the same file name")
     # by the hash of its name a case keeps its part when others are added, whoever lists them
@@ -95,7 +95,7 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Part, list[Pair]
     pairs["training"] = ranked
     if not ranked:
         raise ScanError(Reason.TRAINING_DATA, f"no case is left for training, of {len(names)}")
-    return {part: sorted(pairs[part], key=lambda pair: pair.name) for part in PARTS}
+    return {split: sorted(pairs[split], key=lambda pair: pair.name) for split in SPLITS}
 
 
 def _in_folders(images: Path, labels: Path) -> list[Pair]:
@@ -119,7 +119,7 @@ def _volumes(folder: Path) -> list[Path]:
     return [f for f in files if f.name.lower().endswith(VOLUME_SUFFIXES) and f.name[0] != "."]
 
 
-def _listed(file: Path) -> dict[Part, list[Pair]]:
+def _listed(file: Path) -> dict[Split, list[Pair]]:
     """Return the pairs of a JSON list: MONAI's, or the `dataset.json` of the decathlon."""
     try:
         raw = read_regular_file(file, MAX_LIST_BYTES)
@@ -131,12 +131,12 @@ def _listed(file: Path) -> dict[Part, list[Pair]]:
         raise ScanError(Reason.TRAINING_DATA, "the list of cases is not JSON") from exc
     try:
         return {
-            part: [
+            split: [
                 Pair(file.parent / each["image"], file.parent / each["label"])
-                for each in document.get(part, [])
+                for each in document.get(split, [])
                 if not isinstance(each, str)  # the decathlon's test images, without labels
             ]
-            for part in PARTS
+            for split in SPLITS
         }
     except (AttributeError, KeyError, TypeError) as exc:
         detail = "the list of cases is not {training: [{image, label}]}"
@@ -187,7 +187,7 @@ def check_cases(
         progress()
     far = far_from_rest([features for _, features in good])
     left_out += [
-        LeftOut(good[n][0].name, f"far from the rest in {what}") for n, what in far.items()
+        LeftOut(good[n][0].name, f"far from the rest in {feature}") for n, feature in far.items()
     ]
     return [pair for n, (pair, _) in enumerate(good) if n not in far], left_out
 
@@ -264,10 +264,10 @@ def relative_pairs(pairs: Sequence[Pair], root: Path) -> list[dict[str, str]]:
 
 
 def cases_document(
-    cases: Mapping[Part, Sequence[Pair]], left_out: Sequence[LeftOut]
+    cases: Mapping[Split, Sequence[Pair]], left_out: Sequence[LeftOut]
 ) -> dict[str, Any]:
     """Return the check's result for the bundle's `docs/data.json`."""
     return {
-        "cases": {part: len(cases[part]) for part in PARTS},
+        "cases": {split: len(cases[split]) for split in SPLITS},
         "left_out": {each.case: each.problem for each in left_out},
     }

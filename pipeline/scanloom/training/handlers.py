@@ -219,17 +219,17 @@ def draw_case(image: torch.Tensor, label: torch.Tensor, pred: torch.Tensor) -> N
         The strip (STRIP_HEIGHT, width, 3).
     """
     values = image[0].float().cpu().numpy()
-    reference, found = (each.argmax(0).cpu().numpy() for each in (label, pred))
+    reference, predicted = (each.argmax(0).cpu().numpy() for each in (label, pred))
     low, high = np.percentile(values, (0.5, 99.5))
     gray = np.clip((values - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
     panels = []
     for axis in range(3):
-        others = tuple(a for a in range(3) if a != axis)
-        areas = (reference > 0).sum(others)
+        axes = tuple(a for a in range(3) if a != axis)
+        areas = (reference > 0).sum(axes)
         index = int(areas.argmax()) if areas.any() else values.shape[axis] // 2
         plane = np.repeat(np.take(gray, index, axis)[..., None], 3, -1)
         drawn = plane.copy()
-        layers = [np.take(each, index, axis) for each in (reference, found)]
+        layers = [np.take(each, index, axis) for each in (reference, predicted)]
         for number in range(1, label.shape[0]):
             color = COLORS[(number - 1) % len(COLORS)]
             drawn[_edge(layers[0] == number)] = (255, 255, 255)

@@ -19,10 +19,10 @@ from scanloom.io.system.atomic_write import atomic_write
 from scanloom.own_python import own_environment, own_python
 from scanloom.training.bundle import epoch_length, write_bundle
 from scanloom.training.cases import (
-    PARTS,
+    SPLITS,
     LeftOut,
     Pair,
-    Part,
+    Split,
     cases_document,
     check_cases,
     common_folder,
@@ -52,7 +52,7 @@ class Prepared:
     """
 
     recipe: TrainingRecipe
-    cases: dict[Part, list[Pair]]
+    cases: dict[Split, list[Pair]]
     left_out: list[LeftOut]
 
 
@@ -112,7 +112,7 @@ def prepare(
         TRAINING_DATA, as `find_cases`, or if all cases for training are left out.
     """
     cases = find_cases(recipe.data, folder, fold)
-    pairs = [pair for part in PARTS for pair in cases[part]]
+    pairs = [pair for split in SPLITS for pair in cases[split]]
     done = 0
 
     def count() -> None:
@@ -122,7 +122,7 @@ def prepare(
 
     good, left_out = check_cases(recipe, pairs, count)
     kept = set(good)
-    used = {part: [pair for pair in cases[part] if pair in kept] for part in PARTS}
+    used = {split: [pair for pair in cases[split] if pair in kept] for split in SPLITS}
     if not used["training"]:
         first = left_out[0]
         detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
@@ -140,8 +140,8 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
     """
     from scanloom.io.system.disk_errors import output_error
 
-    root = common_folder([pair for part in PARTS for pair in prepared.cases[part]])
-    pairs = {part: relative_pairs(prepared.cases[part], root) for part in PARTS}
+    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
+    pairs = {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}
     try:
         if bundle.exists() and any(bundle.iterdir()):
             _refuse_another(prepared, bundle, root, pairs)
@@ -154,7 +154,7 @@ def write_training(prepared: Prepared, bundle: Path) -> None:
 
 
 def _refuse_another(
-    prepared: Prepared, bundle: Path, root: Path, pairs: dict[Part, list[dict[str, str]]]
+    prepared: Prepared, bundle: Path, root: Path, pairs: dict[Split, list[dict[str, str]]]
 ) -> None:
     """Refuse a folder whose configs are not those of this training."""
     if not (bundle / "configs" / "train.json").is_file():
@@ -226,7 +226,7 @@ def measure(prepared: Prepared) -> Measured:
         TRAINING, as `run_training`.
     """
     plan = prepared.recipe.schedule
-    cases: dict[Part, list[Pair]] = {
+    cases: dict[Split, list[Pair]] = {
         "training": prepared.cases["training"][: plan.batch],
         "validation": prepared.cases["validation"][:1],
         "testing": [],
