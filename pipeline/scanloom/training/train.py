@@ -204,17 +204,17 @@ def run_training(
         # else it goes on beside the next one, that continues the training in the same bundle
         preexec_fn=die_with_parent,
     ) as process:
-        last = ""
+        cause = ""
         for raw in process.stderr or ():
             line = raw.decode(errors="replace").rstrip()
             if line.startswith("epoch "):
                 report(line)
-            last = line or last
+            # its text may hold paths, the class does not; the first of a chain is the cause
+            if match := re.match(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))\b", line):
+                cause = cause or match[1]
     if process.returncode:
-        # its text may hold paths, the class of the exception does not
-        match = re.match(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))\b", last)
-        cause = match[1] if match else f"exit {process.returncode}"
-        raise ScanError(Reason.TRAINING, f"MONAI's command failed ({cause})")
+        detail = f"MONAI's command failed ({cause or f'exit {process.returncode}'})"
+        raise ScanError(Reason.TRAINING, detail)
 
 
 def measure(prepared: Prepared) -> Measured:
