@@ -179,6 +179,10 @@ class TrainingRecipe(Section, frozen=True):
             raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")
         if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
             raise ValueError("an intensity range with the lower value first")
+        ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}
+        for name, pair in ranges.items():
+            if pair is not None and not pair[0] < pair[1]:
+                raise ValueError(f"a range {name} of checks with the lower value first")
         strides = [math.prod(each) for each in zip(*self.strides, strict=True)]
         for size, stride in zip(self.patch, strides, strict=True):
             if size < 4 or size % stride:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from scanloom.convert.readers import read_model
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
 from scanloom.io.system.atomic_write import atomic_write
@@ -223,7 +224,7 @@ def measure(prepared: Prepared) -> Measured:
     Raises
     ------
     ScanError
-        TRAINING, as `run_training`.
+        TRAINING, as `run_training`; as `read_model` if the bundle would be no model.
     """
     plan = prepared.recipe.schedule
     cases: dict[Split, list[Pair]] = {
@@ -237,6 +238,7 @@ def measure(prepared: Prepared) -> Measured:
         # far enough for a validation too
         steps = max(8, plan.validate_every)
         run_training(bundle, steps=steps, epoch_length=1)
+        read_model(bundle, {})  # what can't be a model is known before hours of training
         with (bundle / "docs" / "training.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
     count = len(prepared.cases["validation"])

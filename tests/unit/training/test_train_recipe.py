@@ -53,6 +53,7 @@ def test_thick_slices_are_halved_later() -> None:
         ("network:", "networks:", "line 8: networks is not a key here; did you mean"),
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
+        ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
     ],
 )
