@@ -45,7 +45,7 @@ OPTIONS_OF_OTHERS = {
     "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
     "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
-    "monai.bundle": {"--config_file"},
+    "monai.bundle": {"--batch", "--config_file", "--steps"},
     "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},

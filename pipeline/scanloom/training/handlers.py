@@ -90,9 +90,9 @@ class TrainingRecord:
         continued.
     epochs : int
         Epochs of the training.
-    evaluator : Evaluator
+    evaluator : ignite.engine.Engine
         The validation, whose key metric goes into the table.
-    optimizer : Optimizer
+    optimizer : torch.optim.Optimizer
         The optimizer, for its learning rate.
     """
 

@@ -127,7 +127,7 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
     elastic : float
         Standard deviation of the displacement, in mm.
     centre_key : str or None
-        Key of the voxels of each class (of `ClassesToIndicesd`), of which every second patch
+        Key of the voxels of each class (MONAI's indices of classes), of which every second patch
         contains one, the class drawn first.
     """
 
