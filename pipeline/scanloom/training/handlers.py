@@ -268,22 +268,24 @@ def draw_curves(rows: Sequence[dict[str, Any]]) -> Image.Image:
     box = (margin, 30, width - margin, height - 40)
     draw.rectangle(box, outline="gray")
     last = max(float(rows[-1]["step"]), 1.0)
-    losses = [float(row["loss"]) for row in rows]
-    low, high = min(losses), max(max(losses), min(losses) + 1e-6)
+    # logarithms, since the first losses are many times the last ones; positive, as Dice and CE are
+    losses = [max(float(row["loss"]), 1e-6) for row in rows]
+    low, high = min(losses), max(max(losses), 1.001 * min(losses))
 
     def point(step: float, share: float) -> tuple[float, float]:
         x = box[0] + (box[2] - box[0]) * step / last
         return x, box[3] - (box[3] - box[1]) * share
 
     blue, orange = (40, 90, 200), (210, 110, 0)
-    line = [point(r["step"], (r["loss"] - low) / (high - low)) for r in rows]
+    shares = np.log(np.array(losses) / low) / np.log(high / low)
+    line = [point(r["step"], share) for r, share in zip(rows, shares, strict=True)]
     draw.line(line, fill=blue, width=2)
     dice = [row for row in rows if row["mean_dice"] is not None]
     draw.line([point(r["step"], r["mean_dice"]) for r in dice], fill=orange, width=2)
     for row in dice:
         x, y = point(row["step"], row["mean_dice"])
         draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=orange)
-    draw.text((box[0], 10), f"loss {low:.3f} to {high:.3f}", fill=blue)
+    draw.text((box[0], 10), f"loss {low:.3f} to {high:.3f}, log", fill=blue)
     if dice:
         best = max(float(row["mean_dice"]) for row in dice)
         last_dice = float(dice[-1]["mean_dice"])
