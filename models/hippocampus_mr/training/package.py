@@ -36,6 +36,7 @@ def package(bundle: Path, model: Path = MODEL) -> None:
     inference, fields = inference_config(recipe), metadata(recipe)
     inference["handlers"][0]["strict"] = False
     fields["scanloom"]["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    fields["scanloom"]["precisions"] = ["float32", "bfloat16"]  # compared: see README.md
     for name, document in (("inference", inference), ("metadata", fields)):
         text = json.dumps(document, indent=4) + "\n"
         (model / "configs" / f"{name}.json").write_text(text, encoding="utf-8")
