@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,24 @@ def test_crop_and_restriction(
     alone: dict[str, Labels],
     scan: Volume,
 ) -> None:
-    """`fine` sees the box around `rough`'s liver, `other` is kept inside `rough`'s spleen."""
+    """`fine` sees the box around `rough`'s liver, `other` is kept inside `rough`'s spleen.
+
+    `fine` refuses the extent of the whole scan, which it does not see.
+    """
+    picky = tmp_path / "fine"
+    shutil.copytree(models["fine"], picky)
+    metadata = json.loads((picky / "configs" / "metadata.json").read_text())
+    checks = {"extent": [1.0, 0.9 * min(scan.grid.extent)], "refuse": ["extent"]}
+    metadata.setdefault("scanloom", {})["checks"] = checks
+    (picky / "configs" / "metadata.json").write_text(json.dumps(metadata))
+    refused = scanloom("segment", archive, "-m", picky, "-o", tmp_path / "alone")
+    assert refused.code != 0
+    assert "IMPLAUSIBLE" in refused.err + refused.out
     done = Outcome(
         tmp_path,
         archive,
-        dict(sorted(models.items())),  # `rough` is needed first, but comes last
+        # `rough` is needed first, but comes last
+        dict(sorted({**models, "fine": picky}.items())),
         crop_by={"fine": {"model": "rough", "structures": ["liver"], "margin_mm": 2.0}},
         restrict_to={"other": {"model": "rough", "structures": "spleen"}},
     )

@@ -45,11 +45,13 @@ OPTIONS_OF_OTHERS = {
     "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
     "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "monai.bundle": {"--batch", "--config_file", "--steps"},
     "nnU-Net": {"--verify_dataset_integrity"},
     "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
+    "torchrun": {"--nproc_per_node"},
     "TotalSegmentator": {"--roi_subset", "--remove_small_blobs"},
     "scanloom before 0.1": {"--body-box", "--fused-restore", "--output", "--price"},
 }

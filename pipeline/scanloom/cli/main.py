@@ -26,6 +26,7 @@ from scanloom.cli.commands import (
     run,
     segment,
     status,
+    train,
     verify,
     where,
 )
@@ -73,6 +74,7 @@ for _command in (
     dataset.dataset,
     evaluate.evaluate,
     verify.verify,
+    train.train,
     doctor.doctor,
     demo.demo,
     where.where,

@@ -19,8 +19,9 @@ def default_model(
 ) -> str:
     """Return the name of the only model that fits the scans at some paths.
 
-    Headers are read only if the store has several models. `modality` is that of scans that do not
-    state theirs; with `archives`, archives in a folder are looked into.
+    A model that refuses scans by their extent is for a crop, and has to be named. Headers are read
+    only if the store has several others. `modality` is that of scans that do not state theirs;
+    with `archives`, archives in a folder are looked into.
 
     Raises
     ------
@@ -37,7 +38,9 @@ def default_model(
     if len(missing) == len(paths):
         raise missing[0]
     cards = [entry.card for entry in list_models() if entry.card is not None]
-    single = [card for card in cards if len(card.channels) == 1]
+    single = [
+        card for card in cards if len(card.channels) == 1 and "extent" not in card.checks.refuse
+    ]
     if len(single) == 1:
         return single[0].name
     modalities = _modalities(paths, modality, archives=archives)

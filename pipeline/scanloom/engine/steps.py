@@ -150,12 +150,16 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     flags = list(volume.flags)
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
-    for predictor in predictors:
-        flags.extend(check_scan(volume, predictor.card, further))
-    if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
-        flags.append(Flag.SEG_NOT_POSSIBLE)
     relations, clock = loaded.case.relations, loaded.clock
     nodes = graph_of([predictor.card.name for predictor in predictors], relations)
+    cropped = {n for node in nodes if node.crop is not None for n in node.members}
+    for n, predictor in enumerate(predictors):
+        card = predictor.card
+        if n in cropped:  # its extent is for the crop, which is found later
+            card = replace(card, checks=replace(card.checks, extent=None))
+        flags.extend(check_scan(volume, card, further))
+    if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
+        flags.append(Flag.SEG_NOT_POSSIBLE)
     run = GraphRun(
         nodes,
         predictors,

@@ -47,6 +47,7 @@ from scanloom.io.system.regular_files import read_regular_file
 from scanloom.options import DEVICES, EXTRAS, Modality, take
 
 T = TypeVar("T")
+S = TypeVar("S", bound=BaseModel)
 
 
 def listed(value: object) -> object:
@@ -520,28 +521,39 @@ def read_workflow(path: Path) -> Workflow:
 
 def parse_workflow(text: bytes | str) -> Workflow:
     """Read a workflow from text; see `read_workflow`."""
+    return parse_page(text, Workflow, Reason.WORKFLOW)
+
+
+def parse_page(text: bytes | str, model: type[S], reason: Reason) -> S:
+    """Read a page of YAML or JSON as a model of its keys.
+
+    Raises
+    ------
+    ScanError
+        `reason`, with line, key, expected value and nearest valid word for each mistake.
+    """
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         document = yaml.safe_load(text)
         mistakes = duplicate_keys(node)
     except RecursionError as exc:
         detail = "not valid YAML: it is nested too deeply, or an alias contains itself"
-        raise ScanError(Reason.WORKFLOW, detail) from exc
+        raise ScanError(reason, detail) from exc
     except (yaml.YAMLError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(exc, "problem", None) or "it can't be parsed"
-        raise ScanError(Reason.WORKFLOW, f"{where}not valid YAML: {problem}") from exc
+        raise ScanError(reason, f"{where}not valid YAML: {problem}") from exc
     if not isinstance(document, dict):
-        raise ScanError(Reason.WORKFLOW, "a workflow is a mapping of keys to values")
+        raise ScanError(reason, f"a {reason.code.lower()} is a mapping of keys to values")
     try:
-        workflow = Workflow.model_validate(document)
+        page = model.model_validate(document)
     except ValidationError as exc:
-        mistakes += [explain_error(Workflow, node, dict(error)) for error in exc.errors()]
-        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
+        mistakes += [explain_error(model, node, dict(error)) for error in exc.errors()]
+        raise ScanError(reason, "; ".join(mistakes)) from None
     if mistakes:
-        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes))
-    return workflow
+        raise ScanError(reason, "; ".join(mistakes))
+    return page
 
 
 def parse_stored_workflow(text: bytes | str) -> Workflow:

@@ -266,7 +266,10 @@ def load_weights(network: nn.Module, state: State) -> None:
     ScanError
         MODEL_WEIGHTS if they don't match the network; NOT_FINITE if a value is NaN or infinite.
     """
-    expected = network.state_dict()
+    expected = network.state_dict(keep_vars=True)
+    # DynUNet and nnU-Net's networks have layers under two names; a file may hold one of them
+    stored = {id(values): state[name] for name, values in expected.items() if name in state}
+    state = {n: stored[id(v)] for n, v in expected.items() if id(v) in stored} | state
     common = expected.keys() & state.keys()
     missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
     different = sum(

@@ -64,6 +64,22 @@ TENSORS: dict[str, tuple[Callable[[torch.Tensor], Any], Reason]] = {
 }
 
 
+def test_a_file_may_hold_layers_with_two_names_once() -> None:
+    """DynUNet lists its layers again under `skip_layers`; a name of no layer is still missing."""
+    args = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "filters": [4, 4, 8]}
+    lengths = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]}
+    spec = NetworkSpec("DynUNet", {**args, **lengths})
+    whole = build_network(spec).state_dict()
+    once = {name: v for name, v in whole.items() if not name.startswith("skip_layers.")}
+    assert len(once) < len(whole)
+    network = build_network(spec)
+    load_weights(network, once)
+    assert all(torch.equal(v, whole[name]) for name, v in network.state_dict().items())
+    once.pop("output_block.conv.conv.bias")
+    with pytest.raises(ScanError, match=r"MODEL_WEIGHTS.* 1 missing"):
+        load_weights(build_network(spec), once)
+
+
 @pytest.mark.parametrize("kind", TENSORS)
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_that_are_no_plain_numbers(state: State, kind: str, tmp_path: Path) -> None:

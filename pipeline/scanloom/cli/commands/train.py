@@ -1,0 +1,128 @@
+"""`scanloom train`: train a recipe as a MONAI bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from scanloom.cli.console import console, error_boundary, print_result, say
+from scanloom.cli.options import Reporting, takes_panels
+
+if TYPE_CHECKING:
+    from scanloom.training.train import Measured, Prepared
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The bundle, and the part of the data that validates."""
+
+    panel: ClassVar[str] = "Training"
+
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="BUNDLE", help="Folder of the bundle.")
+    ]
+    fold: Annotated[
+        int, typer.Option(min=0, help="Part of the cases that validates, from 0 (`folds`).")
+    ] = 0
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the data, measure a step, and write nothing.")
+    ] = False
+
+
+@takes_panels
+def train(
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="YAML or JSON file: see docs/training.md.")
+    ],
+    options: TrainingOptions,
+    general: Reporting,
+) -> None:
+    """Train a recipe as a MONAI bundle; the same command continues a training that was stopped.
+
+    `python -m monai.bundle run --config_file configs/train.json` does the same in the bundle.
+
+    Example: scanloom train recipe.yaml -o my_model
+    """
+    with error_boundary(general.mode):
+        from scanloom.training.recipe import read_recipe
+
+        page = read_recipe(recipe)
+        _check_extra()
+        from scanloom.training.train import measure, prepare, run_training, write_training
+
+        with _checking(shown=not (general.quiet or general.json)) as progress:
+            prepared = prepare(page, recipe.absolute().parent, options.fold, progress)
+        if not general.quiet:
+            for line in data_lines(prepared):
+                say(line, err=True)
+        if options.dry_run:
+            measured = measure(prepared)
+            plain = {"schema": 1, "training": {**asdict(measured), "seconds": measured.seconds}}
+            print_result(general.mode, lambda: plain, lambda: _show(measured))
+            return
+        write_training(prepared, options.out)
+        report = (lambda line: None) if general.quiet else partial(say, err=True)
+        run_training(options.out, report)
+        plain = {"schema": 1, "bundle": str(options.out)}
+        print_result(general.mode, lambda: plain, lambda: say(f"Trained: {options.out}"))
+
+
+@contextmanager
+def _checking(*, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that draws a bar of the cases that were checked, on a terminal."""
+    from rich.progress import Progress
+
+    screen = console(stderr=True)
+    hidden = not (shown and screen.is_terminal)
+    with Progress(console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task("Checking cases", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _check_extra() -> None:
+    """Refuse a training without the libraries of the extra."""
+    from importlib.util import find_spec
+
+    from scanloom.core import Reason, ScanError
+
+    missing = [name for name in ("fire", "ignite", "tensorboard") if find_spec(name) is None]
+    if missing:
+        raise ScanError(Reason.ENVIRONMENT, "training needs: pip install 'scanloom[train]'")
+
+
+SHOWN = 10
+"""Cases that are listed on the terminal; all are in the bundle's docs/data.json."""
+
+
+def data_lines(prepared: Prepared) -> list[str]:
+    """Return lines about the cases, and about those that are left out."""
+    from scanloom.core import counted
+
+    used = ", ".join(f"{len(pairs)} {part}" for part, pairs in prepared.cases.items())
+    lines = [f"cases: {used}"]
+    if prepared.left_out:
+        lines.append(f"left out: {counted(len(prepared.left_out), 'case')}")
+        lines += [f"  {each.case}: {each.problem}" for each in prepared.left_out[:SHOWN]]
+    return lines
+
+
+def _show(measured: Measured) -> None:
+    from rich.table import Table
+
+    from scanloom.core import format_bytes, format_duration
+
+    rows: Any = Table.grid(padding=(0, 2))
+    rows.add_row("steps", f"{measured.steps} in {measured.epochs} epochs")
+    rows.add_row("a step", f"{measured.step_s:.3g} s, measured")
+    if measured.validations:
+        each = format_duration(measured.validation_s)
+        rows.add_row("validations", f"{measured.validations} of {each}")
+    rows.add_row("memory", format_bytes(measured.memory))
+    rows.add_row("time", format_duration(measured.seconds))
+    console().print(rows)

@@ -1,0 +1,620 @@
+"""Write a recipe as a MONAI bundle that trains, evaluates and segments by MONAI's own commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from scanloom.training.cases import Split
+from scanloom.training.recipe import TrainingRecipe
+
+TRANSFORMS: Final = "scanloom.training.transforms"
+HANDLERS: Final = "scanloom.training.handlers"
+AXES: Final = ("left-right", "anterior-posterior", "superior-inferior")
+"""Axes of the network grid, RAS."""
+CENTRES: Final = 10_000
+"""Voxels of each class, evenly spread, around which patches may lie: eight bytes each in memory."""
+BOTH: Final = ["image", "label"]
+Json = dict[str, Any]
+
+
+def write_bundle(
+    recipe: TrainingRecipe,
+    cases: Mapping[Split, Sequence[Mapping[str, str]]],
+    root: Path,
+    folder: Path,
+) -> None:
+    """Write the configs of a bundle.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        Its page.
+    cases : mapping
+        `training`, `validation` and `testing`: pairs of `image` and `label`, relative to `root`.
+    root : Path
+        Folder of the data.
+    folder : Path
+        The bundle; files that it has are replaced.
+    """
+    configs = folder / "configs"
+    configs.mkdir(parents=True, exist_ok=True)
+    documents = {
+        "train.json": train_config(recipe, root, len(cases["training"])),
+        "multi_gpu_train.json": multi_gpu_config(),
+        "evaluate.json": evaluate_config(),
+        "inference.json": inference_config(recipe),
+        "metadata.json": metadata(recipe),
+        "datalist.json": dict(cases),
+    }
+    for name, document in documents.items():
+        text = json.dumps(document, indent=4) + "\n"
+        draft = configs / f".{name}.part"
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(configs / name)
+
+
+def _step(name: str, keys: str | list[str], **args: Any) -> Json:
+    return {"_target_": name, "keys": keys, **args}
+
+
+def network_def(recipe: TrainingRecipe) -> Json:
+    """Return the network's part of a config."""
+    strides = [list(stride) for stride in recipe.strides]
+    network = {
+        "_target_": "DynUNet",
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": len(recipe.structures) + 1,
+        "kernel_size": [3] * len(strides),
+        "strides": strides,
+        "upsample_kernel_size": strides[1:],
+        "filters": list(recipe.network.filters),
+        "norm_name": ["INSTANCE", {"affine": True}],
+        "act_name": ["LEAKYRELU", {"inplace": True, "negative_slope": 0.01}],
+    }
+    if recipe.network.dropout:
+        network["dropout"] = recipe.network.dropout
+    return network
+
+
+def preprocessing(recipe: TrainingRecipe, keys: str | list[str]) -> list[Json]:
+    """Return the transforms that training and inference share, of the image or of both."""
+    both = isinstance(keys, list)
+    intensity = (
+        _step("NormalizeIntensityd", "image")
+        if isinstance(recipe.intensity, str)
+        else _step(
+            "ScaleIntensityRanged",
+            "image",
+            a_min=recipe.intensity[0],
+            a_max=recipe.intensity[1],
+            b_min=-1.0,
+            b_max=1.0,
+            clip=True,
+        )
+    )
+    # MONAI's reader takes NIfTI files without its optional packages, scanloom's all formats; but
+    # inference must not need scanloom
+    loading = (
+        [_step(f"{TRANSFORMS}.LoadVolumed", keys, modality=recipe.modality)]
+        if both
+        else [_step("LoadImaged", keys), _step("EnsureChannelFirstd", keys)]
+    )
+    return [
+        *loading,
+        _step("Orientationd", keys, axcodes="RAS", labels=[["L", "R"], ["P", "A"], ["I", "S"]]),
+        _step(
+            "Spacingd",
+            keys,
+            pixdim=list(recipe.spacing),
+            mode=["bilinear", "nearest"] if both else "bilinear",
+        ),
+        intensity,
+    ]
+
+
+def _labels(recipe: TrainingRecipe) -> Json:
+    """Return the transform of the numbers in label maps to the channels of the network."""
+    pairs = [
+        (value, number)
+        for number, structure in enumerate(recipe.structures, 1)
+        for value in structure.values
+    ]
+    return _step(
+        "MapLabelValued",
+        "label",
+        orig_labels=[value for value, _ in pairs],
+        target_labels=[number for _, number in pairs],
+        dtype="$np.uint8",
+    )
+
+
+def augmentation(recipe: TrainingRecipe) -> list[Json]:
+    """Return the random transforms, which begin with that of the geometry."""
+    chosen = recipe.augmentation
+    numbers = {structure.label: n for n, structure in enumerate(recipe.structures, 1)}
+    pairs = [[numbers[left], numbers[right]] for left, right in recipe.sides]
+    steps = [
+        _step(
+            f"{TRANSFORMS}.RandDeformedPatchd",
+            BOTH,
+            modes=["bilinear", "nearest"],
+            size=list(recipe.patch),
+            spacing=list(recipe.spacing),
+            prob=chosen.deform,
+            rotate=chosen.rotate,
+            scale=chosen.scale,
+            elastic=chosen.elastic,
+            centre_key="label_cls_indices",
+        )
+    ]
+    if chosen.mirror:
+        axes = [AXES.index(axis) for axis in chosen.mirror]
+        steps.append(_step(f"{TRANSFORMS}.RandMirrord", BOTH, axes=axes, pairs=pairs))
+    # sizes as nnU-Net draws them
+    image: list[tuple[str, float, Json]] = [
+        ("RandGaussianNoised", chosen.noise, {"std": 0.1}),
+        (
+            "RandGaussianSmoothd",
+            chosen.blur,
+            {f"sigma_{axis}": [0.5, 1.0] for axis in "xyz"},
+        ),
+        ("RandScaleIntensityd", chosen.brightness, {"factors": 0.25}),
+        ("RandShiftIntensityd", chosen.brightness, {"offsets": 0.1}),
+        ("RandBiasFieldd", chosen.bias, {"coeff_range": [-0.1, 0.1]}),
+        (
+            "RandSimulateLowResolutiond",
+            chosen.low_resolution,
+            {"zoom_range": [0.5, 1.0], "align_corners": None},
+        ),
+        ("RandAdjustContrastd", chosen.gamma, {"gamma": [0.7, 1.5], "retain_stats": True}),
+    ]
+    steps += [_step(name, "image", prob=prob, **args) for name, prob, args in image if prob]
+    return steps
+
+
+def epoch_length(recipe: TrainingRecipe, count: int) -> int:
+    """Return the steps of an epoch with a number of cases.
+
+    Checkpoints are written at its end: not after fewer than 50 steps, which may last seconds.
+    """
+    plan = recipe.schedule
+    return min(plan.steps, plan.epoch or max(50, math.ceil(count / plan.batch)))
+
+
+def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
+    """Return `train.json`.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        Its page.
+    root : Path
+        Folder of the data.
+    count : int
+        Number of cases for training.
+    """
+    plan = recipe.schedule
+    loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
+    validation = [*loading, _step("EnsureTyped", BOTH)]
+    training = [
+        *loading,
+        _step("EnsureTyped", BOTH, track_meta=False),
+        _step(
+            "ClassesToIndicesd",
+            "label",
+            num_classes=len(recipe.structures) + 1,
+            max_samples_per_class=CENTRES,
+        ),
+        *augmentation(recipe),
+        _step("SelectItemsd", BOTH),
+    ]
+    state = {
+        "network": "@plain_network",
+        "average": "@averaged_network",
+        "optimizer": "@optimizer",
+        "lr_scheduler": "@lr_scheduler",
+        "trainer": "@trainer",
+    }
+    handlers: list[Any] = [
+        {
+            "_target_": f"{HANDLERS}.EpochSeed",
+            "dataset": "@train_dataset",
+            "seed": "@seed",
+        },
+        {
+            "_target_": "LrScheduleHandler",
+            "lr_scheduler": "@lr_scheduler",
+            "print_lr": False,
+            "epoch_level": False,
+        },
+        "@average",
+        {
+            "_target_": "ValidationHandler",
+            "validator": "@evaluator",
+            "interval": plan.validate_every,
+            "_disabled_": "$not @validation_cases",
+        },
+        {
+            "_target_": "TensorBoardStatsHandler",
+            "log_dir": "@log_dir",
+            "tag_name": "train_loss",
+            "output_transform": "$lambda output: output['loss'].item()",
+            "_disabled_": "$not @first",
+        },
+    ]
+    return {
+        "imports": [
+            "$import json",
+            "$import os",
+            "$import pathlib",
+            f"$from {HANDLERS} import last_checkpoint",
+        ],
+        "bundle_root": ".",
+        "data_root": str(root),
+        "datalist": "$json.loads(pathlib.Path(@bundle_root, 'configs/datalist.json').read_text())",
+        "training_cases": "$[{k: str(pathlib.Path(@data_root, v)) for k, v in case.items()}"
+        " for case in @datalist['training']]",
+        "validation_cases": "$[{k: str(pathlib.Path(@data_root, v)) for k, v in case.items()}"
+        " for case in @datalist['validation']]",
+        "checkpoints": "$@bundle_root + '/checkpoints'",
+        "log_dir": "$@bundle_root + '/logs'",
+        "model": "$@bundle_root + '/models/model.pt'",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "first": True,
+        "seed": plan.seed,
+        "steps": plan.steps,
+        "batch": plan.batch,
+        "epoch_length": epoch_length(recipe, count),
+        "epochs": "$-(-@steps // @epoch_length)",
+        "precision": plan.precision,
+        "network_def": network_def(recipe),
+        "plain_network": "$@network_def.to(@device)",
+        "network": "@plain_network",
+        "loss": {
+            "_target_": "DiceCELoss",
+            "include_background": False,
+            "to_onehot_y": True,
+            "softmax": True,
+            "smooth_nr": 1e-5,
+            "smooth_dr": 1e-5,
+        },
+        "optimizer": {
+            "_target_": "torch.optim.AdamW",
+            "params": "$@plain_network.parameters()",
+            "lr": plan.learning_rate,
+            "weight_decay": plan.weight_decay,
+        },
+        "lr_scheduler": {
+            "_target_": "monai.optimizers.WarmupCosineSchedule",
+            "optimizer": "@optimizer",
+            "warmup_steps": min(plan.warm_up, plan.steps // 2),
+            "t_total": "$@epochs * @epoch_length",
+            "warmup_multiplier": 0.01,
+        },
+        "average": {
+            "_target_": "ignite.handlers.EMAHandler",
+            "model": "@plain_network",
+            # so that the random weights of the start leave the average of a short training too
+            "momentum": max(plan.average, min(0.5, 10 / plan.steps)),
+        },
+        "averaged_network": "$@average.ema_model",
+        "train_preprocessing": {"_target_": "Compose", "transforms": training},
+        "train_dataset": {
+            "_target_": f"{TRANSFORMS}.SeededDataset",
+            "data": "@training_cases",
+            "transform": "@train_preprocessing",
+            "seed": "@seed",
+            "patches": "$@epoch_length * @batch * @processes",
+            "num_workers": 1,
+            "copy_cache": False,
+            "progress": False,
+        },
+        "processes": 1,
+        "train_sampler": {
+            "_target_": "torch.utils.data.distributed.DistributedSampler",
+            "dataset": "@train_dataset",
+            "num_replicas": "@processes",
+            "rank": 0,
+            "shuffle": False,
+        },
+        "train_loader": {
+            "_target_": "DataLoader",
+            "dataset": "@train_dataset",
+            "batch_size": "@batch",
+            "sampler": "@train_sampler",
+            "num_workers": plan.workers,
+        },
+        "validation_preprocessing": {"_target_": "Compose", "transforms": validation},
+        "validation_dataset": {
+            "_target_": "CacheDataset",
+            "data": "@validation_cases",
+            "transform": "@validation_preprocessing",
+            "num_workers": 1,
+            "progress": False,
+        },
+        "validation_loader": {
+            "_target_": "DataLoader",
+            "dataset": "@validation_dataset",
+            "batch_size": 1,
+            "num_workers": 0,
+        },
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@validation_loader",
+            "network": "@averaged_network",
+            "inferer": inferer(recipe),
+            "postprocessing": {
+                "_target_": "Compose",
+                "transforms": [
+                    _step(
+                        "AsDiscreted",
+                        ["pred", "label"],
+                        argmax=[True, False],
+                        to_onehot=len(recipe.structures) + 1,
+                    )
+                ],
+            },
+            "key_val_metric": {
+                "val_mean_dice": {
+                    "_target_": "MeanDice",
+                    "include_background": False,
+                    "output_transform": "$monai.handlers.from_engine(['pred', 'label'])",
+                }
+            },
+            "val_handlers": [
+                {
+                    "_target_": "TensorBoardStatsHandler",
+                    "log_dir": "@log_dir",
+                    "iteration_log": False,
+                },
+            ],
+        },
+        "trainer": {
+            "_target_": "SupervisedTrainer",
+            "max_epochs": "@epochs",
+            "device": "@device",
+            "train_data_loader": "@train_loader",
+            "network": "@network",
+            "optimizer": "@optimizer",
+            "loss_function": "@loss",
+            "inferer": {"_target_": f"{TRANSFORMS}.AutocastInferer", "precision": "@precision"},
+            "decollate": False,
+            "train_handlers": handlers,
+        },
+        "saver": {
+            "_target_": "CheckpointSaver",
+            "save_dir": "@checkpoints",
+            "save_dict": state,
+            "save_interval": 1,
+            "n_saved": 2,
+            "_disabled_": "$not @first",
+        },
+        "checkpoint": "$last_checkpoint(@checkpoints)",
+        "loader": {
+            "_target_": "CheckpointLoader",
+            "load_path": "@checkpoint",
+            "load_dict": state,
+            "map_location": "@device",
+            "_disabled_": "$@checkpoint is None",
+        },
+        "record": {
+            "_target_": f"{HANDLERS}.TrainingRecord",
+            "folder": "$@bundle_root + '/docs'",
+            "epochs": "@epochs",
+            "evaluator": "@evaluator",
+            "optimizer": "@optimizer",
+        },
+        "initialize": [
+            "$monai.utils.set_determinism(seed=@seed)",
+            "$os.makedirs(@bundle_root + '/models', exist_ok=True)",
+        ],
+        # checkpoints after all else at the end of an epoch, so that they hold its whole effect
+        "run": [
+            "$@loader and @loader.attach(@trainer)",
+            "$@saver and @saver.attach(@trainer)",
+            "$@record.attach(@trainer)",
+            "$@trainer.run()",
+            "$@first and monai.networks.save_state(@averaged_network, @model)",
+        ],
+    }
+
+
+def multi_gpu_config() -> Json:
+    """Return `multi_gpu_train.json`, which is merged into `train.json` under torchrun."""
+    return {
+        "+imports": ["$import ignite.distributed as idist"],
+        "device": "$torch.device('cuda:' + os.environ['LOCAL_RANK']"
+        " if torch.cuda.is_available() else 'cpu')",
+        "first": "$torch.distributed.get_rank() == 0",
+        "processes": "$torch.distributed.get_world_size()",
+        "network": {
+            "_target_": "torch.nn.parallel.DistributedDataParallel",
+            "module": "@plain_network",
+            "device_ids": "$[@device] if @device.type == 'cuda' else None",
+        },
+        "train_sampler#rank": "$torch.distributed.get_rank()",
+        "initialize": [
+            "$torch.distributed.init_process_group("
+            "'nccl' if torch.cuda.is_available() else 'gloo')",
+            # else Ignite makes a group of its own when a process first asks it for its rank, which
+            # the first one does earlier than the others: both would wait for ever
+            "$idist.sync()",
+            "$torch.cuda.set_device(@device) if @device.type == 'cuda' else None",
+            "$monai.utils.set_determinism(seed=@seed)",
+            "$os.makedirs(@bundle_root + '/models', exist_ok=True)",
+        ],
+        "finalize": ["$torch.distributed.destroy_process_group()"],
+    }
+
+
+def inferer(recipe: TrainingRecipe) -> Json:
+    """Return the sliding window of inference and validation."""
+    return {
+        "_target_": "SlidingWindowInferer",
+        "roi_size": list(recipe.patch),
+        "sw_batch_size": 1,
+        "overlap": 0.5,
+        "mode": "gaussian",
+    }
+
+
+def evaluate_config() -> Json:
+    """Return `evaluate.json`, merged into `train.json`: the trained model on the validation."""
+    return {
+        "averaged_network": "@plain_network",
+        "evaluation_loader": {
+            "_target_": "CheckpointLoader",
+            "load_path": "@model",
+            "load_dict": {"model": "@plain_network"},
+            "map_location": "@device",
+        },
+        "initialize": ["$monai.utils.set_determinism(seed=@seed)"],
+        "run": ["$@evaluation_loader.attach(@evaluator)", "$@evaluator.run()"],
+    }
+
+
+def inference_config(recipe: TrainingRecipe) -> Json:
+    """Return `inference.json`, which scanloom reads and MONAI runs."""
+    return {
+        "bundle_root": ".",
+        "output_dir": "$@bundle_root + '/output'",
+        "datalist": [],
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "network_def": network_def(recipe),
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [*preprocessing(recipe, "image"), _step("EnsureTyped", "image")],
+        },
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': i} for i in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {
+            "_target_": "DataLoader",
+            "dataset": "@dataset",
+            "batch_size": 1,
+            "shuffle": False,
+            "num_workers": 0,
+        },
+        "inferer": inferer(recipe),
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                _step("Activationsd", "pred", softmax=True),
+                _step(
+                    "Invertd",
+                    "pred",
+                    transform="@preprocessing",
+                    orig_keys="image",
+                    nearest_interp=False,
+                    to_tensor=True,
+                ),
+                _step("AsDiscreted", "pred", argmax=True),
+                _step(
+                    "SaveImaged",
+                    "pred",
+                    output_dir="@output_dir",
+                    output_postfix="seg",
+                    output_dtype="$np.uint8",
+                    separate_folder=False,
+                    resample=False,
+                ),
+            ],
+        },
+        "handlers": [
+            {
+                "_target_": "CheckpointLoader",
+                "load_path": "$@bundle_root + '/models/model.pt'",
+                "load_dict": {"model": "@network"},
+                "map_location": "@device",
+            }
+        ],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+            "val_handlers": "@handlers",
+        },
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def metadata(recipe: TrainingRecipe) -> Json:
+    """Return `metadata.json` with MONAI's fields and the entry of scanloom."""
+    import monai
+    import numpy as np
+    import torch
+
+    channels = {"0": "background"} | {
+        str(n): structure.label for n, structure in enumerate(recipe.structures, 1)
+    }
+    tensor = {
+        "type": "image",
+        "spatial_shape": list(recipe.patch),
+        "dtype": "float32",
+        "is_patch_data": True,
+    }
+    structures = {
+        structure.label: structure.model_dump(
+            include={"name", "category", "type", "laterality", "color"}, exclude_none=True
+        )
+        for structure in recipe.structures
+    }
+    return {
+        "schema": "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
+        "meta_schema_20220324.json",
+        "version": recipe.version,
+        "changelog": {recipe.version: "Trained by scanloom train"},
+        "monai_version": monai.__version__,
+        "pytorch_version": torch.__version__.partition("+")[0],
+        "numpy_version": np.__version__,
+        "required_packages_version": {"nibabel": "5.3.0", "pytorch-ignite": "0.5.0"},
+        "name": recipe.title or recipe.name,
+        "task": "Segmentation",
+        "description": recipe.description,
+        "intended_use": recipe.intended_use,
+        "authors": recipe.authors,
+        "copyright": recipe.attribution,
+        "license": recipe.license,
+        "data_type": "nifti",
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    **tensor,
+                    "format": "hounsfield" if recipe.modality == "CT" else "magnitude",
+                    "modality": recipe.modality,
+                    "num_channels": 1,
+                    "value_range": [],
+                    "channel_def": {"0": "image"},
+                }
+            },
+            "outputs": {
+                "pred": {
+                    **tensor,
+                    "format": "segmentation",
+                    "num_channels": len(channels),
+                    "value_range": [0, 1],
+                    "channel_def": channels,
+                }
+            },
+        },
+        "scanloom": {
+            "limitations": list(recipe.limitations),
+            "license": recipe.license,
+            "attribution": recipe.attribution,
+            "precisions": ["float32"],  # labels of others were not compared
+            "checks": recipe.checks.model_dump(mode="json", exclude_none=True),
+            "structures": structures,
+        },
+    }

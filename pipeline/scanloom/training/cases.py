@@ -1,0 +1,273 @@
+"""Pairs of image and label map for a training: found, split by their names, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from scanloom.core import Reason, ScanError, Volume
+from scanloom.io.formats import VOLUME_SUFFIXES
+from scanloom.io.read import load_volume
+from scanloom.io.system.regular_files import read_regular_file
+from scanloom.training.recipe import Data, TrainingRecipe
+
+MAX_LIST_BYTES: Final = 64 << 20
+"""Largest list of cases: a hundred thousand paths."""
+Split = Literal["training", "validation", "testing"]
+SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image and its label map."""
+
+    image: Path
+    label: Path
+
+    @property
+    def name(self) -> str:
+        """The image's file name without suffix, by which cases are split."""
+        return _name(self.image)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A case that is not trained on, and the reason."""
+
+    case: str
+    problem: str
+
+
+def _name(file: Path) -> str:
+    suffix = next((s for s in VOLUME_SUFFIXES if file.name.lower().endswith(s)), "")
+    return file.name[: len(file.name) - len(suffix)]
+
+
+def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair]]:
+    """Return the pairs of a recipe's data by their part in the training.
+
+    Parameters
+    ----------
+    data : Data
+        The recipe's data.
+    folder : Path
+        Folder that its paths are relative to.
+    fold : int
+        Number, from 0, of the part of the cases that validates, if the recipe has folds.
+
+    Raises
+    ------
+    ScanError
+        TRAINING_DATA if a folder or list can't be read, no pair is in it, two cases have one name,
+        or too few cases are left for training.
+    """
+    if data.images is not None and data.labels is not None:
+        listed: dict[Split, list[Pair]] = {
+            "training": _in_folders(folder / data.images, folder / data.labels)
+        }
+    elif data.msd is not None:
+        listed = _listed(folder / data.msd / "dataset.json")
+    else:
+        listed = _listed(folder / str(data.datalist))
+    pairs = {split: listed.get(split, []) for split in SPLITS}
+    names = [pair.name for split in SPLITS for pair in pairs[split]]
+    if len(set(names)) < len(names):
+        raise ScanError(Reason.TRAINING_DATA, "two cases have the same file name")
+    # by the hash of its name a case keeps its part when others are added, whoever lists them
+    ranked = sorted(pairs["training"], key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
+    pairs["testing"] += ranked[: data.hold_out]
+    ranked = ranked[data.hold_out :]
+    if data.folds is not None:
+        if not 0 <= fold < data.folds:
+            raise ScanError(Reason.TRAINING_DATA, f"the folds are 0 to {data.folds - 1}")
+        pairs["validation"] += ranked[fold :: data.folds]
+        ranked = [pair for n, pair in enumerate(ranked) if n % data.folds != fold]
+    else:
+        pairs["validation"] += ranked[: data.validation]
+        ranked = ranked[data.validation :]
+    pairs["training"] = ranked
+    if not ranked:
+        raise ScanError(Reason.TRAINING_DATA, f"no case is left for training, of {len(names)}")
+    return {split: sorted(pairs[split], key=lambda pair: pair.name) for split in SPLITS}
+
+
+def _in_folders(images: Path, labels: Path) -> list[Pair]:
+    """Return the images that have a label map of the same name, with any suffix."""
+    files = [_volumes(folder) for folder in (images, labels)]
+    # nnU-Net numbers the channels of images
+    named = {_name(file).removesuffix("_0000"): file for file in files[0]}
+    by_name = {_name(file): file for file in files[1]}
+    both = sorted(set(named) & set(by_name))
+    if not both:
+        raise ScanError(Reason.TRAINING_DATA, "no image has a label map of the same file name")
+    return [Pair(named[name], by_name[name]) for name in both]
+
+
+def _volumes(folder: Path) -> list[Path]:
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as exc:
+        detail = f"the folder of images or labels can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+    return [f for f in files if f.name.lower().endswith(VOLUME_SUFFIXES) and f.name[0] != "."]
+
+
+def _listed(file: Path) -> dict[Split, list[Pair]]:
+    """Return the pairs of a JSON list: MONAI's, or the `dataset.json` of the decathlon."""
+    try:
+        raw = read_regular_file(file, MAX_LIST_BYTES)
+        document = json.loads(raw)
+    except OSError as exc:
+        detail = f"the list of cases can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+    except (ValueError, RecursionError) as exc:
+        raise ScanError(Reason.TRAINING_DATA, "the list of cases is not JSON") from exc
+    try:
+        return {
+            split: [
+                Pair(file.parent / each["image"], file.parent / each["label"])
+                for each in document.get(split, [])
+                if not isinstance(each, str)  # the decathlon's test images, without labels
+            ]
+            for split in SPLITS
+        }
+    except (AttributeError, KeyError, TypeError) as exc:
+        detail = "the list of cases is not {training: [{image, label}]}"
+        raise ScanError(Reason.TRAINING_DATA, detail) from exc
+
+
+def common_folder(pairs: Sequence[Pair]) -> Path:
+    """Return the folder that holds all files of the cases."""
+    files = [file.absolute() for pair in pairs for file in (pair.image, pair.label)]
+    return Path(os.path.commonpath([file.parent for file in files]))
+
+
+FARTHEST: Final = 8.0
+"""Robust standard deviations from the median, beyond which a case is left out: anatomy of adults
+varies by less than 5 in all data seen, a wrong unit or pairing by 20 or more."""
+FEWEST: Final = 10
+"""Cases below which none is far from the rest: the deviation of so few is unknown."""
+
+
+def check_cases(
+    recipe: TrainingRecipe,
+    pairs: Sequence[Pair],
+    progress: Callable[[], object] = lambda: None,
+) -> tuple[list[Pair], list[LeftOut]]:
+    """Read all cases, and return those to train on and those to leave out.
+
+    Left out are unreadable files, a label map on another grid than its image, numbers that no
+    structure has, images of one value, and cases far from the rest in spacing, extent, and size
+    or brightness of structures.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        The recipe.
+    pairs : sequence of Pair
+        The cases.
+    progress : function
+        Called after each case.
+    """
+    good: list[tuple[Pair, dict[str, float]]] = []
+    left_out: list[LeftOut] = []
+    for pair in pairs:
+        result = _examine(recipe, pair)
+        if isinstance(result, str):
+            left_out.append(LeftOut(pair.name, result))
+        else:
+            good.append((pair, result))
+        progress()
+    far = far_from_rest([features for _, features in good])
+    left_out += [
+        LeftOut(good[n][0].name, f"far from the rest in {feature}") for n, feature in far.items()
+    ]
+    return [pair for n, (pair, _) in enumerate(good) if n not in far], left_out
+
+
+def _examine(recipe: TrainingRecipe, pair: Pair) -> str | dict[str, float]:
+    """Return the problem of a case, or its features."""
+    volumes = {}
+    for kind, file in (("image", pair.image), ("label map", pair.label)):
+        try:
+            volumes[kind] = load_volume(file, modality=recipe.modality)
+        except ScanError as exc:
+            return f"the {kind} can't be read: {exc.reason.code}"
+    image, label = volumes["image"], volumes["label map"]
+    # a tenth of a voxel: programs that write label maps round the affine
+    if not image.grid.matches(label.grid, 0.1 * min(image.grid.spacing)):
+        return "the grids of image and label map differ"
+    numbers, counts = np.unique(label.array, return_counts=True)
+    known = {0, *(value for structure in recipe.structures for value in structure.values)}
+    unknown = [number for number in numbers.tolist() if number not in known]
+    if unknown:
+        return f"the label map has {unknown[0]:g}, which no structure has"
+    values = image.array.astype(np.float64)
+    deviation = float(values.std())
+    if not np.isfinite(deviation) or deviation == 0.0:
+        return "the image has one value only"
+    return _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
+
+
+def _features(
+    recipe: TrainingRecipe, image: Volume, label: Volume, counts: Mapping[float, int]
+) -> dict[str, float]:
+    """Return numbers of a case that are alike in all cases; sizes as logarithms."""
+    features = {f"spacing {n}": np.log(each) for n, each in enumerate(image.grid.spacing)}
+    features |= {f"extent {n}": np.log(each) for n, each in enumerate(image.grid.extent)}
+    values = image.array.astype(np.float64)
+    mean, deviation = values.mean(), values.std()
+    for structure in recipe.structures:
+        count = sum(int(counts.get(value, 0)) for value in structure.values)
+        if not count:
+            continue
+        inside = np.isin(label.array, structure.values)
+        features[f"size of {structure.label}"] = np.log(count * image.grid.voxel_volume)
+        features[f"brightness of {structure.label}"] = (values[inside].mean() - mean) / deviation
+    return {name: float(value) for name, value in features.items()}
+
+
+def far_from_rest(features: Sequence[Mapping[str, float]]) -> dict[int, str]:
+    """Return the feature in which a case is far from the others, by the case's index."""
+    far: dict[int, str] = {}
+    for name in sorted({name for each in features for name in each}):
+        known = [n for n, each in enumerate(features) if name in each]
+        if len(known) < FEWEST:
+            continue
+        values = np.array([features[n][name] for n in known])
+        middle = np.median(values)
+        # equal values have no deviation: 5 % of a size, and a tenth of the image's, are none
+        floor = 0.1 if name.startswith("brightness") else 0.05
+        deviation = max(floor, 1.4826 * float(np.median(np.abs(values - middle))))
+        for n, value in zip(known, values, strict=True):
+            if abs(value - middle) > FARTHEST * deviation:
+                far.setdefault(n, name)
+    return far
+
+
+def relative_pairs(pairs: Sequence[Pair], root: Path) -> list[dict[str, str]]:
+    """Return pairs as MONAI's list has them, relative to a folder."""
+    return [
+        {
+            "image": pair.image.absolute().relative_to(root).as_posix(),
+            "label": pair.label.absolute().relative_to(root).as_posix(),
+        }
+        for pair in pairs
+    ]
+
+
+def cases_document(
+    cases: Mapping[Split, Sequence[Pair]], left_out: Sequence[LeftOut]
+) -> dict[str, Any]:
+    """Return the check's result for the bundle's `docs/data.json`."""
+    return {
+        "cases": {split: len(cases[split]) for split in SPLITS},
+        "left_out": {each.case: each.problem for each in left_out},
+    }

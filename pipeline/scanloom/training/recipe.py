@@ -1,0 +1,224 @@
+"""`TrainingRecipe`: the description of a training, read from a YAML or JSON file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from scanloom.convert.monai.metadata import CheckFields, CodeFields
+from scanloom.core import Reason, ScanError
+from scanloom.engine.workflow.schema import Section, WordList, parse_page
+from scanloom.io.system.regular_files import read_regular_file
+from scanloom.options import Modality
+
+MAX_RECIPE_BYTES = 1 << 20
+"""A recipe is a page of text."""
+
+Slug = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else value
+
+
+class Data(Section, frozen=True):
+    """Labelled scans: `msd`, `datalist`, or `images` with `labels`, relative to the recipe."""
+
+    msd: str | None = Field(
+        default=None,
+        description="Folder with dataset.json, as of the Medical Segmentation Decathlon",
+    )
+    datalist: str | None = Field(
+        default=None,
+        description="MONAI's JSON of cases: `training`, and `validation` if it is split already",
+    )
+    images: str | None = Field(default=None, description="Folder of images")
+    labels: str | None = Field(
+        default=None, description="Folder of label maps with the file names of their images"
+    )
+    hold_out: int = Field(
+        default=0,
+        ge=0,
+        description="Cases that neither training nor validation sees, by the hash of their names",
+    )
+    validation: int = Field(
+        default=0, ge=0, description="Cases for validation, chosen likewise, without `folds`"
+    )
+    folds: int | None = Field(
+        default=None, ge=2, le=20, description="Number of parts of the cases, for --fold"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        sources = (self.msd, self.datalist, self.images)
+        if sum(each is not None for each in sources) != 1 or (self.images is None) != (
+            self.labels is None
+        ):
+            raise ValueError("one of msd, datalist, or images with labels")
+        if self.folds is not None and self.validation:
+            raise ValueError("validation or folds, not both")
+        return self
+
+
+class TrainedStructure(Section, frozen=True):
+    """A structure that the model learns. Codes are looked up by its name, unless given."""
+
+    label: Slug = Field(description="A slug")
+    values: Annotated[
+        tuple[int, ...],
+        BeforeValidator(_one_or_many, json_schema_input_type=int | list[int]),
+        Field(min_length=1),
+    ] = Field(description="Its number in the label maps, or several that are one structure")
+    name: str | None = Field(default=None, max_length=64, description="Its name in results")
+    category: CodeFields | None = Field(default=None, description="Its category, coded")
+    type: CodeFields | None = Field(default=None, description="Its type, coded")
+    laterality: CodeFields | None = Field(default=None, description="Its side, coded")
+    color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
+
+
+class Augmentation(Section, frozen=True):
+    """Random changes of a case: probabilities and largest sizes."""
+
+    deform: Share = Field(default=0.7, description="Probability of rotation, scale and elastic")
+    rotate: float = Field(default=15.0, ge=0, le=180, description="Largest rotation, degrees")
+    scale: float = Field(default=0.15, ge=0, lt=1, description="Largest change of size, a share")
+    elastic: float = Field(
+        default=1.0, ge=0, description="Displacement, mm, of points a quarter patch apart: SD"
+    )
+    mirror: tuple[Literal["left-right", "anterior-posterior", "superior-inferior"], ...] = Field(
+        default=(), description="Axes of mirroring; `sides` change places with left and right"
+    )
+    noise: Share = Field(default=0.15, description="Probability of Gaussian noise")
+    blur: Share = Field(default=0.15, description="Probability of a Gaussian blur")
+    low_resolution: Share = Field(default=0.15, description="Probability of coarser voxels")
+    brightness: Share = Field(default=0.15, description="Probability of another mean and contrast")
+    gamma: Share = Field(default=0.3, description="Probability of another gamma")
+    bias: Share = Field(default=0.15, description="Probability of a smooth bias field")
+
+
+class Network(Section, frozen=True):
+    """MONAI's DynUNet with instance norm: a U-Net in the form of nnU-Net."""
+
+    filters: Annotated[tuple[int, ...], Field(min_length=3, max_length=7)] = Field(
+        default=(32, 64, 128, 256),
+        description="Channels of each level, 3 to 7; a level halves the grid",
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout, a share")
+
+
+class Schedule(Section, frozen=True):
+    """Optimizer and its course: AdamW, warm-up and cosine, averaged weights."""
+
+    steps: int = Field(default=10_000, ge=1, description="Steps of the optimizer")
+    batch: int = Field(default=2, ge=1, description="Patches in a step and process")
+    learning_rate: Positive = Field(default=1e-3, description="Largest learning rate")
+    weight_decay: float = Field(default=1e-2, ge=0, description="AdamW's weight decay")
+    warm_up: int = Field(default=200, ge=0, description="Steps to the largest learning rate")
+    average: float = Field(
+        default=0.005, gt=0, lt=1, description="Share of new weights in their average, per step"
+    )
+    epoch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps of an epoch, after which a checkpoint is written; by default a pass "
+        "over the cases, or 50 steps if that is more",
+    )
+    validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Precision of the network; weights stay float32"
+    )
+    workers: int = Field(default=0, ge=0, description="Processes that read and augment; 0: none")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of everything random")
+
+
+class TrainingRecipe(Section, frozen=True):
+    """A training: data, grid, network, augmentation and steps; what a bundle says of itself."""
+
+    name: Slug = Field(description="A slug, the model's name")
+    version: str = Field(default="0.1.0", description="Version of the model")
+    title: str = Field(default="", description="Name in listings")
+    description: str = Field(default="", description="A sentence about the model")
+    intended_use: str = Field(default="Research only.", description="Use that it was made for")
+    authors: str = Field(default="", description="Who trained it")
+    license: str = Field(default="unknown", description="Licence of the weights, SPDX")
+    attribution: str = Field(default="", description="Origin of the data")
+    limitations: WordList = Field(default=(), description="Sentences about known limits")
+    checks: CheckFields = Field(default=CheckFields(), description=CheckFields.__doc__)
+    modality: Modality = Field(description="Modality of the scans")
+    data: Data = Field(description=Data.__doc__)
+    structures: Annotated[tuple[TrainedStructure, ...], Field(min_length=1)] = Field(
+        description=TrainedStructure.__doc__
+    )
+    sides: tuple[tuple[Slug, Slug], ...] = Field(
+        default=(), description="Left and right structures that change places when mirrored"
+    )
+    spacing: tuple[Positive, Positive, Positive] = Field(
+        description="Voxel spacing of the network grid, mm, in RAS"
+    )
+    intensity: Literal["z-score"] | tuple[float, float] = Field(
+        default="z-score",
+        description="z-score of each scan, or two values of the scan that become -1 and 1",
+    )
+    patch: tuple[int, int, int] = Field(description="Voxels of a window on the network grid")
+    network: Network = Field(default=Network(), description=Network.__doc__)
+    augmentation: Augmentation = Field(default=Augmentation(), description=Augmentation.__doc__)
+    schedule: Schedule = Field(default=Schedule(), description=Schedule.__doc__)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        labels = [structure.label for structure in self.structures]
+        values = [value for structure in self.structures for value in structure.values]
+        if len(set(labels)) < len(labels) or len(set(values)) < len(values) or min(values) < 1:
+            raise ValueError("structures with different labels and values, from 1")
+        if unknown := {side for pair in self.sides for side in pair} - set(labels):
+            raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")
+        if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
+            raise ValueError("an intensity range with the lower value first")
+        ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}
+        for name, pair in ranges.items():
+            if pair is not None and not pair[0] < pair[1]:
+                raise ValueError(f"a range {name} of checks with the lower value first")
+        strides = [math.prod(each) for each in zip(*self.strides, strict=True)]
+        for size, stride in zip(self.patch, strides, strict=True):
+            if size < 4 or size % stride:
+                raise ValueError(f"patch lengths of at least 4 that {stride} divides, not {size}")
+        return self
+
+    @property
+    def strides(self) -> tuple[tuple[int, int, int], ...]:
+        """Strides of each level of the network.
+
+        An axis whose voxels are twice as long as the finest ones is not halved until the others
+        have caught up, nor an axis of fewer than 8 voxels (as nnU-Net does).
+        """
+        spacing, size = list(self.spacing), list(self.patch)
+        strides = [(1, 1, 1)]
+        for _ in self.network.filters[1:]:
+            finest = min(spacing)
+            step = tuple(2 if spacing[a] < 2 * finest and size[a] >= 8 else 1 for a in range(3))
+            spacing = [spacing[a] * step[a] for a in range(3)]
+            size = [size[a] // step[a] for a in range(3)]
+            strides.append((step[0], step[1], step[2]))
+        return tuple(strides)
+
+
+def read_recipe(path: Path) -> TrainingRecipe:
+    """Read a recipe from a YAML or JSON file.
+
+    Raises
+    ------
+    ScanError
+        RECIPE, with line, key, expected value and nearest valid word for each mistake.
+    """
+    try:
+        raw = read_regular_file(path, MAX_RECIPE_BYTES)
+    except OSError as exc:
+        raise ScanError(Reason.RECIPE, f"the file can't be read ({type(exc).__name__})") from exc
+    if len(raw) > MAX_RECIPE_BYTES:
+        raise ScanError(Reason.RECIPE, "the file is too large for a recipe")
+    return parse_page(raw, TrainingRecipe, Reason.RECIPE)

@@ -1,0 +1,272 @@
+"""Train a recipe: check its data, write the bundle, run it with MONAI's engine."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scanloom.convert.readers import read_model
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.json_file import write_json
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.own_python import own_environment, own_python
+from scanloom.training.bundle import epoch_length, write_bundle
+from scanloom.training.cases import (
+    SPLITS,
+    LeftOut,
+    Pair,
+    Split,
+    cases_document,
+    check_cases,
+    common_folder,
+    find_cases,
+    relative_pairs,
+)
+from scanloom.training.recipe import TrainingRecipe
+
+COMPARED: Final = ("train.json", "datalist.json")
+"""Configs that must be equal for a training to go on: weights of another one would be mixed in."""
+WARM_UP_STEPS: Final = 3
+"""Steps of a measurement that do not count: libraries choose kernels in them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Cases of a recipe, checked.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        The recipe.
+    cases : mapping
+        Cases to use, by their part in the training.
+    left_out : sequence of LeftOut
+        Cases with problems.
+    """
+
+    recipe: TrainingRecipe
+    cases: dict[Split, list[Pair]]
+    left_out: list[LeftOut]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Cost of a training on this device.
+
+    Parameters
+    ----------
+    steps, epochs : int
+        Steps in all, and epochs.
+    step_s, validation_s : float
+        Seconds of a step, and of a validation.
+    validations : int
+        Number of validations.
+    memory : int
+        Largest memory of the process, or of the GPU, in bytes, and of all cases cached.
+    """
+
+    steps: int
+    epochs: int
+    step_s: float
+    validation_s: float
+    validations: int
+    memory: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole training."""
+        return self.steps * self.step_s + self.validations * self.validation_s
+
+
+def prepare(
+    recipe: TrainingRecipe,
+    folder: Path,
+    fold: int = 0,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Prepared:
+    """Find, split and check the cases of a recipe.
+
+    Cases are left out after the split, so that the others keep their part.
+
+    Parameters
+    ----------
+    recipe : TrainingRecipe
+        The recipe.
+    folder : Path
+        Folder that its paths are relative to.
+    fold : int
+        Part of the cases that validates, if the recipe has folds.
+    progress : function
+        Called with the number of cases that were checked, and of all.
+
+    Raises
+    ------
+    ScanError
+        TRAINING_DATA, as `find_cases`, or if all cases for training are left out.
+    """
+    cases = find_cases(recipe.data, folder, fold)
+    pairs = [pair for split in SPLITS for pair in cases[split]]
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(done, len(pairs))
+
+    good, left_out = check_cases(recipe, pairs, count)
+    kept = set(good)
+    used = {split: [pair for pair in cases[split] if pair in kept] for split in SPLITS}
+    if not used["training"]:
+        first = left_out[0]
+        detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    return Prepared(recipe, used, left_out)
+
+
+def write_training(prepared: Prepared, bundle: Path) -> None:
+    """Write the bundle of a training, or find that it is there already.
+
+    Raises
+    ------
+    ScanError
+        RECIPE if the folder holds another training or other files; OUTPUT_UNWRITABLE or DISK_FULL.
+    """
+    from scanloom.io.system.disk_errors import output_error
+
+    root = common_folder([pair for split in SPLITS for pair in prepared.cases[split]])
+    pairs = {split: relative_pairs(prepared.cases[split], root) for split in SPLITS}
+    try:
+        if bundle.exists() and any(bundle.iterdir()):
+            _refuse_another(prepared, bundle, root, pairs)
+        write_bundle(prepared.recipe, pairs, root, bundle)
+        (bundle / "docs").mkdir(exist_ok=True)
+        document = cases_document(prepared.cases, prepared.left_out)
+        atomic_write(bundle / "docs" / "data.json", lambda file: write_json(file, document))
+    except OSError as exc:
+        raise output_error(exc, "the bundle") from exc
+
+
+def _refuse_another(
+    prepared: Prepared, bundle: Path, root: Path, pairs: dict[Split, list[dict[str, str]]]
+) -> None:
+    """Refuse a folder whose configs are not those of this training."""
+    if not (bundle / "configs" / "train.json").is_file():
+        raise ScanError(Reason.RECIPE, "the folder for the bundle holds other files")
+    with tempfile.TemporaryDirectory() as scratch:
+        write_bundle(prepared.recipe, pairs, root, Path(scratch))
+        for name in COMPARED:
+            new, old = (folder / "configs" / name for folder in (Path(scratch), bundle))
+            if not old.is_file() or new.read_bytes() != old.read_bytes():
+                detail = "the folder holds the bundle of another recipe, data or version"
+                raise ScanError(Reason.RECIPE, detail)
+
+
+def run_training(
+    bundle: Path, report: Callable[[str], object] = lambda line: None, **overrides: object
+) -> None:
+    """Train a bundle to its end by MONAI's own command, from the last checkpoint if there is one.
+
+    Parameters
+    ----------
+    bundle : Path
+        The bundle.
+    report : function
+        Called with a line about each epoch.
+    **overrides
+        Values that replace those of `train.json`.
+
+    Raises
+    ------
+    ScanError
+        TRAINING if the command fails.
+    """
+    from scanloom.engine.worker.child_main import die_with_parent
+
+    command = [
+        *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
+        *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
+        *(text for key, value in overrides.items() for text in (f"--{key}", str(value))),
+    ]
+    # a process of its own: this one may have imported MONAI without its engines, to start sooner
+    with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
+        command,
+        env=own_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # else it goes on beside the next one, that continues the training in the same bundle
+        preexec_fn=die_with_parent,
+    ) as process:
+        cause = ""
+        for raw in process.stderr or ():
+            line = raw.decode(errors="replace").rstrip()
+            if line.startswith("epoch "):
+                report(line)
+            # its text may hold paths, the class does not; the first of a chain is the cause
+            if match := re.match(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))\b", line):
+                cause = cause or match[1]
+    if process.returncode:
+        detail = f"MONAI's command failed ({cause or f'exit {process.returncode}'})"
+        raise ScanError(Reason.TRAINING, detail)
+
+
+def measure(prepared: Prepared) -> Measured:
+    """Return the cost of a training, measured by a few steps in a scratch bundle.
+
+    Raises
+    ------
+    ScanError
+        TRAINING, as `run_training`; as `read_model` if the bundle would be no model.
+    """
+    plan = prepared.recipe.schedule
+    cases: dict[Split, list[Pair]] = {
+        "training": prepared.cases["training"][: plan.batch],
+        "validation": prepared.cases["validation"][:1],
+        "testing": [],
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = Path(scratch) / "bundle"
+        write_training(Prepared(prepared.recipe, cases, []), bundle)
+        # far enough for a validation too
+        steps = max(8, plan.validate_every)
+        run_training(bundle, steps=steps, epoch_length=1)
+        read_model(bundle, {})  # what can't be a model is known before hours of training
+        with (bundle / "docs" / "training.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    count = len(prepared.cases["validation"])
+    validations = [float(row["validation_seconds"] or 0) for row in rows]
+    length = epoch_length(prepared.recipe, len(prepared.cases["training"]))
+    epochs = math.ceil(plan.steps / length)
+    return Measured(
+        epochs * length,
+        epochs,
+        statistics.median(float(row["seconds"]) for row in rows[WARM_UP_STEPS:]),
+        max(validations) * count,
+        epochs // plan.validate_every if count else 0,
+        int(rows[-1]["memory_bytes"]) + _cached_bytes(prepared),
+    )
+
+
+def _cached_bytes(prepared: Prepared) -> int:
+    """Return the memory of the cached cases: an image in float32 and a label map of bytes."""
+    from scanloom.io.read import load_volume
+
+    recipe = prepared.recipe
+    # all cases were read already; a sample says enough of their size
+    pairs: Sequence[Pair] = prepared.cases["training"][:10]
+    voxel = recipe.spacing[0] * recipe.spacing[1] * recipe.spacing[2]
+    sizes = []
+    for pair in pairs:
+        grid = load_volume(pair.image, modality=recipe.modality).grid
+        i, j, k = grid.shape
+        sizes.append(i * j * k * grid.voxel_volume / voxel)
+    count = len(prepared.cases["training"]) + len(prepared.cases["validation"])
+    return round(statistics.mean(sizes) * 5 * count)

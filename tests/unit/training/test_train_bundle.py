@@ -1,0 +1,359 @@
+"""A recipe becomes a bundle that MONAI trains, that goes on when killed, and that segments."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from scanloom.core import ScanError
+from scanloom.training.recipe import TrainingRecipe
+
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("ignite", "fire", "tensorboard"))), reason="needs the extra train"
+)
+
+SHAPE = (14, 18, 12)
+
+
+def write_data(folder: Path, count: int = 8) -> Path:
+    """Write bright boxes in noise, with their label maps."""
+    generator = np.random.default_rng(0)
+    for kind in ("images", "labels"):
+        (folder / kind).mkdir(parents=True)
+    for n in range(count):
+        label = np.zeros(SHAPE, np.uint8)
+        i, j, k = generator.integers(1, 5, 3)
+        label[i : i + 6, j : j + 6, k : k + 5] = 1
+        label[i : i + 6, j + 6 : j + 10, k : k + 5] = 2
+        image = label * 100.0 + generator.normal(size=SHAPE) * 20 + 300
+        for kind, array in (("images", image.astype(np.float32)), ("labels", label)):
+            nib.save(nib.Nifti1Image(array, np.eye(4)), folder / kind / f"case_{n}.nii.gz")
+    return folder
+
+
+def recipe(**changes: object) -> TrainingRecipe:
+    page = {
+        "name": "boxes",
+        "modality": "MR",
+        "data": {"images": "images", "labels": "labels", "hold_out": 1, "validation": 2},
+        "structures": [{"label": "near", "values": 1}, {"label": "far", "values": 2}],
+        "spacing": [1, 1, 1],
+        "patch": [16, 16, 12],
+        "network": {"filters": [4, 4, 8]},
+        "augmentation": {"mirror": ["left-right"], "bias": 1.0, "gamma": 1.0, "noise": 1.0},
+        "schedule": {
+            "steps": 12,
+            "batch": 2,
+            "epoch": 4,
+            "validate_every": 2,
+            "warm_up": 2,
+            "precision": "float32",
+            "learning_rate": 0.01,
+        },
+    }
+    return TrainingRecipe.model_validate({**page, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle that was trained for three epochs of four steps."""
+    from scanloom.training.train import prepare, run_training, write_training
+
+    data = write_data(tmp_path_factory.mktemp("data"))
+    bundle = tmp_path_factory.mktemp("trained") / "boxes"
+    write_training(prepare(recipe(), data), bundle)
+    run_training(bundle)
+    return bundle
+
+
+def weights(bundle: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(bundle / "models" / "model.pt", weights_only=True)
+    return state
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def rows(bundle: Path) -> list[dict[str, str]]:
+    with (bundle / "docs" / "training.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def copy_configs(bundle: Path, to: Path) -> Path:
+    (to / "configs").mkdir(parents=True)
+    for file in (bundle / "configs").iterdir():
+        (to / "configs" / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def test_the_table_has_a_row_for_each_epoch(trained: Path) -> None:
+    table = rows(trained)
+    assert [row["epoch"] for row in table] == ["1", "2", "3"]
+    assert [bool(row["mean_dice"]) for row in table] == [False, True, False]
+    assert float(table[-1]["loss"]) < float(table[0]["loss"])
+    for name in ("training.png", "validation.png"):
+        assert (trained / "docs" / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_from_a_checkpoint_bit_for_bit(trained: Path, tmp_path: Path) -> None:
+    """The last checkpoint is cut, as by a process that was killed while it wrote."""
+    from scanloom.training.train import run_training
+
+    other = copy_configs(trained, tmp_path / "other")
+    (other / "checkpoints").mkdir()
+    for epoch, end in ((2, None), (3, -1000)):
+        name = f"checkpoint_epoch={epoch}.pt"
+        data = (trained / "checkpoints" / name).read_bytes()[:end]
+        (other / "checkpoints" / name).write_bytes(data)
+    (other / "docs").mkdir()
+    (other / "docs" / "training.csv").write_bytes((trained / "docs/training.csv").read_bytes())
+    run_training(other)
+    assert same(weights(trained), weights(other))
+    assert rows(trained)[2]["loss"] == rows(other)[2]["loss"]
+    assert len(rows(other)) == 3
+
+
+def test_the_bundle_is_a_model_of_scanloom_with_the_averaged_weights(trained: Path) -> None:
+    from scanloom.convert.readers import read_model
+
+    card = read_model(trained, {})
+    assert [structure.label for structure in card.structures] == ["near", "far"]
+    assert card.window.size == (16, 16, 12)
+    assert card.network.name == "DynUNet"
+    state = torch.load(trained / "checkpoints" / "checkpoint_epoch=3.pt", weights_only=True)
+    assert same(weights(trained), state["average"])
+    assert not same(weights(trained), state["network"])
+
+
+def test_another_recipe_does_not_go_on_in_a_bundle(trained: Path, tmp_path: Path) -> None:
+    from scanloom.training.train import prepare, write_training
+
+    data = write_data(tmp_path / "data")
+    with pytest.raises(ScanError, match=r"RECIPE.*another recipe"):
+        write_training(prepare(recipe(patch=[16, 16, 16]), data), trained)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    with pytest.raises(ScanError, match=r"RECIPE.*other files"):
+        write_training(prepare(recipe(), data), tmp_path / "full")
+
+
+@pytest.mark.slow
+def test_a_failure_is_told_without_its_text(trained: Path, tmp_path: Path) -> None:
+    from scanloom.training.train import run_training
+
+    other = copy_configs(trained, tmp_path / "other")
+    with pytest.raises(ScanError, match=r"TRAINING.*\(\w+Error\)") as caught:
+        run_training(other, data_root=tmp_path / "gone")
+    assert "gone" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_measurement_says_steps_and_time_and_leaves_nothing(tmp_path: Path) -> None:
+    from scanloom.training.train import measure, prepare
+
+    data = write_data(tmp_path / "data", 5)
+    before = sorted(tmp_path.rglob("*"))
+    measured = measure(prepare(recipe(), data))
+    assert (measured.steps, measured.epochs, measured.validations) == (12, 3, 1)
+    assert measured.seconds > 12 * measured.step_s > 0
+    assert measured.memory > 100 << 20
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "problem", ["unreadable", "grid", "number", "constant", "spacing", "brightness"]
+)
+def test_a_case_with_a_problem_is_left_out_and_named(tmp_path: Path, problem: str) -> None:
+    from scanloom.training.train import prepare
+
+    data = write_data(tmp_path, 14)
+    image, label = data / "images/case_3.nii.gz", data / "labels/case_3.nii.gz"
+    array, numbers = (np.asarray(nib.load(file).dataobj) for file in (image, label))
+    affine = np.eye(4)
+    match problem:
+        case "unreadable":
+            image.write_bytes(image.read_bytes()[:300])
+        case "grid":
+            affine[0, 3] = 0.3
+            nib.save(nib.Nifti1Image(numbers, affine), label)
+        case "number":
+            nib.save(nib.Nifti1Image(np.where(numbers == 2, 7, numbers), affine), label)
+        case "constant":
+            nib.save(nib.Nifti1Image(np.full_like(array, 5), affine), image)
+        case "spacing":
+            for file, values in ((image, array), (label, numbers)):
+                nib.save(nib.Nifti1Image(values, np.diag([10.0, 10, 10, 1])), file)
+        case "brightness":
+            nib.save(nib.Nifti1Image(np.where(numbers == 1, -500, array), affine), image)
+    prepared = prepare(recipe(), data)
+    assert [each.case for each in prepared.left_out] == ["case_3"]
+    words = {"unreadable": "read", "spacing": "extent", "constant": "one value", "number": "has 7"}
+    assert words.get(problem, problem) in prepared.left_out[0].problem
+    assert sum(map(len, prepared.cases.values())) == 13
+
+
+def test_parts_follow_names_and_other_cases_do_not_move_them(tmp_path: Path) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 14)
+    held = {pair.name for pair in find_cases(recipe().data, data)["testing"]}
+    folds = [
+        find_cases(recipe(data={"images": "images", "labels": "labels", "folds": 3}).data, data, n)
+        for n in range(3)
+    ]
+    validated = [{pair.name for pair in fold["validation"]} for fold in folds]
+    assert set.union(*validated) == {f"case_{n}" for n in range(14)}
+    assert sum(map(len, validated)) == 14
+    assert all(
+        not seen & {p.name for p in f["training"]} for seen, f in zip(validated, folds, strict=True)
+    )
+    listed = {"training": [{"image": "images/case_1.nii.gz", "label": "labels/case_1.nii.gz"}]}
+    (data / "dataset.json").write_text(json.dumps(listed))
+    assert len(find_cases(recipe(data={"msd": "."}).data, data)["training"]) == 1
+    assert len(held) == 1
+
+
+def monai(bundle: Path, *arguments: str, files: str = "configs/train.json") -> list[str]:
+    return [
+        *(sys.executable, "-W", "ignore", "-m", "monai.bundle", "run", "--config_file", files),
+        *arguments,
+    ]
+
+
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_monais_own_command_trains_and_a_killed_run_goes_on(trained: Path, tmp_path: Path) -> None:
+    bundle = copy_configs(trained, tmp_path / "killed")
+    command = monai(bundle, "--steps", "200")
+    whole = copy_configs(trained, tmp_path / "whole")
+    subprocess.run(command, cwd=whole, env=ENVIRONMENT, check=True, capture_output=True)
+    for _ in range(2):  # killed twice, in a step or while a checkpoint is written
+        with subprocess.Popen(
+            command, cwd=bundle, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            lines = 0
+            for line in process.stderr or ():
+                lines += line.startswith(b"epoch ")
+                if lines == 5:
+                    time.sleep(0.03)
+                    process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    assert not (bundle / "models" / "model.pt").exists()
+    subprocess.run(command, cwd=bundle, env=ENVIRONMENT, check=True, capture_output=True)
+    assert same(weights(whole), weights(bundle))
+    assert [row["loss"] for row in rows(whole)] == [row["loss"] for row in rows(bundle)]
+
+
+@pytest.mark.slow
+def test_processes_that_augment_change_no_weight(trained: Path, tmp_path: Path) -> None:
+    from scanloom.training.train import run_training
+
+    other = copy_configs(trained, tmp_path / "other")
+    run_training(other, **{"train_loader#num_workers": 2})
+    assert same(weights(trained), weights(other))
+
+
+@pytest.mark.slow
+def test_a_training_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
+    """Else it would go on beside the one that the same command starts again."""
+    page = recipe().model_dump(mode="json", exclude_defaults=True)
+    data = write_data(tmp_path / "data")
+    page["schedule"] = {"steps": 1_000_000, "epoch": 1_000_000}  # it writes nothing meanwhile
+    (data / "recipe.json").write_text(json.dumps(page))
+    command = [sys.executable, "-m", "scanloom", "train", data / "recipe.json", "-o", data / "out"]
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not list(data.glob("out/logs/*")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert children
+    finally:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 60
+    while left := [child for child in children if Path(f"/proc/{child}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one_with_twice_the_batch(
+    trained: Path, tmp_path: Path
+) -> None:
+    one, two = (copy_configs(trained, tmp_path / name) for name in ("one", "two"))
+    arguments = ("--steps", "20", "--epoch_length", "1")
+    command = monai(one, *arguments, "--batch", "4")
+    subprocess.run(command, cwd=one, env=ENVIRONMENT, check=True, capture_output=True)
+    files = "['configs/train.json','configs/multi_gpu_train.json']"
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    rest = monai(two, *arguments, files=files)[3:]
+    command = [sys.executable, *launcher, *rest]
+    # processes that wait for each other never end
+    done = subprocess.run(
+        command, cwd=two, env=ENVIRONMENT, check=False, capture_output=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    losses = [np.array([float(row["loss"]) for row in rows(each)]) for each in (one, two)]
+    assert len(losses[0]) == 20
+    assert np.allclose(losses[0], losses[1], rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow
+def test_monais_evaluation_is_that_of_the_training(trained: Path, tmp_path: Path) -> None:
+    files = "['configs/train.json','configs/evaluate.json']"
+    program = (
+        "from monai.bundle import ConfigWorkflow\n"
+        f"w = ConfigWorkflow({files}, workflow_type='train', logging_file=False)\n"
+        "w.initialize(); w.run()\n"
+        "print('dice', w.parser.get_parsed_content('evaluator').state.metrics['val_mean_dice'])\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(
+        command, cwd=trained, env=ENVIRONMENT, check=True, capture_output=True, text=True
+    )
+    assert 0 <= float(done.stdout.split("dice")[1]) <= 1
+
+
+@pytest.mark.slow
+def test_scanloom_and_monais_runner_give_the_same_labels(trained: Path, tmp_path: Path) -> None:
+    from scanloom import load_volume
+    from scanloom.convert.conversion import load_card
+    from scanloom.core import ComputeOptions
+    from scanloom.inference.predictor import TorchPredictor
+
+    data = write_data(tmp_path / "data", 3)
+    images = sorted((data / "images").iterdir())
+    command = [
+        *monai(
+            trained, "--bundle_root", str(trained), files=str(trained / "configs/inference.json")
+        ),
+        *("--output_dir", str(tmp_path / "out"), "--datalist", str([str(file) for file in images])),
+    ]
+    subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)
+    exact = ComputeOptions(precision="float32")
+    predictor = TorchPredictor(load_card(trained), exact, device="cpu")
+    for file in images:
+        name = file.name.removesuffix(".nii.gz")
+        theirs = np.asarray(nib.load(tmp_path / "out" / f"{name}_seg.nii.gz").dataobj)
+        ours = predictor.predict(load_volume(file, modality="MR")).layers[0].labels
+        assert len(np.unique(ours)) > 1
+        np.testing.assert_array_equal(ours, theirs)

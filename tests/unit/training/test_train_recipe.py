@@ -1,0 +1,76 @@
+"""Recipes: keys, defaults, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.training.recipe import TrainingRecipe, read_recipe
+from support.real_scans import ROOT
+
+PAGE = """
+name: boxes
+modality: MR
+data: {images: images, labels: labels}
+structures: [{label: near, values: 1}, {label: far, values: [2, 3]}]
+spacing: [1, 1, 1]
+patch: [32, 32, 16]
+network: {filters: [4, 8, 16]}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_page_is_read_and_a_single_value_is_a_list(tmp_path: Path) -> None:
+    recipe = read_recipe(write(tmp_path, PAGE))
+    assert [structure.values for structure in recipe.structures] == [(1,), (2, 3)]
+    assert recipe.strides == ((1, 1, 1), (2, 2, 2), (2, 2, 2))
+
+
+def test_thick_slices_are_halved_later() -> None:
+    import yaml
+
+    page = {**yaml.safe_load(PAGE), "spacing": [1, 1, 4], "network": {"filters": [4, 8, 16, 32]}}
+    recipe = TrainingRecipe.model_validate(page)
+    assert recipe.strides == ((1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("modality: MR", "modality: XX", "line 3: modality"),
+        ("spacing: [1, 1, 1]", "spacing: [1, 1, 0]", "line 6: spacing"),
+        ("images: images, ", "", "one of msd, datalist, or images with labels"),
+        ("patch: [32, 32, 16]", "patch: [32, 30, 16]", "patch lengths .* that 4 divides, not 30"),
+        ("[2, 3]", "[1, 3]", "different labels and values"),
+        ("network:", "networks:", "line 8: networks is not a key here; did you mean"),
+        ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
+        ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
+        ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
+        ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    assert before in PAGE
+    with pytest.raises(ScanError, match=message) as caught:
+        read_recipe(write(tmp_path, PAGE.replace(before, after)))
+    assert caught.value.reason.code == "RECIPE"
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    published = json.loads((ROOT / "docs" / "training.schema.json").read_text())
+    assert published == TrainingRecipe.model_json_schema(), "run docs/write_schema.py"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("models/*/training/recipe.yaml")), ids=str)
+def test_shipped_recipes_are_valid(path: Path) -> None:
+    assert read_recipe(path).name == path.parent.parent.name
