@@ -54,6 +54,7 @@ SHOWN_BY_FILE = {
     "training/dataset.py": ("dataset",),
     "training/evaluate.py": ("evaluate",),
     "training/evaluation_page.py": ("evaluate",),
+    "training/recipe.py": ("train",),
 }
 """Commands that show the messages of a module; `ON_SCANS` for all others."""
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
@@ -62,6 +63,7 @@ NOT_MESSAGES = (
     "core/reasons.py",
     "engine/clusters/remote_worker.py",
     "engine/clusters/launchers.py",
+    "training/train.py",
 )
 """Modules with arguments of programs, and the reasons, which have a test of their own."""
 
