@@ -318,7 +318,12 @@ def test_two_processes_have_the_losses_of_one_with_twice_the_batch(
 
 
 @pytest.mark.slow
-def test_monais_evaluation_is_that_of_the_training(trained: Path, tmp_path: Path) -> None:
+def test_monais_evaluation_is_the_dice_of_scanlooms_labels(trained: Path) -> None:
+    from scanloom import load_volume
+    from scanloom.convert.conversion import load_card
+    from scanloom.core import ComputeOptions
+    from scanloom.inference.predictor import TorchPredictor
+
     files = "['configs/train.json','configs/evaluate.json']"
     program = (
         "from monai.bundle import ConfigWorkflow\n"
@@ -330,7 +335,18 @@ def test_monais_evaluation_is_that_of_the_training(trained: Path, tmp_path: Path
     done = subprocess.run(
         command, cwd=trained, env=ENVIRONMENT, check=True, capture_output=True, text=True
     )
-    assert 0 <= float(done.stdout.split("dice")[1]) <= 1
+    root = Path(json.loads((trained / "configs/train.json").read_text())["data_root"])
+    cases = json.loads((trained / "configs/datalist.json").read_text())["validation"]
+    exact = ComputeOptions(precision="float32")
+    predictor, dice = TorchPredictor(load_card(trained), exact, device="cpu"), []
+    for case in cases:
+        image, label = (load_volume(root / case[key], modality="MR") for key in ("image", "label"))
+        ours = predictor.predict(image).layers[0].labels
+        for number in (1, 2):
+            one, other = ours == number, label.array == number
+            dice.append(2 * (one & other).sum() / (one.sum() + other.sum()))
+    assert float(done.stdout.split("dice")[1]) == pytest.approx(np.mean(dice), abs=1e-5)
+    assert np.mean(dice) > 0.1
 
 
 @pytest.mark.slow
