@@ -72,8 +72,9 @@ def _header(array: NDArray[Any], grid: Grid, source: Source, slope: float) -> by
         raise ScanError(Reason.TOO_LARGE, detail)
     header = nib.Nifti1Header(endianness="<")
     header.set_data_dtype(array.dtype)
-    header.set_data_shape(array.shape)
-    header.set_zooms((*grid.spacing, *(1.0 for _ in array.shape[3:])))
+    channels = array.shape[3:]
+    header.set_data_shape((*grid.shape, *channels))
+    header.set_zooms((*grid.spacing, *(1.0 for _ in channels)))
     header.set_xyzt_units(xyz="mm")
     header["scl_slope"], header["scl_inter"] = slope, 0
     _set_forms(header, forms_for(grid, source))
