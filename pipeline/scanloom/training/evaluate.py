@@ -119,7 +119,7 @@ class StructureSummary:
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """Difference of a figure, second minus first; `structure` is empty for the mean over all."""
+    """Difference of a figure, first minus second; `structure` is empty for the mean over all."""
 
     structure: str
     figure: Figure
@@ -636,7 +636,7 @@ def _summary(
 
 
 def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[FigureDifference, ...]:
-    """Return second minus first of each figure, for each structure and the mean over all."""
+    """Return first minus second of each figure, for each structure and the mean over all."""
     sides: dict[Side, dict[tuple[str, str], Row]] = {
         side: {(r.reference, r.structure): r for r in rows if r.side == side}
         for side in ("first", "second")
@@ -650,7 +650,7 @@ def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[Figure
                 pair = [each.get((case, structure)) for each in sides.values()]
                 if pair[0] is not None and pair[1] is not None:
                     first, second = (getattr(row.agreement, figure) for row in pair if row)
-                    table[i, j] = second - first
+                    table[i, j] = first - second
         each, mean = paired_differences(table, list(patients.values()))
         differences += [
             FigureDifference(structure, figure, difference)

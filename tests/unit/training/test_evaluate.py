@@ -485,10 +485,10 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
             array[rng.random(SHAPE) < share] = 0
             if n or side == "worse":
                 save(tmp_path / f"{side}/{n}.nii.gz", array)
-    ended = run(tmp_path, "worse", "references", "--against", tmp_path / "better")
+    ended = run(tmp_path, "better", "references", "--against", tmp_path / "worse")
     assert ended.code == 1  # case 0 has no prediction in the better ones
     document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
-    assert document["cases"] == {"first": 8, "second": 7}
+    assert document["cases"] == {"first": 7, "second": 8}
     dice = [each for each in document["differences"] if each["figure"] == "dice"]
     assert [each["structure"] for each in dice] == ["1", "2", None]
     means = {
@@ -504,7 +504,7 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
         for structure in ("1", "2")
     }
     for each in dice[:2]:
-        expected = means["second", each["structure"]] - means["first", each["structure"]]
+        expected = means["first", each["structure"]] - means["second", each["structure"]]
         assert each["mean"] == pytest.approx(expected, abs=1e-6)
     for each in dice:
         assert each["pairs"] == 7
