@@ -199,7 +199,7 @@ def test_a_model_trained_on_corrected_results_is_better(tmp_path: Path) -> None:
     assert 0 < len(corrected) < SCANS
 
     # --- a dataset, with the labels of the reviewer
-    command = ("dataset", out, "-o", data, "--format", "monai", "--test-share", "50%")
+    command = ("dataset", out, "-o", data, "--format", "monai", "--test-share", "60%")
     written = run(*command, "--key", key)
     aside = {each["case"] for each in written["cases"] if each["set"] == "test"}
     assert {each["case"] for each in written["cases"]} == set(cases)
@@ -234,9 +234,11 @@ def test_a_model_trained_on_corrected_results_is_better(tmp_path: Path) -> None:
         assert document["cases"] == {"first": len(aside), "second": len(aside)}
         if reference == data:  # which knows them
             assert document["patients"] == written["patients"]["test"] < len(aside)
-        [gain] = [
-            each
+        gains = {
+            each["structure"]: each["low"]
             for each in document["differences"]
-            if (each["figure"], each["structure"]) == ("dice", None)
-        ]
-        assert gain["low"] > 0
+            if each["figure"] == "dice"
+        }
+        assert gains[None] > 0  # the mean of structures
+        if reference != data:  # whose labels are those of the old model where it was accepted
+            assert min(gains.values()) > 0
