@@ -511,6 +511,26 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
         assert 0 < each["low"] < each["mean"] < each["high"]
 
 
+def test_a_structure_that_only_one_prediction_invents_counts_against_it(tmp_path: Path) -> None:
+    nothing = two_boxes()
+    nothing[nothing == 2] = 0
+    for n, reference in enumerate((two_boxes(), nothing)):
+        save(tmp_path / f"references/{n}.nii.gz", reference)
+        save(tmp_path / f"right/{n}.nii.gz", reference)
+        save(tmp_path / f"inventing/{n}.nii.gz", two_boxes())
+    sets = {name: open_label_set(tmp_path / name) for name in ("right", "inventing", "references")}
+    for names, sign in ((("right", "inventing"), 1), (("inventing", "right"), -1)):
+        result = evaluate(sets[names[0]], sets["references"], sets[names[1]])
+        found = {(d.structure, d.figure): d.difference for d in result.differences}
+        for figure in ("dice", "nsd"):
+            assert (found["2", figure].pairs, found["2", figure].mean) == (2, sign * 0.5)
+        assert found["2", "hd95_mm"].pairs == 1
+    # a case in which nobody has it is no pair
+    result = evaluate(sets["right"], sets["references"], sets["right"])
+    pairs = {(d.structure, d.figure): d.difference.pairs for d in result.differences}
+    assert pairs["2", "dice"] == 1
+
+
 def test_a_prediction_against_itself_has_no_difference(tmp_path: Path) -> None:
     for n in range(3):
         save(tmp_path / f"references/{n}.nii.gz", two_boxes())
