@@ -26,10 +26,11 @@ SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its label map."""
+    """An image and its label map; `fold` is that of the list, which other pairs may lack."""
 
     image: Path
     label: Path
+    fold: int | None = None
 
     @property
     def name(self) -> str:
@@ -60,13 +61,15 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     folder : Path
         Folder that its paths are relative to.
     fold : int
-        Number, from 0, of the part of the cases that validates, if the recipe has folds.
+        Number, from 0, of the part of the cases that validates, if the recipe or the list has
+        folds.
 
     Raises
     ------
     ScanError
         TRAINING_DATA if a folder or list can't be read, no pair is in it, two cases have one name,
-        or too few cases are left for training.
+        too few cases are left for training, there is no such fold, or the recipe splits a list
+        that has folds.
     """
     if data.images is not None and data.labels is not None:
         listed: dict[Split, list[Pair]] = {
@@ -80,6 +83,9 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     names = [pair.name for split in SPLITS for pair in pairs[split]]
     if len(set(names)) < len(names):
         raise ScanError(Reason.TRAINING_DATA, "two cases have the same file name")
+    folds = {pair.fold for pair in pairs["training"] + pairs["validation"]} - {None}
+    if folds:
+        _take_fold(pairs, data, fold)
     # by the hash of its name a case keeps its part when others are added, whoever lists them
     ranked = sorted(pairs["training"], key=lambda pair: hashlib.sha256(pair.name.encode()).digest())
     pairs["testing"] += ranked[: data.hold_out]
@@ -89,6 +95,8 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
             raise ScanError(Reason.TRAINING_DATA, f"the folds are 0 to {data.folds - 1}")
         pairs["validation"] += ranked[fold :: data.folds]
         ranked = [pair for n, pair in enumerate(ranked) if n % data.folds != fold]
+    elif fold and not folds:
+        raise ScanError(Reason.TRAINING_DATA, "neither the recipe nor its list has folds")
     else:
         pairs["validation"] += ranked[: data.validation]
         ranked = ranked[data.validation :]
@@ -96,6 +104,22 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
     if not ranked:
         raise ScanError(Reason.TRAINING_DATA, f"no case is left for training, of {len(names)}")
     return {split: sorted(pairs[split], key=lambda pair: pair.name) for split in SPLITS}
+
+
+def _take_fold(pairs: dict[Split, list[Pair]], data: Data, fold: int) -> None:
+    """Let a fold of the list validate: who wrote it knows which cases belong to one patient."""
+    if data.hold_out or data.validation or data.folds is not None:
+        detail = "the list names the fold of its cases: no hold_out, validation or folds beside it"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    listed = pairs["training"] + pairs["validation"]
+    folds = sorted({pair.fold for pair in listed if pair.fold is not None})
+    if fold not in folds:
+        detail = f"the folds of the list are {', '.join(map(str, folds))}"
+        raise ScanError(Reason.TRAINING_DATA, detail)
+    # a case without a fold stays where the list has it
+    validating = [p for p in pairs["validation"] if p.fold is None]
+    pairs["validation"] = validating + [p for p in listed if p.fold == fold]
+    pairs["training"] = [p for p in listed if p.fold != fold and p not in validating]
 
 
 def _in_folders(images: Path, labels: Path) -> list[Pair]:
@@ -132,7 +156,7 @@ def _listed(file: Path) -> dict[Split, list[Pair]]:
     try:
         return {
             split: [
-                Pair(file.parent / each["image"], file.parent / each["label"])
+                Pair(file.parent / each["image"], file.parent / each["label"], _fold(each))
                 for each in document.get(split, [])
                 if not isinstance(each, str)  # the decathlon's test images, without labels
             ]
@@ -141,6 +165,14 @@ def _listed(file: Path) -> dict[Split, list[Pair]]:
     except (AttributeError, KeyError, TypeError) as exc:
         detail = "the list of cases is not {training: [{image, label}]}"
         raise ScanError(Reason.TRAINING_DATA, detail) from exc
+
+
+def _fold(case: Mapping[str, object]) -> int | None:
+    """Return the fold of a listed case, if it names one."""
+    fold = case.get("fold")
+    if fold is not None and type(fold) is not int:
+        raise ScanError(Reason.TRAINING_DATA, "the fold of a listed case is not a number")
+    return fold
 
 
 def common_folder(pairs: Sequence[Pair]) -> Path:

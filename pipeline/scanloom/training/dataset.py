@@ -128,6 +128,8 @@ class DatasetCase:
         Its id.
     fold : int or None
         The fold that it validates; None if it is for testing, or there are no folds.
+    patient : int
+        Number of its patient in this dataset.
     revision : int
         Number of the correction whose labels were taken; 0 for the model's.
     files : mapping
@@ -144,6 +146,7 @@ class DatasetCase:
     image_of: str
     labels_of: str
     fold: int | None = None
+    patient: int = 0
 
 
 @dataclass(frozen=True)
@@ -286,7 +289,12 @@ def write_dataset(
                     left_out[result.case] = error.reason, error.detail
             progress(len(chosen), len(chosen))
             count, folds = _folds({each.case: shares[each.case] for each in cases}, options)
-            cases = [replace(each, fold=folds.get(each.case)) for each in cases]
+            # in the order of the hash, which says nothing of who they are
+            numbers = {s: n for n, s in enumerate(sorted({shares[each.case] for each in cases}))}
+            cases = [
+                replace(each, fold=folds.get(each.case), patient=numbers[shares[each.case]])
+                for each in cases
+            ]
             people = [
                 len({patients[each.case] for each in cases if each.test is test})
                 for test in (False, True)
@@ -488,7 +496,7 @@ def _patients(out: Path, cases: Sequence[str]) -> tuple[dict[str, str], set[str]
     patients, unidentified = dict[str, str](), set[str]()
     for case in cases:
         record = records.get(case)
-        if named := _named_patient(record):
+        if named := named_patient(record):
             patients[case] = named
         else:  # volumes of one file are of one patient
             patients[case] = f"case {case if record is None else first[record.path]}"
@@ -496,7 +504,7 @@ def _patients(out: Path, cases: Sequence[str]) -> tuple[dict[str, str], set[str]
     return patients, unidentified
 
 
-def _named_patient(record: SourceRecord | None) -> str:
+def named_patient(record: SourceRecord | None) -> str:
     """Return the patient whom the header or path of a scan names; empty if none."""
     if record is None:
         return ""

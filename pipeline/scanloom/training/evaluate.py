@@ -119,7 +119,7 @@ class StructureSummary:
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """Difference of a figure, second minus first; `structure` is empty for the mean over all."""
+    """Difference of a figure, first minus second; `structure` is empty for the mean over all."""
 
     structure: str
     figure: Figure
@@ -635,8 +635,19 @@ def _summary(
     )
 
 
+def _difference(first: Agreement, second: Agreement, figure: Figure) -> float:
+    """Return first minus second; NaN if a figure is not defined, or both lack the structure."""
+    values = [getattr(first, figure), getattr(second, figure)]
+    outcomes = [first.outcome, second.outcome]
+    # To find nothing where there is nothing is right, and to invent it wrong: without this, a
+    # model that invents structures would lose nothing by it
+    if figure != "hd95_mm" and set(outcomes) == {"absent", "invented"}:
+        values[outcomes.index("absent")] = 1.0
+    return float(values[0] - values[1])
+
+
 def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[FigureDifference, ...]:
-    """Return second minus first of each figure, for each structure and the mean over all."""
+    """Return first minus second of each figure, for each structure and the mean over all."""
     sides: dict[Side, dict[tuple[str, str], Row]] = {
         side: {(r.reference, r.structure): r for r in rows if r.side == side}
         for side in ("first", "second")
@@ -649,8 +660,7 @@ def _differences(rows: Sequence[Row], structures: Sequence[str]) -> tuple[Figure
             for j, structure in enumerate(structures):
                 pair = [each.get((case, structure)) for each in sides.values()]
                 if pair[0] is not None and pair[1] is not None:
-                    first, second = (getattr(row.agreement, figure) for row in pair if row)
-                    table[i, j] = second - first
+                    table[i, j] = _difference(pair[0].agreement, pair[1].agreement, figure)
         each, mean = paired_differences(table, list(patients.values()))
         differences += [
             FigureDifference(structure, figure, difference)

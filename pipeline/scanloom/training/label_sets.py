@@ -23,6 +23,7 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.regular_files import read_regular_file
 from scanloom.review.label_files import on_grid, read_label_file
+from scanloom.training.dataset import RECORD, named_patient
 
 Values = tuple[int, ...]
 """Values of a structure in a label map: several for a region of nnU-Net."""
@@ -178,7 +179,7 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
             source = Path(record.path)
             # nnU-Net numbers the channels of images; files of one name have folders of their own
             names += [record.id, stem(source.name).removesuffix("_0000"), source.parent.name]
-            patient = record.patient_id or record.study_uid
+            patient = named_patient(record)
         result = latest_result(out, folder.name) if corrected else folder
         cases.append(
             CaseLabels(
@@ -224,13 +225,17 @@ def _source_image(out: Path, name: str, key: Path | None) -> Volume | None:
 
 
 def _file_labels(
-    path: Path, name: str, values: Names | None = None, image: Path | None = None
+    path: Path,
+    name: str,
+    values: Names | None = None,
+    image: Path | None = None,
+    patient: str = "",
 ) -> CaseLabels:
     """Return the labels of a file; `values` are those that a dataset names."""
     return CaseLabels(
         name,
         (name,),
-        "",
+        patient,
         path,
         has_grid=not path.name.lower().endswith(_SEGMENT_SUFFIXES),
         read=partial(_read_file, path, values),
@@ -272,7 +277,7 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
         ]
         for subsets in (("test", "testing"), ("training", "validation"))
     )
-    names = _value_names(document)
+    names, patients = _value_names(document), _patients(folder)
     for listed, labels, images in (
         (tests, "labelsTs", "imagesTs"),
         (training, "labelsTr", "imagesTr"),
@@ -282,17 +287,33 @@ def _dataset_cases(folder: Path) -> list[CaseLabels]:
             scans = _scans(folder / images)
             of_cases = _case_names([file for file, _ in files])
             return [
-                _file_labels(file, name, names, folder / image if image else scans.get(name))
+                _file_labels(
+                    file,
+                    name,
+                    names,
+                    folder / image if image else scans.get(name),
+                    patients.get(name, ""),
+                )
                 for name, (file, image) in zip(of_cases, files, strict=True)
             ]
     scans = {}
     if not document and folder.name.startswith("labels"):  # of a dataset
         names = _value_names(_document(folder.parent))
         scans = _scans(folder.parent / folder.name.replace("labels", "images", 1))
+        patients = _patients(folder.parent)
     return [
-        _file_labels(file, stem(file.name), names, scans.get(stem(file.name)))
+        _file_labels(file, name, names, scans.get(name), patients.get(name, ""))
         for file in _files(folder)
+        for name in [stem(file.name)]
     ]
+
+
+def _patients(folder: Path) -> dict[str, str]:
+    """Return the patient of each case of a dataset of ours: a number."""
+    with suppress(OSError, ValueError, LookupError, TypeError):  # none, or of another program
+        record = read_json(folder / RECORD)
+        return {case["case"]: f"number {case['patient']}" for case in record["cases"]}
+    return {}
 
 
 def _case_names(files: Sequence[Path]) -> list[str]:

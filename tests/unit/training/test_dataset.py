@@ -30,6 +30,7 @@ from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from scanloom.training import dataset as module
 from scanloom.training.dataset import Dataset, DatasetOptions, write_dataset
+from scanloom.training.label_sets import open_label_set
 from support.canaries import birds, plain
 from support.commands import scanloom
 from support.faults import on_small_disk
@@ -647,6 +648,12 @@ def test_subjects_of_bids_are_patients(tmp_path: Path, names: bool) -> None:
     assert dataset.patients == ((2, 0) if names else (3, 0))
     assert dataset.unidentified == (0 if names else 3)
     assert dataset.folds == (2 if names else 3)
+    out = open_label_set(tmp_path / "out", tmp_path / "key")  # for an evaluation, as here
+    patients = {case.patient for case in out.cases}
+    assert len(patients) == 2 and "" not in patients if names else patients == {""}
+    for folder in ("data", "data/labelsTr"):
+        labels = open_label_set(tmp_path / folder)
+        assert len({case.patient for case in labels.cases} - {""}) == (2 if names else 3)
 
 
 def test_volumes_of_one_file_are_of_one_patient(tmp_path: Path) -> None:

@@ -485,10 +485,10 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
             array[rng.random(SHAPE) < share] = 0
             if n or side == "worse":
                 save(tmp_path / f"{side}/{n}.nii.gz", array)
-    ended = run(tmp_path, "worse", "references", "--against", tmp_path / "better")
+    ended = run(tmp_path, "better", "references", "--against", tmp_path / "worse")
     assert ended.code == 1  # case 0 has no prediction in the better ones
     document = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
-    assert document["cases"] == {"first": 8, "second": 7}
+    assert document["cases"] == {"first": 7, "second": 8}
     dice = [each for each in document["differences"] if each["figure"] == "dice"]
     assert [each["structure"] for each in dice] == ["1", "2", None]
     means = {
@@ -504,11 +504,31 @@ def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path
         for structure in ("1", "2")
     }
     for each in dice[:2]:
-        expected = means["second", each["structure"]] - means["first", each["structure"]]
+        expected = means["first", each["structure"]] - means["second", each["structure"]]
         assert each["mean"] == pytest.approx(expected, abs=1e-6)
     for each in dice:
         assert each["pairs"] == 7
         assert 0 < each["low"] < each["mean"] < each["high"]
+
+
+def test_a_structure_that_only_one_prediction_invents_counts_against_it(tmp_path: Path) -> None:
+    nothing = two_boxes()
+    nothing[nothing == 2] = 0
+    for n, reference in enumerate((two_boxes(), nothing)):
+        save(tmp_path / f"references/{n}.nii.gz", reference)
+        save(tmp_path / f"right/{n}.nii.gz", reference)
+        save(tmp_path / f"inventing/{n}.nii.gz", two_boxes())
+    sets = {name: open_label_set(tmp_path / name) for name in ("right", "inventing", "references")}
+    for names, sign in ((("right", "inventing"), 1), (("inventing", "right"), -1)):
+        result = evaluate(sets[names[0]], sets["references"], sets[names[1]])
+        found = {(d.structure, d.figure): d.difference for d in result.differences}
+        for figure in ("dice", "nsd"):
+            assert (found["2", figure].pairs, found["2", figure].mean) == (2, sign * 0.5)
+        assert found["2", "hd95_mm"].pairs == 1
+    # a case in which nobody has it is no pair
+    result = evaluate(sets["right"], sets["references"], sets["right"])
+    pairs = {(d.structure, d.figure): d.difference.pairs for d in result.differences}
+    assert pairs["2", "dice"] == 1
 
 
 def test_a_prediction_against_itself_has_no_difference(tmp_path: Path) -> None:

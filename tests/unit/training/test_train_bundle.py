@@ -227,6 +227,42 @@ def test_parts_follow_names_and_other_cases_do_not_move_them(tmp_path: Path) -> 
     assert len(held) == 1
 
 
+@pytest.mark.parametrize("source", [{"msd": "."}, {"datalist": "dataset.json"}])
+def test_the_folds_of_a_list_keep_patients_on_one_side(
+    tmp_path: Path, source: dict[str, str]
+) -> None:
+    from scanloom.training.cases import find_cases
+
+    data = write_data(tmp_path, 9)
+    cases = [
+        {"image": f"images/case_{n}.nii.gz", "label": f"labels/case_{n}.nii.gz", "fold": n // 3}
+        for n in range(9)
+    ]
+    split = {"training": cases[3:], "validation": cases[:3]}  # as `scanloom dataset` has them
+    for document in ({"training": cases}, split):
+        (data / "dataset.json").write_text(json.dumps(document))
+        for fold in range(3):
+            found = find_cases(recipe(data=source).data, data, fold)
+            assert [int(pair.name[-1]) // 3 for pair in found["validation"]] == [fold] * 3
+            assert len(found["training"]) == 6
+    with pytest.raises(ScanError, match="the folds of the list are 0, 1, 2"):
+        find_cases(recipe(data=source).data, data, 3)
+    for parts in ({"validation": 2}, {"hold_out": 1}, {"folds": 3}):
+        with pytest.raises(ScanError, match="the list names the fold"):
+            find_cases(recipe(data={**source, **parts}).data, data)
+    cases[4]["fold"] = "1"
+    (data / "dataset.json").write_text(json.dumps({"training": cases}))
+    with pytest.raises(ScanError, match="fold of a listed case is not"):
+        find_cases(recipe(data=source).data, data)
+
+
+def test_a_fold_of_cases_without_folds_is_refused(tmp_path: Path) -> None:
+    from scanloom.training.cases import find_cases
+
+    with pytest.raises(ScanError, match="has folds"):
+        find_cases(recipe().data, write_data(tmp_path), 1)
+
+
 def monai(bundle: Path, *arguments: str, files: str = "configs/train.json") -> list[str]:
     return [
         *(sys.executable, "-W", "ignore", "-m", "monai.bundle", "run", "--config_file", files),

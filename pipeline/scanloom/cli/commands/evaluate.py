@@ -212,7 +212,7 @@ def _show_differences(evaluation: Evaluation) -> None:
     from scanloom.core import counted
 
     patients = counted(evaluation.patients, "patient")
-    console().print(f"--against minus predictions: mean, 95 % interval (bootstrap of {patients})")
+    console().print(f"Predictions minus --against: mean, 95 % interval (bootstrap of {patients})")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("structure")
     titles: dict[Figure, str] = {"dice": "Dice", "hd95_mm": "HD95 mm", "nsd": "NSD"}
