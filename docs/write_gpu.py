@@ -80,7 +80,10 @@ def cell(card: ModelCard, shape: tuple[int, int, int], total: int) -> str:
     plan = plan_grid(Grid(shape, np.diag((0.7, 0.7, 1.0, 1.0))), card.grid)
     size = card.window.size or plan.network.shape
     properties = SimpleNamespace(total_memory=total)
-    with mock.patch("torch.cuda.get_device_properties", return_value=properties):
+    with (
+        mock.patch("torch.cuda.get_device_properties", return_value=properties),
+        mock.patch("torch.cuda.get_per_process_memory_fraction", return_value=1.0),
+    ):
         windows = choose_batch(size, CUDA, HALF)
     plans = fallback_plans(CUDA, HALF, Budget(windows))
     try:

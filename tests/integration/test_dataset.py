@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,16 @@ def test_reviewed_results_of_an_archive_become_training_data(tmp_path: Path) -> 
         if file.is_file():
             content = nib.load(file).header.binaryblock if file.suffix == ".gz" else None
             assert not birds(content or file.read_bytes())
+
+    references = tmp_path / "references"  # by the names of the scans, which case folders don't have
+    references.mkdir()
+    for study, case in cases.items():
+        shutil.copy(out / "cases" / case / FILE, references / f"{study}.nii.gz")
+    evaluation = tmp_path / "evaluation"
+    ended = scanloom("evaluate", out, "-r", references, "-o", evaluation, "--key", key, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.document["cases"] == {"first": len(SCANS)}
+    assert not ended.document["left_out"]
 
     (out / "cases" / cases["one"] / FILE).unlink()
     ended = scanloom("dataset", out, "-o", data, "--key", key, "--json")

@@ -168,7 +168,9 @@ def _results(out: Path, key: Path | None, *, corrected: bool) -> LabelSet:
     records = {}
     if (out / PRIVATE / CROSSWALK).exists():
         check_key(out, key_fingerprint(read_key(key)))
-        ids = {folder: case for case, folder in case_folders(out).items()}
+        # a folder of which no other name is recorded has that of the case
+        ids = {folder.name: folder.name for folder in folders}
+        ids |= {folder: case for case, folder in case_folders(out).items()}
         sources = latest_by_id(find_sources(out, sorted(ids.values())))
         records = {name: sources[case] for name, case in ids.items() if case in sources}
     cases = []
