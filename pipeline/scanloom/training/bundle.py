@@ -198,7 +198,13 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
             dtype="$np.uint8",
         ),
         _step("CropForegroundd", "label", source_key="label", allow_smaller=False),
-        _step("EnsureTyped", "label", track_meta=False),
+        # processes that draw for this one have no device of their own
+        _step(
+            "EnsureTyped",
+            "label",
+            track_meta=False,
+            device="@device" if recipe.schedule.workers == 0 else None,
+        ),
         _step("CopyItemsd", "label", names="structure"),
         _step(
             "MapLabelValued",

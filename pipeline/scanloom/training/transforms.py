@@ -161,7 +161,8 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
         result = dict(data)
         classes = () if self.centre_key is None else result.pop(self.centre_key)
         shape = result[self.keys[0]].shape[1:]
-        positions = self._positions(shape, self._centre(shape, classes))
+        device = torch.as_tensor(result[self.keys[0]]).device
+        positions = self._positions(self._centre(shape, classes), device)
         for key, mode in zip(self.keys, self.modes, strict=True):
             result[key] = sample(torch.as_tensor(result[key]), positions, mode)
         return result
@@ -182,9 +183,13 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
         inside = np.clip(np.round(drawn - low) + low, low, np.maximum(low, high))
         return np.where(size < lengths, inside, middle)
 
-    def _positions(self, shape: Sequence[int], centre: np.ndarray) -> torch.Tensor:
+    def _positions(self, centre: np.ndarray, device: torch.device) -> torch.Tensor:
         """Return the voxel of the scan, (i, j, k), for each voxel of the patch."""
-        axes = [torch.arange(n, dtype=torch.float32) - (n - 1) / 2 for n in self.size]
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.as_tensor(array, dtype=torch.float32).to(device)
+
+        axes = [tensor(np.arange(n) - (n - 1) / 2) for n in self.size]
         offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
         ratio = np.array(self.spacing) / np.array(self.scan_spacing)
         if self.R.uniform() < self.prob:
@@ -193,14 +198,14 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
             matrix = matrix @ np.diag(1 + self.R.uniform(-self.scale, self.scale, size=3))
             voxels = matrix * spacing[None] / spacing[:, None]
             drawn = self.R.normal(scale=self.elastic, size=(3, *[CONTROL_POINTS] * 3))
-            field = torch.as_tensor(drawn / spacing[:, None, None, None], dtype=torch.float32)
             field = functional.interpolate(
-                field[None], self.size, mode="trilinear", align_corners=True
+                tensor(drawn / spacing[:, None, None, None])[None],
+                self.size,
+                mode="trilinear",
+                align_corners=True,
             )[0]
-            offsets = offsets @ torch.as_tensor(voxels.T, dtype=torch.float32)
-            offsets = offsets + field.movedim(0, -1)
-        offsets = offsets * torch.as_tensor(ratio, dtype=torch.float32)
-        return offsets + torch.as_tensor(centre, dtype=torch.float32)
+            offsets = offsets @ tensor(voxels.T) + field.movedim(0, -1)
+        return offsets * tensor(ratio) + tensor(centre)
 
 
 def _rotation(angles: np.ndarray) -> np.ndarray:
@@ -298,7 +303,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
         centres = () if self.centre_key is None else result.pop(self.centre_key)
         numbers = torch.as_tensor(result[self.label_key])
         shape, device = numbers.shape[1:], numbers.device
-        positions = self._positions(shape, self._centre(shape, centres)).to(device)
+        positions = self._positions(self._centre(shape, centres), device)
         means, deviations = (torch.as_tensor(each).to(device) for each in self._statistics())
         cut = numbers[(slice(None), *covering_box(positions, shape))]
         start = [each.start for each in covering_box(positions, shape)]
