@@ -84,6 +84,7 @@ def drawn(model: Predictor, options: argparse.Namespace) -> None:
     parser = ConfigParser(
         {
             "imports": ["$import numpy as np"],
+            "device": "cpu",
             "t": {"_target_": "Compose", "transforms": kept + random},
         }
     )
