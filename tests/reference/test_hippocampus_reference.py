@@ -37,7 +37,9 @@ def test_cases_held_out_have_the_accuracy_of_the_readme(predictor: TorchPredicto
     assert len(pairs) == 40
     dice = []
     for pair in pairs:
-        image, label = (load_volume(path, modality="MR") for path in (pair.image, pair.label))
+        image, label = (
+            load_volume(path, modality="MR") for path in (pair.files["image"], pair.label)
+        )
         ours = predictor.predict(image).layers[0].labels
         for number in (1, 2):
             both = ((ours == number) & (label.array == number)).sum()

@@ -84,19 +84,6 @@ def network_def(recipe: TrainingRecipe) -> Json:
 def preprocessing(recipe: TrainingRecipe, keys: str | list[str]) -> list[Json]:
     """Return the transforms that training and inference share, of the image or of both."""
     both = isinstance(keys, list)
-    intensity = (
-        _step("NormalizeIntensityd", "image")
-        if isinstance(recipe.intensity, str)
-        else _step(
-            "ScaleIntensityRanged",
-            "image",
-            a_min=recipe.intensity[0],
-            a_max=recipe.intensity[1],
-            b_min=-1.0,
-            b_max=1.0,
-            clip=True,
-        )
-    )
     # MONAI's reader takes NIfTI files without its optional packages, scanloom's all formats; but
     # inference must not need scanloom
     loading = (
@@ -113,8 +100,16 @@ def preprocessing(recipe: TrainingRecipe, keys: str | list[str]) -> list[Json]:
             pixdim=list(recipe.spacing),
             mode=["bilinear", "nearest"] if both else "bilinear",
         ),
-        intensity,
+        _intensity(recipe),
     ]
+
+
+def _intensity(recipe: TrainingRecipe) -> Json:
+    if isinstance(recipe.intensity, str):
+        return _step("NormalizeIntensityd", "image")
+    low, high = recipe.intensity
+    limits = {"a_min": low, "a_max": high, "b_min": -1.0, "b_max": 1.0}
+    return _step("ScaleIntensityRanged", "image", **limits, clip=True)
 
 
 def _labels(recipe: TrainingRecipe) -> Json:
@@ -136,8 +131,6 @@ def _labels(recipe: TrainingRecipe) -> Json:
 def augmentation(recipe: TrainingRecipe) -> list[Json]:
     """Return the random transforms, which begin with that of the geometry."""
     chosen = recipe.augmentation
-    numbers = {structure.label: n for n, structure in enumerate(recipe.structures, 1)}
-    pairs = [[numbers[left], numbers[right]] for left, right in recipe.sides]
     steps = [
         _step(
             f"{TRANSFORMS}.RandDeformedPatchd",
@@ -152,9 +145,7 @@ def augmentation(recipe: TrainingRecipe) -> list[Json]:
             centre_key="label_cls_indices",
         )
     ]
-    if chosen.mirror:
-        axes = [AXES.index(axis) for axis in chosen.mirror]
-        steps.append(_step(f"{TRANSFORMS}.RandMirrord", BOTH, axes=axes, pairs=pairs))
+    steps += _mirroring(recipe)
     # sizes as nnU-Net draws them
     image: list[tuple[str, float, Json]] = [
         ("RandGaussianNoised", chosen.noise, {"std": 0.1}),
@@ -175,6 +166,94 @@ def augmentation(recipe: TrainingRecipe) -> list[Json]:
     ]
     steps += [_step(name, "image", prob=prob, **args) for name, prob, args in image if prob]
     return steps
+
+
+def _mirroring(recipe: TrainingRecipe) -> list[Json]:
+    numbers = {structure.label: n for n, structure in enumerate(recipe.structures, 1)}
+    pairs = [[numbers[left], numbers[right]] for left, right in recipe.sides]
+    axes = [AXES.index(axis) for axis in recipe.augmentation.mirror]
+    return [_step(f"{TRANSFORMS}.RandMirrord", BOTH, axes=axes, pairs=pairs)] if axes else []
+
+
+def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
+    """Return the transforms of label maps alone: those whose results are kept, and random ones."""
+    page, chosen = recipe.drawing, recipe.augmentation
+    values = recipe.drawn_values
+    numbers = {v: n for n, each in enumerate(recipe.structures, 1) for v in each.values}
+    structures = [numbers.get(value, 0) for value in values]
+    groups = {value: group for group in page.alike for value in group}
+    classes: dict[tuple[int, ...], int] = {}
+    for value in values:
+        classes.setdefault(groups.get(value, (value,)), len(classes))
+    tissues = {value: n for n, group in enumerate(page.tissues) for value in group}
+    kept = [
+        _step(f"{TRANSFORMS}.LoadVolumed", "label", modality=recipe.modality),
+        _step("Orientationd", "label", axcodes="RAS", labels=[["L", "R"], ["P", "A"], ["I", "S"]]),
+        _step("Spacingd", "label", pixdim=[page.map_spacing] * 3, mode="nearest"),
+        _step(
+            "MapLabelValued",
+            "label",
+            orig_labels=list(values),
+            target_labels=list(range(len(values))),
+            dtype="$np.uint8",
+        ),
+        _step("CropForegroundd", "label", source_key="label", allow_smaller=False),
+        # processes that draw for this one have no device of their own
+        _step(
+            "EnsureTyped",
+            "label",
+            track_meta=False,
+            device="@device" if recipe.schedule.workers == 0 else None,
+        ),
+        _step("CopyItemsd", "label", names="structure"),
+        _step(
+            "MapLabelValued",
+            "structure",
+            orig_labels=list(range(len(values))),
+            target_labels=structures,
+            dtype="$np.uint8",
+        ),
+        _step(
+            "ClassesToIndicesd",
+            "structure",
+            num_classes=len(recipe.structures) + 1,
+            max_samples_per_class=CENTRES,
+        ),
+        _step("SelectItemsd", ["label", "structure_cls_indices"]),
+    ]
+    random = [
+        _step(
+            f"{TRANSFORMS}.RandDrawnPatchd",
+            "label",
+            structures=structures,
+            classes=[classes[groups.get(value, (value,))] for value in values],
+            tissues=[tissues.get(group[0], -1) for group in classes],
+            strip=page.strip,
+            size=list(recipe.patch),
+            spacing=list(recipe.spacing),
+            scan_spacing=[page.map_spacing] * 3,
+            prob=chosen.deform,
+            rotate=chosen.rotate,
+            scale=chosen.scale,
+            elastic=chosen.elastic,
+            centre_key="structure_cls_indices",
+            centred=page.centred,
+        ),
+        _step(f"{TRANSFORMS}.RandBiasd", "image", largest=page.bias),
+        _step(
+            f"{TRANSFORMS}.RandAcquisitiond",
+            "image",
+            spacing=list(recipe.spacing),
+            largest_voxel=page.largest_voxel,
+            largest_slice=page.largest_slice,
+            noise=page.noise,
+        ),
+        _step("RandAdjustContrastd", "image", prob=chosen.gamma, gamma=[0.6, 1.6]),
+        *_mirroring(recipe),
+        _intensity(recipe),
+        _step(f"{TRANSFORMS}.RandFieldOfViewd", BOTH, prob=page.partial, smallest=0.6),
+    ]
+    return kept, random
 
 
 def epoch_length(recipe: TrainingRecipe, count: int) -> int:
@@ -199,20 +278,38 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         Number of cases for training.
     """
     plan = recipe.schedule
-    loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
-    validation = [*loading, _step("EnsureTyped", BOTH)]
-    training = [
-        *loading,
-        _step("EnsureTyped", BOTH, track_meta=False),
-        _step(
-            "ClassesToIndicesd",
-            "label",
-            num_classes=len(recipe.structures) + 1,
-            max_samples_per_class=CENTRES,
-        ),
-        *augmentation(recipe),
-        _step("SelectItemsd", BOTH),
-    ]
+    if recipe.data.label_maps is None:
+        loading = [*preprocessing(recipe, BOTH), _labels(recipe)]
+        validation = [*loading, _step("EnsureTyped", BOTH)]
+        validation_dataset: Json = {
+            "_target_": "CacheDataset",
+            "data": "@validation_cases",
+            "transform": "@validation_preprocessing",
+        }
+        training = [
+            *loading,
+            _step("EnsureTyped", BOTH, track_meta=False),
+            _step(
+                "ClassesToIndicesd",
+                "label",
+                num_classes=len(recipe.structures) + 1,
+                max_samples_per_class=CENTRES,
+            ),
+            *augmentation(recipe),
+            _step("SelectItemsd", BOTH),
+        ]
+    else:
+        kept, random = drawing(recipe)
+        training = validation = [*kept, *random, _step("SelectItemsd", BOTH)]
+        # its epoch stays 1, so that its images are the same ones in every validation
+        validation_dataset = {
+            "_target_": f"{TRANSFORMS}.SeededDataset",
+            "data": "@validation_cases",
+            "transform": "@validation_preprocessing",
+            "seed": "$@seed + 1",
+            "patches": f"${recipe.drawing.validation_images} if @validation_cases else 0",
+            "copy_cache": False,
+        }
     state = {
         "network": "@plain_network",
         "average": "@averaged_network",
@@ -253,6 +350,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "$import os",
             "$import pathlib",
             f"$from {HANDLERS} import last_checkpoint",
+            "$from scanloom.training.network import prepare_network",
         ],
         "bundle_root": ".",
         "data_root": str(root),
@@ -273,7 +371,8 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
         "epochs": "$-(-@steps // @epoch_length)",
         "precision": plan.precision,
         "network_def": network_def(recipe),
-        "plain_network": "$@network_def.to(@device)",
+        "start": recipe.network.start,
+        "plain_network": "$prepare_network(@network_def, @device, @start)",
         "network": "@plain_network",
         "loss": {
             "_target_": "DiceCELoss",
@@ -330,13 +429,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "num_workers": plan.workers,
         },
         "validation_preprocessing": {"_target_": "Compose", "transforms": validation},
-        "validation_dataset": {
-            "_target_": "CacheDataset",
-            "data": "@validation_cases",
-            "transform": "@validation_preprocessing",
-            "num_workers": 1,
-            "progress": False,
-        },
+        "validation_dataset": {**validation_dataset, "num_workers": 1, "progress": False},
         "validation_loader": {
             "_target_": "DataLoader",
             "dataset": "@validation_dataset",

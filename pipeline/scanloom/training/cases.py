@@ -26,16 +26,24 @@ SPLITS: Final[tuple[Split, ...]] = ("training", "validation", "testing")
 
 @dataclass(frozen=True)
 class Pair:
-    """An image and its label map; `fold` is that of the list, which other pairs may lack."""
+    """An image and its label map; `fold` is that of the list, which other pairs may lack.
 
-    image: Path
+    A label map of which images are drawn has no image.
+    """
+
+    image: Path | None
     label: Path
     fold: int | None = None
 
     @property
     def name(self) -> str:
         """The image's file name without suffix, by which cases are split."""
-        return _name(self.image)
+        return _name(self.image or self.label)
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files by their key in MONAI's list."""
+        return {"label": self.label} | ({} if self.image is None else {"image": self.image})
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,11 @@ def find_cases(data: Data, folder: Path, fold: int = 0) -> dict[Split, list[Pair
         listed: dict[Split, list[Pair]] = {
             "training": _in_folders(folder / data.images, folder / data.labels)
         }
+    elif data.label_maps is not None:
+        maps = _volumes(folder / data.label_maps)
+        if not maps:
+            raise ScanError(Reason.TRAINING_DATA, "no label map is in the folder")
+        listed = {"training": [Pair(None, file) for file in maps]}
     elif data.msd is not None:
         listed = _listed(folder / data.msd / "dataset.json")
     else:
@@ -177,7 +190,7 @@ def _fold(case: Mapping[str, object]) -> int | None:
 
 def common_folder(pairs: Sequence[Pair]) -> Path:
     """Return the folder that holds all files of the cases."""
-    files = [file.absolute() for pair in pairs for file in (pair.image, pair.label)]
+    files = [file.absolute() for pair in pairs for file in pair.files.values()]
     return Path(os.path.commonpath([file.parent for file in files]))
 
 
@@ -227,41 +240,53 @@ def check_cases(
 def _examine(recipe: TrainingRecipe, pair: Pair) -> str | dict[str, float]:
     """Return the problem of a case, or its features."""
     volumes = {}
-    for kind, file in (("image", pair.image), ("label map", pair.label)):
+    for kind, file in (("label map", pair.label), ("image", pair.image)):
+        if file is None:
+            continue
         try:
             volumes[kind] = load_volume(file, modality=recipe.modality)
         except ScanError as exc:
             return f"the {kind} can't be read: {exc.reason.code}"
-    image, label = volumes["image"], volumes["label map"]
+    image, label = volumes.get("image"), volumes["label map"]
     # a tenth of a voxel: programs that write label maps round the affine
-    if not image.grid.matches(label.grid, 0.1 * min(image.grid.spacing)):
+    if image is not None and not image.grid.matches(label.grid, 0.1 * min(image.grid.spacing)):
         return "the grids of image and label map differ"
     numbers, counts = np.unique(label.array, return_counts=True)
     known = {0, *(value for structure in recipe.structures for value in structure.values)}
+    if image is None:
+        known |= {*recipe.drawing.others}
     unknown = [number for number in numbers.tolist() if number not in known]
     if unknown:
         return f"the label map has {unknown[0]:g}, which no structure has"
-    values = image.array.astype(np.float64)
-    deviation = float(values.std())
-    if not np.isfinite(deviation) or deviation == 0.0:
-        return "the image has one value only"
+    if image is not None:
+        deviation = float(image.array.std(dtype=np.float64))
+        if not np.isfinite(deviation) or deviation == 0.0:
+            return "the image has one value only"
+    elif not any(numbers):
+        return "the label map is empty"
     return _features(recipe, image, label, dict(zip(numbers.tolist(), counts, strict=True)))
 
 
 def _features(
-    recipe: TrainingRecipe, image: Volume, label: Volume, counts: Mapping[float, int]
+    recipe: TrainingRecipe, image: Volume | None, label: Volume, counts: Mapping[float, int]
 ) -> dict[str, float]:
     """Return numbers of a case that are alike in all cases; sizes as logarithms."""
-    features = {f"spacing {n}": np.log(each) for n, each in enumerate(image.grid.spacing)}
-    features |= {f"extent {n}": np.log(each) for n, each in enumerate(image.grid.extent)}
-    values = image.array.astype(np.float64)
-    mean, deviation = values.mean(), values.std()
+    grid = label.grid
+    features = {f"spacing {n}": np.log(each) for n, each in enumerate(grid.spacing)}
+    features |= {f"extent {n}": np.log(each) for n, each in enumerate(grid.extent)}
+    values = None if image is None else image.array.astype(np.float64)
     for structure in recipe.structures:
         count = sum(int(counts.get(value, 0)) for value in structure.values)
         if not count:
             continue
-        inside = np.isin(label.array, structure.values)
-        features[f"size of {structure.label}"] = np.log(count * image.grid.voxel_volume)
+        features[f"size of {structure.label}"] = np.log(count * grid.voxel_volume)
+        if values is None:
+            continue
+        inside, mean, deviation = (
+            np.isin(label.array, structure.values),
+            values.mean(),
+            values.std(),
+        )
         features[f"brightness of {structure.label}"] = (values[inside].mean() - mean) / deviation
     return {name: float(value) for name, value in features.items()}
 
@@ -287,10 +312,7 @@ def far_from_rest(features: Sequence[Mapping[str, float]]) -> dict[int, str]:
 def relative_pairs(pairs: Sequence[Pair], root: Path) -> list[dict[str, str]]:
     """Return pairs as MONAI's list has them, relative to a folder."""
     return [
-        {
-            "image": pair.image.absolute().relative_to(root).as_posix(),
-            "label": pair.label.absolute().relative_to(root).as_posix(),
-        }
+        {key: file.absolute().relative_to(root).as_posix() for key, file in pair.files.items()}
         for pair in pairs
     ]
 

@@ -17,6 +17,9 @@ from scanloom.options import Modality
 MAX_RECIPE_BYTES = 1 << 20
 """A recipe is a page of text."""
 
+MAX_DRAWN = 255
+"""Values of label maps beside 0: they are kept as bytes."""
+
 Slug = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -27,7 +30,10 @@ def _one_or_many(value: Any) -> Any:
 
 
 class Data(Section, frozen=True):
-    """Labelled scans: `msd`, `datalist`, or `images` with `labels`, relative to the recipe."""
+    """Labelled scans, `msd`, `datalist` or `images` with `labels`; or `label_maps` alone.
+
+    Paths are relative to the recipe.
+    """
 
     msd: str | None = Field(
         default=None,
@@ -40,6 +46,9 @@ class Data(Section, frozen=True):
     images: str | None = Field(default=None, description="Folder of images")
     labels: str | None = Field(
         default=None, description="Folder of label maps with the file names of their images"
+    )
+    label_maps: str | None = Field(
+        default=None, description="Folder of label maps alone, of which images are drawn"
     )
     hold_out: int = Field(
         default=0,
@@ -55,11 +64,11 @@ class Data(Section, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sources = (self.msd, self.datalist, self.images)
+        sources = (self.msd, self.datalist, self.images, self.label_maps)
         if sum(each is not None for each in sources) != 1 or (self.images is None) != (
             self.labels is None
         ):
-            raise ValueError("one of msd, datalist, or images with labels")
+            raise ValueError("one of msd, datalist, label_maps, or images with labels")
         if self.folds is not None and self.validation:
             raise ValueError("validation or folds, not both")
         return self
@@ -101,6 +110,44 @@ class Augmentation(Section, frozen=True):
     bias: Share = Field(default=0.15, description="Probability of a smooth bias field")
 
 
+class Drawing(Section, frozen=True):
+    """Images of label maps alone, in the manner of SynthSeg (Billot et al. 2023).
+
+    Of `augmentation`, `deform`, `rotate`, `scale`, `elastic`, `mirror` and `gamma` apply to them.
+    """
+
+    others: tuple[int, ...] = Field(
+        default=(), description="Values of the maps that are drawn, but are no structure"
+    )
+    alike: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="Values with one mean and deviation, such as left and right"
+    )
+    tissues: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="Values whose means are near each other in half of the images"
+    )
+    map_spacing: Positive = Field(
+        default=1.0, description="Voxel spacing at which the maps are kept, mm"
+    )
+    centred: Share = Field(
+        default=0.8, description="Share of the patches around a voxel of a structure"
+    )
+    strip: Share = Field(
+        default=0.1, description="Probability that only structures are drawn, as of a brain alone"
+    )
+    largest_voxel: Positive = Field(
+        default=4.0, description="Largest voxel spacing of a drawn acquisition, mm"
+    )
+    largest_slice: Positive = Field(
+        default=7.0, description="Largest spacing of its slices, along a random axis, mm"
+    )
+    noise: float = Field(default=0.06, ge=0, description="Largest SD of noise; white is 1")
+    bias: float = Field(default=0.4, ge=0, description="Largest SD of a bias field's logarithm")
+    partial: Share = Field(default=0.2, description="Probability of a partial field of view")
+    validation_images: int = Field(
+        default=16, ge=1, description="Images that validate, drawn once of the validation's maps"
+    )
+
+
 class Network(Section, frozen=True):
     """MONAI's DynUNet with instance norm: a U-Net in the form of nnU-Net."""
 
@@ -109,6 +156,10 @@ class Network(Section, frozen=True):
         description="Channels of each level, 3 to 7; a level halves the grid",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout, a share")
+    start: str | None = Field(
+        default=None,
+        description="Weights (model.pt of the same network) to start from, relative to the recipe",
+    )
 
 
 class Schedule(Section, frozen=True):
@@ -165,6 +216,7 @@ class TrainingRecipe(Section, frozen=True):
         description="z-score of each scan, or two values of the scan that become -1 and 1",
     )
     patch: tuple[int, int, int] = Field(description="Voxels of a window on the network grid")
+    drawing: Drawing = Field(default=Drawing(), description=Drawing.__doc__)
     network: Network = Field(default=Network(), description=Network.__doc__)
     augmentation: Augmentation = Field(default=Augmentation(), description=Augmentation.__doc__)
     schedule: Schedule = Field(default=Schedule(), description=Schedule.__doc__)
@@ -175,6 +227,7 @@ class TrainingRecipe(Section, frozen=True):
         values = [value for structure in self.structures for value in structure.values]
         if len(set(labels)) < len(labels) or len(set(values)) < len(values) or min(values) < 1:
             raise ValueError("structures with different labels and values, from 1")
+        self._check_drawing(values)
         if unknown := {side for pair in self.sides for side in pair} - set(labels):
             raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")
         if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
@@ -188,6 +241,21 @@ class TrainingRecipe(Section, frozen=True):
             if size < 4 or size % stride:
                 raise ValueError(f"patch lengths of at least 4 that {stride} divides, not {size}")
         return self
+
+    def _check_drawing(self, values: list[int]) -> None:
+        drawn = [*values, *self.drawing.others]
+        if len(set(drawn)) < len(drawn) or min(drawn) < 1 or len(drawn) > MAX_DRAWN:
+            raise ValueError(f"others of the drawing from 1, no structure's, {MAX_DRAWN} in all")
+        for name in ("alike", "tissues"):
+            grouped = [value for group in getattr(self.drawing, name) for value in group]
+            if len(set(grouped)) < len(grouped) or not set(grouped) <= set(drawn):
+                raise ValueError(f"{name} of the drawing: its values, each once")
+
+    @property
+    def drawn_values(self) -> tuple[int, ...]:
+        """Values of the label maps of which images are drawn, in order; the first is 0, air."""
+        values = [value for structure in self.structures for value in structure.values]
+        return (0, *sorted([*values, *self.drawing.others]))
 
     @property
     def strides(self) -> tuple[tuple[int, int, int], ...]:

@@ -94,7 +94,8 @@ def prepare(
 ) -> Prepared:
     """Find, split and check the cases of a recipe.
 
-    Cases are left out after the split, so that the others keep their part.
+    Cases are left out after the split, so that the others keep their part. The path of weights to
+    start from becomes absolute.
 
     Parameters
     ----------
@@ -110,8 +111,15 @@ def prepare(
     Raises
     ------
     ScanError
-        TRAINING_DATA, as `find_cases`, or if all cases for training are left out.
+        TRAINING_DATA, as `find_cases`, or if all cases for training are left out; RECIPE if
+        there are no weights to start from.
     """
+    if recipe.network.start is not None:
+        start = folder / recipe.network.start
+        if not start.is_file():
+            raise ScanError(Reason.RECIPE, "there is no file of weights to start from")
+        network = recipe.network.model_copy(update={"start": str(start.absolute())})
+        recipe = recipe.model_copy(update={"network": network})
     cases = find_cases(recipe.data, folder, fold)
     pairs = [pair for split in SPLITS for pair in cases[split]]
     done = 0
@@ -190,6 +198,8 @@ def run_training(
     """
     from scanloom.engine.worker.child_main import die_with_parent
 
+    # large arrays are not given back to the system after each step: a quarter of a step on a CPU
+    kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
     command = [
         *own_python("-W", "ignore", "-m", "monai.bundle", "run"),
         *("--config_file", str(bundle / "configs" / "train.json"), "--bundle_root", str(bundle)),
@@ -198,7 +208,7 @@ def run_training(
     # a process of its own: this one may have imported MONAI without its engines, to start sooner
     with subprocess.Popen(  # noqa: S603 - this Python, and MONAI's module
         command,
-        env=own_environment(),
+        env=kept | own_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -256,17 +266,17 @@ def measure(prepared: Prepared) -> Measured:
 
 
 def _cached_bytes(prepared: Prepared) -> int:
-    """Return the memory of the cached cases: an image in float32 and a label map of bytes."""
+    """Return the memory of the cached cases: a label map of bytes, and an image in float32."""
     from scanloom.io.read import load_volume
 
     recipe = prepared.recipe
     # all cases were read already; a sample says enough of their size
     pairs: Sequence[Pair] = prepared.cases["training"][:10]
-    voxel = recipe.spacing[0] * recipe.spacing[1] * recipe.spacing[2]
+    drawn = recipe.data.label_maps is not None
+    voxel = recipe.drawing.map_spacing**3 if drawn else math.prod(recipe.spacing)
     sizes = []
     for pair in pairs:
-        grid = load_volume(pair.image, modality=recipe.modality).grid
-        i, j, k = grid.shape
-        sizes.append(i * j * k * grid.voxel_volume / voxel)
+        grid = load_volume(pair.label, modality=recipe.modality).grid
+        sizes.append(math.prod(grid.shape) * grid.voxel_volume / voxel)
     count = len(prepared.cases["training"]) + len(prepared.cases["validation"])
-    return round(statistics.mean(sizes) * 5 * count)
+    return round(statistics.mean(sizes) * (1 if drawn else 5) * count)

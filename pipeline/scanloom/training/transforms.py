@@ -127,8 +127,12 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
     elastic : float
         Standard deviation of the displacement, in mm.
     centre_key : str or None
-        Key of the voxels of each class (MONAI's indices of classes), of which every second patch
-        contains one, the class drawn first.
+        Key of the voxels of each class (MONAI's indices of classes), the class drawn first, that
+        some patches contain.
+    centred : float
+        Their share.
+    scan_spacing : sequence of float or None
+        Voxel spacing of the arrays in mm, if it is not that of the patch.
     """
 
     def __init__(
@@ -143,30 +147,35 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
         scale: float,
         elastic: float,
         centre_key: str | None = None,
+        centred: float = 0.5,
+        scan_spacing: Sequence[float] | None = None,
     ) -> None:
         MapTransform.__init__(self, keys)
         self.modes, self.size, self.spacing = tuple(modes), tuple(size), tuple(spacing)
         self.prob, self.rotate, self.scale, self.elastic = prob, rotate, scale, elastic
-        self.centre_key = centre_key
+        self.centre_key, self.centred = centre_key, centred
+        self.scan_spacing = self.spacing if scan_spacing is None else tuple(scan_spacing)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with patches of all keys."""
         result = dict(data)
         classes = () if self.centre_key is None else result.pop(self.centre_key)
         shape = result[self.keys[0]].shape[1:]
-        positions = self._positions(shape, self._centre(shape, classes))
+        device = torch.as_tensor(result[self.keys[0]]).device
+        positions = self._positions(self._centre(shape, classes), device)
         for key, mode in zip(self.keys, self.modes, strict=True):
             result[key] = sample(torch.as_tensor(result[key]), positions, mode)
         return result
 
     def _centre(self, shape: Sequence[int], classes: Sequence[Any]) -> np.ndarray:
         """Return the patch's centre in voxels: anywhere, or so that a voxel of a class is in it."""
-        lengths, size = np.array(shape), np.array(self.size)
+        ratio = np.array(self.spacing) / np.array(self.scan_spacing)
+        lengths, size = np.array(shape), np.array(self.size) * ratio
         low, high = (size - 1) / 2, lengths - 1 - (size - 1) / 2
         middle = (lengths - 1) / 2
         drawn = low + self.R.uniform(size=3) * (high - low)
         filled = [voxels for voxels in classes if len(voxels)]
-        if filled and self.R.uniform() < 0.5:
+        if filled and self.R.uniform() < self.centred:
             voxels = filled[self.R.randint(len(filled))]
             voxel = np.array(np.unravel_index(int(voxels[self.R.randint(len(voxels))]), shape))
             drawn = voxel + self.R.uniform(-0.25, 0.25, size=3) * size
@@ -174,23 +183,29 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
         inside = np.clip(np.round(drawn - low) + low, low, np.maximum(low, high))
         return np.where(size < lengths, inside, middle)
 
-    def _positions(self, shape: Sequence[int], centre: np.ndarray) -> torch.Tensor:
+    def _positions(self, centre: np.ndarray, device: torch.device) -> torch.Tensor:
         """Return the voxel of the scan, (i, j, k), for each voxel of the patch."""
-        axes = [torch.arange(n, dtype=torch.float32) - (n - 1) / 2 for n in self.size]
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.as_tensor(array, dtype=torch.float32).to(device)
+
+        axes = [tensor(np.arange(n) - (n - 1) / 2) for n in self.size]
         offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+        ratio = np.array(self.spacing) / np.array(self.scan_spacing)
         if self.R.uniform() < self.prob:
             spacing = np.array(self.spacing)
             matrix = _rotation(np.radians(self.R.uniform(-self.rotate, self.rotate, size=3)))
             matrix = matrix @ np.diag(1 + self.R.uniform(-self.scale, self.scale, size=3))
             voxels = matrix * spacing[None] / spacing[:, None]
             drawn = self.R.normal(scale=self.elastic, size=(3, *[CONTROL_POINTS] * 3))
-            field = torch.as_tensor(drawn / spacing[:, None, None, None], dtype=torch.float32)
             field = functional.interpolate(
-                field[None], self.size, mode="trilinear", align_corners=True
+                tensor(drawn / spacing[:, None, None, None])[None],
+                self.size,
+                mode="trilinear",
+                align_corners=True,
             )[0]
-            offsets = offsets @ torch.as_tensor(voxels.T, dtype=torch.float32)
-            offsets = offsets + field.movedim(0, -1)
-        return offsets + torch.as_tensor(centre, dtype=torch.float32)
+            offsets = offsets @ tensor(voxels.T) + field.movedim(0, -1)
+        return offsets * tensor(ratio) + tensor(centre)
 
 
 def _rotation(angles: np.ndarray) -> np.ndarray:
@@ -217,21 +232,268 @@ def sample(image: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Ten
     mode : str
         "bilinear" or "nearest".
     """
-    low = [max(0, int(n)) for n in positions.amin((0, 1, 2)).floor()]
-    high = [int(n) + 2 for n in positions.amax((0, 1, 2)).floor()]
-    # only this box is converted, not the whole scan
-    box = tuple(
-        slice(min(a, n - 1), max(min(b, n), min(a, n - 1) + 1))
-        for a, b, n in zip(low, high, image.shape[1:], strict=True)
-    )
-    cut = image[(slice(None), *box)]
-    lengths = torch.tensor(cut.shape[1:], dtype=torch.float32)
-    start = torch.tensor([each.start for each in box], dtype=torch.float32)
+    box = covering_box(positions, image.shape[1:])
+    cut = image[(slice(None), *box)]  # only this box is converted, not the whole scan
+    lengths = torch.tensor(cut.shape[1:], dtype=torch.float32, device=image.device)
+    start = torch.tensor([each.start for each in box], dtype=torch.float32, device=image.device)
     grid = ((positions - start) * 2 + 1) / lengths - 1
     values = functional.grid_sample(
         cut[None].float(), grid.flip(-1)[None], mode=mode, padding_mode="zeros", align_corners=False
     )[0]
     return values if mode == "bilinear" else values.round().to(image.dtype)
+
+
+def covering_box(positions: torch.Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return the box of an array of a shape, of a voxel at least, that positions (..., 3) reach."""
+    low = [max(0, int(n)) for n in positions.amin((0, 1, 2)).floor()]
+    high = [int(n) + 2 for n in positions.amax((0, 1, 2)).floor()]
+    return tuple(
+        slice(min(a, n - 1), max(min(b, n), min(a, n - 1) + 1))
+        for a, b, n in zip(low, high, shape, strict=True)
+    )
+
+
+class RandDrawnPatchd(RandDeformedPatchd):
+    """Draw the image of a label map in a deformed patch: a Gaussian mixture by look-up tables.
+
+    The method of SynthSeg (Billot et al. 2023, doi 10.1016/j.media.2023.102789), in an order that
+    a CPU can pay: the means are looked up on the map's grid and interpolated with the deformation,
+    which mixes them at borders as the voxels of a scanner do; the deviations are added on the
+    patch's grid. The rest is done by `RandBiasd` and `RandAcquisitiond`.
+
+    Parameters
+    ----------
+    keys : str
+        Label map (1, i, j, k), whose numbers index the next two; becomes the structures' patch.
+    structures : sequence of int
+        For each number of the map the structure that the network learns, 0 for none.
+    classes : sequence of int
+        For each number its class, from 0: one mean and deviation, as of left and right. Class 0 is
+        the air around the head.
+    tissues : sequence of int
+        For each class the group whose means are alike in half of the images, as those of gray
+        matter in real ones; -1 for none.
+    strip : float
+        Probability that what is no structure is drawn as air, as after skull stripping.
+    image_key : str
+        Key of the image that is drawn: float32 from 0 to about 1.
+    **geometry
+        Of `RandDeformedPatchd`.
+    """
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        structures: Sequence[int],
+        classes: Sequence[int],
+        tissues: Sequence[int],
+        strip: float,
+        image_key: str = "image",
+        **geometry: Any,
+    ) -> None:
+        super().__init__(keys, ["nearest"], **geometry)
+        (self.label_key,) = self.keys
+        self.image_key, self.strip = image_key, strip
+        self.structures = torch.tensor(structures, dtype=torch.uint8)
+        self.classes, self.tissues = np.array(classes), np.array(tissues)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with image and structures (1, i, j, k) of a patch."""
+        result = dict(data)
+        centres = () if self.centre_key is None else result.pop(self.centre_key)
+        numbers = torch.as_tensor(result[self.label_key])
+        shape, device = numbers.shape[1:], numbers.device
+        positions = self._positions(self._centre(shape, centres), device)
+        means, deviations = (torch.as_tensor(each).to(device) for each in self._statistics())
+        cut = numbers[(slice(None), *covering_box(positions, shape))]
+        start = [each.start for each in covering_box(positions, shape)]
+        inside = positions - torch.tensor(start, dtype=torch.float32, device=device)
+        patch = sample(cut, inside, "nearest")
+        # the air's mean is taken off, so that outside the map, where 0 is sampled, is air
+        image = sample(look_up(means - means[0], cut), inside, "bilinear") + means[0]
+        noise = standard_normal(image.shape, self.R, device)
+        result[self.image_key] = (image + look_up(deviations, patch) * noise).clamp_(min=0)
+        result[self.label_key] = look_up(self.structures.to(device), patch)
+        return result
+
+    def _statistics(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return means and deviations of the map's numbers, in float32; white is about 1."""
+        count = len(self.tissues)
+        means = self.R.uniform(0.1, 0.9, size=count)
+        deviations = self.R.uniform(0.01, 0.08, size=count)
+        if self.R.uniform() < 0.5:
+            groups = self.R.uniform(0.1, 0.9, size=self.tissues.max(initial=0) + 1)
+            near = groups[self.tissues] + self.R.normal(scale=0.06, size=count)
+            means = np.where(self.tissues >= 0, np.clip(near, 0.02, 1.0), means)
+        if self.R.uniform() < 0.9:
+            means[0], deviations[0] = self.R.uniform(0, 0.06), self.R.uniform(0, 0.03)
+        chosen = self.classes
+        if self.R.uniform() < self.strip:
+            chosen = np.where(self.structures.numpy() > 0, chosen, 0)
+        return means[chosen].astype(np.float32), deviations[chosen].astype(np.float32)
+
+
+def look_up(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a table (n,) at numbers of any shape and integer type."""
+    return table.index_select(0, numbers.flatten().int()).reshape(numbers.shape)
+
+
+def standard_normal(
+    shape: Sequence[int], state: np.random.RandomState, device: torch.device
+) -> torch.Tensor:
+    """Return normal values, drawn on a device from the seed that a random state draws."""
+    generator = torch.Generator(device).manual_seed(int(state.randint(2**31 - 1)))
+    return torch.randn(tuple(shape), generator=generator, device=device)
+
+
+class RandBiasd(Randomizable, MapTransform):  # type: ignore[misc]
+    """Multiply images by a smooth field: exp of normal values at four points along each axis.
+
+    Parameters
+    ----------
+    keys : str or sequence of str
+        Images (1, i, j, k).
+    largest : float
+        Largest standard deviation of the field's logarithm; that of an image is uniform up to it.
+    """
+
+    def __init__(self, keys: KeysCollection, largest: float) -> None:
+        MapTransform.__init__(self, keys)
+        self.largest = largest
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with its images under a field of their own."""
+        result = dict(data)
+        for key in self.keys:
+            image = torch.as_tensor(result[key])
+            drawn = self.R.normal(scale=self.R.uniform(0, self.largest), size=(1, 1, 4, 4, 4))
+            points = torch.as_tensor(drawn, dtype=torch.float32, device=image.device)
+            field = functional.interpolate(
+                points, image.shape[1:], mode="trilinear", align_corners=True
+            )
+            result[key] = image * field[0].exp()
+        return result
+
+
+class RandAcquisitiond(Randomizable, MapTransform):  # type: ignore[misc]
+    """Blur images to a random resolution, add noise there, and interpolate them back.
+
+    A third of the images have larger voxels, a third thick slices along a random axis, a third
+    neither. The blur's width at half height is 0.5 to 1 of the spacing: slices with gaps, or none.
+
+    Parameters
+    ----------
+    keys : str or sequence of str
+        Images (1, i, j, k) from 0 to about 1.
+    spacing : sequence of float
+        Their voxel spacing in mm.
+    largest_voxel, largest_slice : float
+        Largest spacing of voxels, and of thick slices, in mm.
+    noise : float
+        Largest standard deviation of the noise; that of an image is uniform up to it.
+    """
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        spacing: Sequence[float],
+        largest_voxel: float,
+        largest_slice: float,
+        noise: float,
+    ) -> None:
+        MapTransform.__init__(self, keys)
+        self.spacing, self.noise = np.array(spacing), noise
+        self.largest_voxel, self.largest_slice = largest_voxel, largest_slice
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with its images as scanners of random resolution have them."""
+        result = dict(data)
+        for key in self.keys:
+            image = torch.as_tensor(result[key])
+            size = image.shape[1:]
+            spacing, thickness = self._resolution()
+            blurred = blur(image, thickness * FWHM / self.spacing)
+            lengths = np.maximum(2, np.round(size * self.spacing / spacing)).astype(int)
+            coarse = functional.interpolate(
+                blurred[None], [int(n) for n in lengths], mode="trilinear", align_corners=False
+            )[0]
+            deviation = self.R.uniform(0, self.noise)
+            coarse = coarse + deviation * standard_normal(coarse.shape, self.R, image.device)
+            result[key] = functional.interpolate(
+                coarse[None], size, mode="trilinear", align_corners=False
+            )[0]
+        return result
+
+    def _resolution(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return spacing and thickness of the acquisition along each axis, mm."""
+        spacing = self.spacing.copy()
+        kind, drawn = self.R.randint(3), self.R.uniform()
+        axis, share = self.R.randint(3), self.R.uniform(0.5, 1.0)
+        if kind == 0:
+            finest = spacing.min()
+            both = finest + drawn * max(0.0, self.largest_voxel - finest)
+            spacing = np.maximum(spacing, both)
+        elif kind == 1:
+            finest = spacing[axis]
+            spacing[axis] += drawn * max(0.0, self.largest_slice - finest)
+        # voxels as fine as the patch's are not blurred: the map's are finer still
+        return spacing, np.where(spacing > self.spacing, share * spacing, 0.0)
+
+
+FWHM: Final = 1 / 2.3548
+"""Standard deviation of a Gaussian of width 1 at half its height."""
+
+
+def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
+    """Return an image (1, i, j, k) blurred by Gaussians, sigma in voxels for each axis.
+
+    Outside the image are its border's values. A sigma below 0.1 changes nothing.
+    """
+    for axis, sigma in enumerate(sigmas):
+        if sigma < 0.1:
+            continue
+        radius = max(1, round(3 * float(sigma)))
+        steps = torch.arange(-radius, radius + 1, dtype=torch.float32, device=image.device)
+        weights = torch.exp(-0.5 * (steps / float(sigma)) ** 2)
+        shape, padding = [1] * 5, [0] * 6
+        shape[axis + 2] = len(steps)
+        padding[4 - 2 * axis] = padding[5 - 2 * axis] = radius
+        padded = functional.pad(image[None], padding, mode="replicate")
+        image = functional.conv3d(padded, (weights / weights.sum()).reshape(shape))[0]
+    return image
+
+
+class RandFieldOfViewd(Randomizable, MapTransform):  # type: ignore[misc]
+    """Set what is outside a random box to 0, as a window's part outside the scan is.
+
+    Parameters
+    ----------
+    keys : str or sequence of str
+        Arrays (channel, i, j, k): normalised image, and structures.
+    prob : float
+        Probability of a box smaller than the patch.
+    smallest : float
+        Smallest length of the box along each axis, as a share of the patch's.
+    """
+
+    def __init__(self, keys: KeysCollection, prob: float, smallest: float) -> None:
+        MapTransform.__init__(self, keys)
+        self.prob, self.smallest = prob, smallest
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with its arrays cut alike."""
+        result = dict(data)
+        if self.R.uniform() >= self.prob:
+            return result
+        lengths = np.array(result[self.keys[0]].shape[1:])
+        sizes = np.round(self.R.uniform(self.smallest, 1.0, size=3) * lengths).astype(int)
+        starts = [int(self.R.randint(n + 1)) for n in lengths - sizes]
+        box = tuple(slice(a, a + int(n)) for a, n in zip(starts, sizes, strict=True))
+        for key in self.keys:
+            whole = torch.as_tensor(result[key])
+            result[key] = torch.zeros_like(whole)
+            result[key][(slice(None), *box)] = whole[(slice(None), *box)]
+        return result
 
 
 class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]

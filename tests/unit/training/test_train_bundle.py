@@ -409,3 +409,94 @@ def test_scanloom_and_monais_runner_give_the_same_labels(trained: Path, tmp_path
         ours = predictor.predict(load_volume(file, modality="MR")).layers[0].labels
         assert len(np.unique(ours)) > 1
         np.testing.assert_array_equal(ours, theirs)
+
+
+def write_maps(folder: Path, count: int = 6) -> Path:
+    """Write label maps of two boxes in a third, as of a head."""
+    generator = np.random.default_rng(0)
+    (folder / "maps").mkdir(parents=True)
+    for n in range(count):
+        label = np.zeros(SHAPE, np.uint8)
+        label[1:-1, 1:-1, 1:-1] = 30
+        i, j, k = generator.integers(1, 4, 3)
+        label[i : i + 8, j : j + 5, k : k + 7] = 1
+        label[i : i + 8, j + 5 : j + 12, k : k + 7] = 2
+        nib.save(nib.Nifti1Image(label, np.eye(4)), folder / "maps" / f"map_{n}.nii.gz")
+    return folder
+
+
+def drawn_recipe(**changes: object) -> TrainingRecipe:
+    page = {
+        "data": {"label_maps": "maps", "hold_out": 1, "validation": 1},
+        "drawing": {"others": [30], "validation_images": 3},
+        "augmentation": {"mirror": ["left-right"], "rotate": 10, "elastic": 0.3},
+    }
+    return recipe(**{**page, **changes})
+
+
+def train_on_maps(folder: Path, **changes: object) -> Path:
+    from scanloom.training.train import prepare, run_training, write_training
+
+    data = write_maps(folder / "data")
+    write_training(prepare(drawn_recipe(**changes), data), folder / "boxes")
+    run_training(folder / "boxes")
+    return folder / "boxes"
+
+
+def test_a_model_is_trained_of_label_maps_alone(tmp_path: Path) -> None:
+    from scanloom.convert.readers import read_model
+
+    bundle = train_on_maps(tmp_path)
+    assert [bool(row["mean_dice"]) for row in rows(bundle)] == [False, True, False]
+    assert len(read_model(bundle, {}).structures) == 2
+    listed = json.loads((bundle / "configs" / "datalist.json").read_text())
+    assert {name: len(cases) for name, cases in listed.items()} == {
+        "training": 4,
+        "validation": 1,
+        "testing": 1,
+    }
+    assert all(case.keys() == {"label"} for cases in listed.values() for case in cases)
+
+
+@pytest.mark.slow
+def test_a_training_of_label_maps_learns_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    from scanloom.training.train import run_training
+
+    plan = {"steps": 300, "batch": 1, "epoch": 100, "validate_every": 3, "precision": "float32"}
+    changes = {"schedule": {**plan, "learning_rate": 0.01}, "network": {"filters": [8, 16, 16]}}
+    bundle = train_on_maps(tmp_path, **changes)
+    assert float(rows(bundle)[-1]["mean_dice"]) > 0.5  # the boxes' contrast is never the same
+    other = copy_configs(bundle, tmp_path / "other")
+    (other / "checkpoints").mkdir()
+    name = "checkpoint_epoch=2.pt"
+    (other / "checkpoints" / name).write_bytes((bundle / "checkpoints" / name).read_bytes())
+    run_training(other)
+    assert same(weights(bundle), weights(other))
+
+
+def test_label_maps_with_problems_are_left_out_and_named(tmp_path: Path) -> None:
+    from scanloom.training.train import prepare
+
+    data = write_maps(tmp_path, 8)
+    for name, value in (("unknown", 77), ("empty", 0)):
+        label = np.full(SHAPE, value, np.uint8)
+        nib.save(nib.Nifti1Image(label, np.eye(4)), data / "maps" / f"{name}.nii.gz")
+    left_out = {each.case: each.problem for each in prepare(drawn_recipe(), data).left_out}
+    assert left_out == {
+        "unknown": "the label map has 77, which no structure has",
+        "empty": "the label map is empty",
+    }
+
+
+def test_weights_to_start_from_are_those_of_a_file(trained: Path, tmp_path: Path) -> None:
+    from scanloom.training.bundle import train_config
+    from scanloom.training.train import prepare
+
+    network = {"filters": [4, 4, 8], "start": "../model.pt"}
+    data = write_data(tmp_path / "data")
+    with pytest.raises(ScanError, match=r"RECIPE.*no file of weights"):
+        prepare(recipe(network=network), data)
+    (tmp_path / "model.pt").write_bytes((trained / "models" / "model.pt").read_bytes())
+    page = prepare(recipe(network=network), data).recipe
+    start = train_config(page, data, 5)["start"]
+    assert Path(start).read_bytes() == (trained / "models" / "model.pt").read_bytes()

@@ -47,7 +47,7 @@ def test_thick_slices_are_halved_later() -> None:
     [
         ("modality: MR", "modality: XX", "line 3: modality"),
         ("spacing: [1, 1, 1]", "spacing: [1, 1, 0]", "line 6: spacing"),
-        ("images: images, ", "", "one of msd, datalist, or images with labels"),
+        ("images: images, ", "", "one of msd, datalist, label_maps, or images with labels"),
         ("patch: [32, 32, 16]", "patch: [32, 30, 16]", "patch lengths .* that 4 divides, not 30"),
         ("[2, 3]", "[1, 3]", "different labels and values"),
         ("network:", "networks:", "line 8: networks is not a key here; did you mean"),
@@ -55,6 +55,9 @@ def test_thick_slices_are_halved_later() -> None:
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),
+        ("patch:", "drawing: {others: [3, 9]}\npatch:", "others of the drawing from 1, no struct"),
+        ("patch:", "drawing: {alike: [[1, 2], [2]]}\npatch:", "alike of the drawing: its values"),
+        ("patch:", "drawing: {tissues: [[1, 9]]}\npatch:", "tissues of the drawing: its values"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(

@@ -10,7 +10,18 @@ import torch
 from monai.transforms import Compose, RandGaussianNoised
 from scipy import ndimage
 
-from scanloom.training.transforms import RandDeformedPatchd, RandMirrord, SeededDataset, sample
+from scanloom.training.transforms import (
+    RandAcquisitiond,
+    RandBiasd,
+    RandDeformedPatchd,
+    RandDrawnPatchd,
+    RandFieldOfViewd,
+    RandMirrord,
+    SeededDataset,
+    blur,
+    look_up,
+    sample,
+)
 
 PLAIN = {"prob": 0.0, "rotate": 0.0, "scale": 0.0, "elastic": 0.0}
 
@@ -149,3 +160,161 @@ def test_all_cases_come_once_in_a_pass_wherever_epochs_end() -> None:
     assert all(sorted(each) == list(range(7)) for each in passes)
     assert len(set(map(tuple, passes))) > 5
     assert len(list(chain(*passes))) == 70
+
+
+STRUCTURES = [0, 1, 2, 0]
+CLASSES = [0, 1, 1, 2]
+
+
+def head(shape: tuple[int, int, int] = (40, 44, 36)) -> torch.Tensor:
+    """Return numbers of a head: 1 left and 2 right in 3, in air."""
+    numbers = torch.zeros(1, *shape, dtype=torch.uint8)
+    numbers[0, 4:-4, 4:-4, 4:-4] = 3
+    numbers[0, 8:20, 10:34, 8:28] = 1
+    numbers[0, 20:32, 10:34, 8:28] = 2
+    return numbers
+
+
+def draw(
+    count: int, seed: int = 1, numbers: torch.Tensor | None = None, **changes: object
+) -> list[dict[str, torch.Tensor]]:
+    """Return patches as large as the head."""
+    geometry = {"size": (40, 44, 36), "spacing": (1, 1, 1), **PLAIN}
+    arguments = {"structures": STRUCTURES, "classes": CLASSES, "tissues": [-1, -1, -1]}
+    transform = RandDrawnPatchd("label", **{**arguments, "strip": 0.0, **geometry, **changes})
+    transform.set_random_state(seed=seed)
+    numbers = head() if numbers is None else numbers
+    return [transform({"label": numbers}) for _ in range(count)]
+
+
+def inner(case: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+    """Return the image in a number of the head, without the voxels at its border."""
+    mask = ndimage.binary_erosion(head()[0].numpy() == number)
+    return case["image"][0][torch.from_numpy(mask)]
+
+
+def test_a_drawn_image_has_means_and_deviations_of_its_classes() -> None:
+    cases = draw(60)
+    means = {n: [float(inner(case, n).mean()) for case in cases] for n in (1, 2, 3)}
+    deviations = [float(inner(case, 3).std()) for case in cases]
+    assert np.allclose(means[1], means[2], atol=0.01)  # one class: only their noise differs
+    assert max(abs(a - b) for a, b in zip(means[1], means[3], strict=True)) > 0.5
+    for values in (means[1], means[3]):  # uniform from 0.1 to 0.9
+        assert 0.09 < min(values) < 0.2
+        assert 0.8 < max(values) < 0.91
+    assert 0.01 < min(deviations) < 0.02
+    assert 0.07 < max(deviations) < 0.09
+    assert all(
+        torch.equal(case["label"], look_up(torch.tensor(STRUCTURES), head()).byte())
+        for case in cases
+    )
+
+
+def test_tissues_are_alike_in_half_of_the_images() -> None:
+    cases = draw(200, tissues=[-1, 0, 0])
+    far = [abs(float(inner(case, 1).mean() - inner(case, 3).mean())) > 0.2 for case in cases]
+    # of two uniform means, 56 % are farther apart; of near ones, 2 %
+    assert 0.2 < np.mean(far) < 0.4
+
+
+def test_air_is_dark_and_surrounds_the_map() -> None:
+    cases = draw(50, size=(60, 60, 60))
+    dark = [float(case["image"][0, :4].mean()) < 0.1 for case in cases]
+    assert 0.8 < np.mean(dark) < 1.0
+    for case in cases:  # outside the map as in its own air
+        outside, air = case["image"][0, :8], case["image"][0, 11:13, 10:-10, 14:-14]
+        assert abs(float(outside.mean() - air.mean())) < 0.01
+        assert not case["label"][0, :8].any()
+
+
+def test_what_is_no_structure_can_be_stripped() -> None:
+    for case in draw(8, strip=1.0):
+        air = case["image"][0, :3].mean()
+        assert abs(float(inner(case, 3).mean() - air)) < 0.01
+        assert set(case["label"].unique().tolist()) == {0, 1, 2}
+
+
+def test_a_border_between_two_values_is_a_mixture_and_a_label_is_none() -> None:
+    changes = {"prob": 1.0, "rotate": 20.0, "scale": 0.1, "elastic": 1.0}
+    for case in draw(6, **changes):
+        assert set(case["label"].unique().tolist()) <= {0, 1, 2}
+        assert case["label"].dtype == torch.uint8
+        assert case["image"].dtype == torch.float32
+
+
+def test_a_map_is_drawn_at_the_patch_spacing() -> None:
+    (case,) = draw(1, size=(20, 22, 18), spacing=(2, 2, 2), scan_spacing=(1, 1, 1))
+    expected = look_up(torch.tensor(STRUCTURES), head()).byte()
+    # a voxel of the patch lies between eight of the map, whose borders are even
+    assert torch.equal(case["label"], expected[:, ::2, ::2, ::2])
+    assert abs(float(case["image"].mean() - draw(1)[0]["image"].mean())) < 0.02
+
+
+def test_drawing_depends_on_the_seed_alone() -> None:
+    first, again, other = (draw(1, seed)[0]["image"] for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_look_up_is_that_of_numpy() -> None:
+    table = np.array([3.0, 1.0, 2.0, 9.0], np.float32)
+    expected = table[head().numpy()]
+    assert np.array_equal(look_up(torch.from_numpy(table), head()).numpy(), expected)
+
+
+def test_a_bias_field_is_smooth_and_positive() -> None:
+    image = torch.ones(1, 32, 40, 24)
+    transform = RandBiasd("image", largest=0.5).set_random_state(seed=1)
+    fields = [transform({"image": image})["image"] for _ in range(20)]
+    assert all((field > 0).all() for field in fields)
+    logs = torch.stack(fields).log()
+    assert 0.1 < float(logs.std()) < 0.5
+    # a third of an axis, over which a field changes, is 8 voxels at least
+    assert float(logs.diff(dim=-1).abs().max()) < 4 * 0.5 * 2 / 8
+
+
+def test_a_blur_is_that_of_scipy() -> None:
+    image = torch.rand(1, 20, 18, 16, generator=torch.Generator().manual_seed(2))
+    sigmas = (1.5, 0.0, 0.7)
+    expected = ndimage.gaussian_filter(image[0].numpy(), sigmas, mode="nearest", radius=[4, 0, 2])
+    assert np.allclose(blur(image, sigmas)[0], expected, atol=1e-5)
+
+
+def test_acquisitions_have_fine_coarse_or_thick_voxels() -> None:
+    transform = RandAcquisitiond("image", (1, 1, 1), 4.0, 8.0, 0.0).set_random_state(seed=3)
+    noise = torch.rand(1, 48, 48, 48, generator=torch.Generator().manual_seed(4))
+    kinds, axes = [], set()
+    for _ in range(60):
+        image = transform({"image": noise})["image"]
+        assert image.shape == noise.shape
+        changes = [float(image.diff(dim=axis).abs().mean()) for axis in (1, 2, 3)]
+        thick = min(changes) < 0.6 * max(changes)
+        kinds.append("fine" if torch.equal(image, noise) else "thick" if thick else "coarse")
+        axes |= {int(np.argmin(changes))} if thick else set()
+    assert min(kinds.count(kind) for kind in ("fine", "thick", "coarse")) > 10
+    assert axes == {0, 1, 2}
+
+
+def test_noise_is_that_of_the_acquisition() -> None:
+    transform = RandAcquisitiond("image", (1, 1, 1), 1.0, 1.0, 0.2).set_random_state(seed=1)
+    flat = torch.full((1, 24, 24, 24), 0.5)
+    deviations = [float(transform({"image": flat})["image"].std()) for _ in range(40)]
+    assert 0 < min(deviations) < 0.03
+    assert 0.17 < max(deviations) < 0.21
+
+
+def test_a_field_of_view_is_a_box_outside_which_all_is_zero() -> None:
+    transform = RandFieldOfViewd(["image", "label"], prob=1.0, smallest=0.5)
+    transform.set_random_state(seed=1)
+    image, label = torch.ones(1, 20, 24, 16), torch.ones(1, 20, 24, 16, dtype=torch.uint8)
+    sizes = []
+    for _ in range(20):
+        cut = transform({"image": image, "label": label})
+        assert torch.equal(cut["image"].byte(), cut["label"])
+        found = ndimage.find_objects(cut["label"][0].numpy())[0]
+        assert cut["label"][0][found].all()
+        assert int(cut["label"].sum()) == cut["label"][0][found].numel()
+        sizes.append([each.stop - each.start for each in found])
+    assert (np.min(sizes, 0) >= [10, 12, 8]).all()
+    never = RandFieldOfViewd(["image"], prob=0.0, smallest=0.5)({"image": image})
+    assert torch.equal(never["image"], image)
