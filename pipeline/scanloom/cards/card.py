@@ -125,8 +125,41 @@ class ScaleQuantiles:
     interpolated: bool = False
 
 
+@dataclass(frozen=True)
+class ScalePercentiles:
+    """Map two percentiles of a scan to [b_min, b_max] (MONAI ScaleIntensityRangePercentiles).
+
+    Parameters
+    ----------
+    lower, upper : float
+        Percentiles, 0 to 100; a value between two voxels is interpolated.
+    b_min, b_max : float or None
+        As in `ScaleRange`.
+    clip : bool
+        Whether the result is limited to them.
+    """
+
+    lower: float
+    upper: float
+    b_min: float | None
+    b_max: float | None
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.lower <= 100 and 0 <= self.upper <= 100):  # also nan
+            raise ValueError(f"percentiles are from 0 to 100, got {self.lower} and {self.upper}")
+
+
 IntensityStep = (
-    ScaleRange | ScaleMinMax | Normalize | Clip | Truncate | ScaleHistogram | Round | ScaleQuantiles
+    ScaleRange
+    | ScaleMinMax
+    | Normalize
+    | Clip
+    | Truncate
+    | ScaleHistogram
+    | Round
+    | ScaleQuantiles
+    | ScalePercentiles
 )
 
 

@@ -35,6 +35,7 @@ from scanloom.cards.card import (
     ModelCard,
     NetworkSpec,
     Normalize,
+    ScalePercentiles,
     ScaleRange,
     Truncate,
 )
@@ -204,9 +205,10 @@ def estimate_network(
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
     on_host, copied = sizes.open if budget.scores == "host" else 0, stored * sizes.scan
+    copied += _sorted_on_host(card, plan)
     labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host}
     own = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
-    own["resample"] += copied
+    own["resample"] += stored * sizes.scan
     for step in labels:
         own[step] -= on_host
     return MemoryEstimate({"resample": copied, **labels, "clean": sizes.maps + clean}, own)
@@ -447,6 +449,18 @@ def _copies(steps: tuple[IntensityStep, ...]) -> int:
         masked = isinstance(step, Normalize) and (step.nonzero or step.filled)
         copies = max(copies, (2 if simple else 4) + (n > 0) + masked)
     return copies
+
+
+def _sorted_on_host(card: ModelCard, plan: NetworkPlan) -> int:
+    """Return the bytes of the copies of which percentiles are taken, with a GPU too."""
+    sorted_voxels = [0]
+    for steps, grid in (
+        *(((*channel.steps, *card.before), plan.source) for channel in card.channels),
+        (card.after, plan.network),
+    ):
+        if any(isinstance(step, ScalePercentiles) for step in steps):
+            sorted_voxels.append(math.prod(grid.shape))
+    return 2 * FLOAT_BYTES * max(sorted_voxels)
 
 
 def _cleaning(card: ModelCard, map_bytes: int) -> int:

@@ -240,6 +240,7 @@ _TRANSFORMS: Final = frozenset(
         "Orientationd",
         "Resized",
         "ScaleIntensityd",
+        "ScaleIntensityRangePercentilesd",
         "ScaleIntensityRanged",
         "Spacingd",
         "ToTensord",

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import (
+    Crop,
+    IntensityStep,
+    NetworkGrid,
+    Normalize,
+    ScaleMinMax,
+    ScalePercentiles,
+    ScaleRange,
+)
 from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import Arguments, Component, describe, is_number
 from scanloom.convert.monai.runner import Obstacles
@@ -154,7 +162,7 @@ def _read(component: Component, state: Preprocessing, channels: int) -> None:
         shown = state.keys[0] if len(state.keys) == 1 else describe(list(state.keys))
         raise unsupported(f"{name} of {describe(keys)}, where the scan is {shown}")
     args.ignore("allow_missing_keys")
-    if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
+    if name in _INTENSITY:
         many = channels > 1 and len(state.keys) == 1
         # steps after the resampling are those on the network grid
         (state.after if state.resampled else state.before).append(_intensity(name, args, many))
@@ -174,6 +182,14 @@ def _concatenate(args: Arguments, state: Preprocessing) -> None:
     args.done()
 
 
+_INTENSITY = (
+    "NormalizeIntensityd",
+    "ScaleIntensityRangePercentilesd",
+    "ScaleIntensityRanged",
+    "ScaleIntensityd",
+)
+
+
 def _intensity(name: str, args: Arguments, many: bool) -> IntensityStep:
     """Read an intensity step; `many` if it applies to several channels at once."""
     args.floating("dtype")
@@ -191,8 +207,23 @@ def _intensity(name: str, args: Arguments, many: bool) -> IntensityStep:
     if name == "ScaleIntensityd":
         args.only("factor", None)
         return ScaleMinMax(args.number("minv", 0.0), args.number("maxv", 1.0))
+    if name == "ScaleIntensityRangePercentilesd":
+        return _percentiles(args)
     nonzero = args.flag("nonzero", False)
     return Normalize(args.number_or_none("subtrahend"), args.number_or_none("divisor"), nonzero)
+
+
+def _percentiles(args: Arguments) -> ScalePercentiles:
+    """Read a scaling by percentiles; `relative` makes the target the same part of its range."""
+    lower, upper = (args.number(name) for name in ("lower", "upper"))
+    low, high = (args.number_or_none(name) for name in ("b_min", "b_max"))
+    if args.flag("relative", False):
+        if low is None or high is None:
+            raise args.refused("relative", True)
+        low, high = ((high - low) * (each / 100.0) + low for each in (lower, upper))
+    if not (0 <= lower <= 100 and 0 <= upper <= 100):
+        raise args.refused("lower", [lower, upper])
+    return ScalePercentiles(lower, upper, low, high, args.flag("clip", False))
 
 
 def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:

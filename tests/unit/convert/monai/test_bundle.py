@@ -486,6 +486,8 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (set_in("LoadImaged", dtype="$numpy.uint8"), "dtype"),
     (add("ScaleIntensityd", factor=2), "factor"),
     (add("NormalizeIntensityd", subtrahend=[1, 2]), "subtrahend"),
+    (add("ScaleIntensityRangePercentilesd", lower=1, upper=101, b_min=0, b_max=1), "lower"),
+    (add("ScaleIntensityRangePercentilesd", lower=1, upper=99, relative=True), "relative"),
     (set_inferer(_target_="SliceInferer", spatial_dim=2), "SliceInferer"),
     (set_inferer(_target_="scripts.MyInferer"), "MyInferer"),
     (set_inferer(roi_size=[96, 96]), "roi_size"),

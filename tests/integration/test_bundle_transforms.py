@@ -1,0 +1,134 @@
+"""Transforms of bundles give the labels of MONAI's own runner, on scans of any orientation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from scanloom.cards.card import ScaleRange
+from scanloom.convert.conversion import load_card
+from scanloom.core import ComputeOptions, Volume
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards
+from support.bundles import spleen_metadata
+from support.monai_runs import (
+    ARGMAX,
+    SOFTMAX,
+    config,
+    invert,
+    orient,
+    run_monai,
+    sliding,
+    space,
+    write_scans,
+)
+
+pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
+pytest.importorskip("fire", reason="MONAI's runner needs fire")
+
+Steps = Sequence[Mapping[str, Any]]
+
+GRIDS = {
+    "turned": model_cards.grid((33, 30, 21), (1.4, 1.3, 2.4), "LAS", turn=7),
+    "permuted": model_cards.grid((18, 34, 29), (2.5, 1.2, 1.3), "SPL", turn=2),
+    "anisotropic": model_cards.grid((31, 36, 13), (1.1, 1.0, 4.0), "PIR"),
+}
+NETWORK = {"_target_": "UNet", **model_cards.SMALL_UNET}
+LABELS_BACK: Steps = [SOFTMAX, ARGMAX, invert(nearest=True)]
+SCORES_BACK: Steps = [SOFTMAX, invert(nearest=False), ARGMAX]
+RANGE = {
+    "_target_": "ScaleIntensityRanged",
+    "a_min": -400,
+    "a_max": 400,
+    "b_min": 0,
+    "b_max": 1,
+    "clip": True,
+}
+
+
+def step(name: str, **args: Any) -> dict[str, Any]:
+    return {"_target_": name, **args}
+
+
+def percentiles(lower: float, upper: float, **args: Any) -> dict[str, Any]:
+    return step("ScaleIntensityRangePercentilesd", lower=lower, upper=upper, **args)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Transforms of a bundle before and after its network, and how the network is applied."""
+
+    before: Steps
+    after: Steps = tuple(SCORES_BACK)
+    inferer: Mapping[str, Any] = field(default_factory=lambda: sliding(16, 0.5))
+
+
+RAS = [orient("RAS"), space(1.5, 1.5, 2.0)]
+CHAINS = {
+    "percentiles of the scan": Chain(
+        [percentiles(0.5, 99.5, b_min=0, b_max=1, clip=True), *RAS],
+    ),
+    "percentiles of the resampled scan, relative, labels back": Chain(
+        [*RAS, percentiles(5, 90, b_min=-1, b_max=1, relative=True, channel_wise=True)],
+        LABELS_BACK,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Volume]]:
+    """Run all bundles by MONAI's runner; return their folder, and the scans."""
+    folder = tmp_path_factory.mktemp("monai")
+    scans = write_scans(folder / "imagesTs", GRIDS)
+    for number, chain in enumerate(CHAINS.values()):
+        write_bundle(folder / f"bundle{number}", chain)
+    run_monai(folder, *(folder / f"bundle{number}" for number in range(len(CHAINS))))
+    return folder, scans
+
+
+def write_bundle(bundle: Path, chain: Chain) -> None:
+    """Write a bundle whose random weights make all classes appear."""
+    import torch
+    from monai.networks.nets.unet import UNet
+
+    torch.manual_seed(3)
+    scan = model_cards.smooth_scan((32, 32, 32), 0)
+    steps = (ScaleRange(-400, 400, 0, 1, clip=True),)
+    weights = bundle / "models" / "model.pt"
+    model_cards.balanced_weights(UNet(**model_cards.SMALL_UNET), steps, scan, weights)
+    metadata = spleen_metadata()
+    output = metadata["network_data_format"]["outputs"]["pred"]
+    output.update(num_channels=3, channel_def={"0": "background", "1": "spleen", "2": "liver"})
+    text = config(NETWORK, list(chain.before), chain.inferer, list(chain.after))
+    (bundle / "configs").mkdir()
+    (bundle / "configs" / "inference.json").write_text(json.dumps(text))
+    (bundle / "configs" / "metadata.json").write_text(json.dumps(metadata))
+
+
+@pytest.mark.parametrize("scan", GRIDS)
+@pytest.mark.parametrize("name", CHAINS)
+def test_labels_equal_those_of_monais_runner(
+    runs: tuple[Path, Mapping[str, Volume]], name: str, scan: str
+) -> None:
+    """99.95 % of voxels are equal, and all three classes occur."""
+    folder, scans = runs
+    bundle = folder / f"bundle{[*CHAINS].index(name)}"
+    compute = ComputeOptions(precision="float32")
+
+    labels = TorchPredictor(load_card(bundle), compute, device="cpu").predict(scans[scan])
+
+    ours = labels.layers[0].labels
+    theirs = np.squeeze(np.asarray(nib.load(bundle / "eval" / f"{scan}_trans.nii.gz").dataobj))
+    assert ours.shape == theirs.shape
+    equal = float(np.mean(ours == theirs))
+    shares = [float(np.mean(theirs == number)) for number in range(3)]
+    print(f"{name}, {scan}: {equal:.4%} equal, classes fill {[f'{s:.1%}' for s in shares]}")
+    assert min(shares) >= 0.01
+    assert equal >= 0.9995
