@@ -214,7 +214,55 @@ class RemoveSmall:
     when: Literal["before", "after"] = "before"
 
 
-Cleaning = KeepLargest | RemoveSmall
+@dataclass(frozen=True)
+class RemoveSmallObjects:
+    """Remove objects that are smaller than a size (MONAI RemoveSmallObjects).
+
+    If 1 is the largest number in a label map, its connected components are the objects. Otherwise
+    each structure is one object, however many components it has.
+
+    Parameters
+    ----------
+    size : float
+        Smallest size that is kept: voxels, or mm^3, rounded up to whole voxels.
+    unit : "voxels" or "mm3"
+        Unit of `size`.
+    together : bool
+        Whether the structures are merged, and the components of all are the objects
+        (`independent_channels=False`).
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    size: float = 64.0
+    unit: Literal["voxels", "mm3"] = "voxels"
+    together: bool = False
+    connectivity: Literal[6, 18, 26] = 6
+    when: Literal["before", "after"] = "after"
+
+
+@dataclass(frozen=True)
+class FillHoles:
+    """Give a structure all voxels that it encloses, also those of others (MONAI FillHoles).
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the structures; empty for all. Smaller numbers are filled first.
+    connectivity : 6, 18 or 26
+        Neighbours through which voxels outside a structure are connected to the border of the scan.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    numbers: tuple[int, ...] = ()
+    connectivity: Literal[6, 18, 26] = 26
+    when: Literal["before", "after"] = "after"
+
+
+Cleaning = KeepLargest | RemoveSmall | RemoveSmallObjects | FillHoles
 
 
 def with_small_removed(

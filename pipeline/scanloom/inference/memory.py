@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from scanloom.cards.card import (
     Argmax,
     Clip,
+    FillHoles,
     IntensityStep,
     ModelCard,
     NetworkSpec,
@@ -481,7 +482,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
         seen = grid_for_parts(grid, each)
         for network in each.parts or (each,):
             plan = plan_grid(seen, network.grid)
-            shape = largest_box(plan, network.grid.crop)
+            shape = largest_box(plan, network.grid)
             layout = window_layout(network.window, shape, plan.network_axis(plan.lead))
             passes = (1 + len(network.folds)) * (1 << len(network.window.mirror))
             values += layout.count * math.prod(layout.size) * passes

@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
+from scanloom.cards.card import (
+    Argmax,
+    Cleaning,
+    Decision,
+    FillHoles,
+    KeepLargest,
+    NetworkSpec,
+    Paint,
+    RemoveSmallObjects,
+    Threshold,
+)
 from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
     Arguments,
@@ -31,7 +41,7 @@ class Postprocessing:
     activation: Literal["softmax", "sigmoid"] | None
     decision: Decision
     restore: Literal["scores", "labels"]
-    cleaning: tuple[KeepLargest, ...]
+    cleaning: tuple[Cleaning, ...]
     flags: tuple[Flag, ...] = ()
     rests: tuple[int, ...] = ()
     """Numbers of structures that are what regions within them leave of their region."""
@@ -49,7 +59,7 @@ class _State:
     """Whether the result is written already: later transforms do not change the file."""
     late: bool = False
     """Whether scores are mapped back to the source grid before activation."""
-    cleaning: list[KeepLargest] = field(default_factory=list)
+    cleaning: list[Cleaning] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     rests: tuple[int, ...] = ()
 
@@ -128,8 +138,8 @@ def _read(component: Component, state: _State, context: _Context) -> None:
             _apply(args, state, context)
         case "MergeClassesd":
             _merge(args, state, context)
-        case "KeepLargestConnectedComponentd":
-            _clean(args, state, context)
+        case "KeepLargestConnectedComponentd" | "FillHolesd" | "RemoveSmallObjectsd":
+            state.cleaning.append(_cleaning(name, args, state, context))
         case "EnsureTyped" | "CastToTyped" | "ToTensord":
             read_type(args)
         case _:
@@ -292,27 +302,48 @@ def _paint(state: _State, context: _Context, regions: tuple[tuple[int, int], ...
     state.decision = Paint(regions[::-1], state.decision.value)
 
 
-def _clean(args: Arguments, state: _State, context: _Context) -> None:
+def _cleaning(name: str, args: Arguments, state: _State, context: _Context) -> Cleaning:
+    """Read a transform of connected components: of one label map, or of thresholded channels."""
     if state.decision is None:
-        raise unsupported("KeepLargestConnectedComponentd before AsDiscreted")
+        raise unsupported(f"{name} before AsDiscreted")
+    many = isinstance(state.decision, Threshold) and context.outputs > 1
+    when: Literal["before", "after"] = "before" if state.inverted is None else "after"
+    if name == "RemoveSmallObjectsd":
+        return _small_objects(args, many, when)
     hops = args.whole_or_none("connectivity")
     if hops not in _CONNECTIVITY:
         raise args.refused("connectivity", hops)
-    many = isinstance(state.decision, Threshold) and context.outputs > 1
+    connectivity, numbers = _CONNECTIVITY[hops], _numbers(args, many, context.outputs)
+    if name == "FillHolesd":
+        if many and 1 in numbers:
+            raise args.refused("applied_labels", 0)  # MONAI never fills the first channel
+        return FillHoles(numbers, connectivity, when)
     args.only("is_onehot", None, many)
     together = not args.flag("independent", True)
     if together and many:
         raise args.refused("independent", False)
     count = args.whole_or_none("num_components")
-    state.cleaning.append(
-        KeepLargest(
-            numbers=_numbers(args, many, context.outputs),
-            together=together,
-            parts=1 if count is None else count,
-            connectivity=_CONNECTIVITY[hops],
-            when="before" if state.inverted is None else "after",
-        )
-    )
+    return KeepLargest(numbers, together, 1 if count is None else count, connectivity, when)
+
+
+def _small_objects(
+    args: Arguments, many: bool, when: Literal["before", "after"]
+) -> RemoveSmallObjects:
+    """Read the removal of small objects from a label map.
+
+    The axis of channels is one along which MONAI connects voxels. With a single channel it makes no
+    difference; objects of several would reach from one structure into another.
+    """
+    if many:
+        raise unsupported("RemoveSmallObjectsd of several channels, which it connects")
+    hops = args.take("connectivity", 1)
+    if hops not in (1, 2, 3, 4):
+        raise args.refused("connectivity", hops)
+    size = args.number("min_size", 64)
+    unit: Literal["voxels", "mm3"] = "mm3" if args.flag("by_measure", False) else "voxels"
+    together = not args.flag("independent_channels", True)
+    args.ignore("pixdim")  # the scan has its own
+    return RemoveSmallObjects(size, unit, together, _CONNECTIVITY[min(hops, 3)], when)
 
 
 def _numbers(args: Arguments, many: bool, outputs: int) -> tuple[int, ...]:

@@ -533,6 +533,30 @@ UNSUPPORTED: list[tuple[Change, str]] = [
         ),
         "connectivity",
     ),
+    (
+        lambda c: post(c).insert(0, {"_target_": "FillHolesd", "keys": "pred"}),
+        "FillHolesd before AsDiscreted",
+    ),
+    (
+        lambda c: post(c).insert(
+            -1, {"_target_": "RemoveSmallObjectsd", "keys": "pred", "connectivity": None}
+        ),
+        "connectivity",
+    ),
+    (
+        lambda c: (
+            set_in("AsDiscreted", argmax=False, threshold=0.5)(c),
+            post(c).insert(-1, {"_target_": "RemoveSmallObjectsd", "keys": "pred"}),
+        )[1],
+        "RemoveSmallObjectsd of several channels, which it connects",
+    ),
+    (
+        lambda c: (
+            set_in("AsDiscreted", argmax=False, threshold=0.5)(c),
+            post(c).insert(-1, {"_target_": "FillHolesd", "keys": "pred", "applied_labels": 0}),
+        )[1],
+        "applied_labels",
+    ),
     (lambda c: c["network_def"].update(spatial_dims=2), "2 dimensions"),
     (lambda c: c["network_def"].update(act="$torch.float32"), "act"),
     (lambda c: c.update(network="@inferer_name", inferer_name="UNet"), "UNet"),
