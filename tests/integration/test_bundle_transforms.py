@@ -113,6 +113,31 @@ CHAINS |= {
 }
 
 
+def resized(mode: str, **args: Any) -> dict[str, Any]:
+    return step("Resized", spatial_size=[24, 40, 20], mode=mode, **args)
+
+
+CHAINS |= {
+    "resized trilinearly": Chain([orient("RAS"), resized("trilinear"), RANGE]),
+    "resized with the outermost voxels in both": Chain(
+        [orient("LPS"), RANGE, resized("trilinear", align_corners=True)]
+    ),
+    "resized trilinearly, labels back": Chain(
+        [orient("RAS"), resized("bilinear", align_corners=False), RANGE], LABELS_BACK
+    ),
+    "resized to a half and twice, labels back": Chain(
+        [RANGE, step("Resized", spatial_size=[66, 15, 42], mode="trilinear")], LABELS_BACK
+    ),
+    "resized by area, labels back": Chain([orient("RAS"), resized("area"), RANGE], LABELS_BACK),
+    "resized trilinearly, normalised where it is not 0": Chain(
+        [
+            *(orient("RAS"), {**RANGE, "a_min": 0}, resized("trilinear")),
+            step("NormalizeIntensityd", nonzero=True),
+        ]
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Volume]]:
     """Run all bundles by MONAI's runner; return their folder, and the scans."""

@@ -406,11 +406,13 @@ class NetworkGrid:
     spacing : (x, y, z) or None
         In mm, in the order of `orientation`; None keeps the source's spacing, of all axes or of one
         (nnU-Net's two-dimensional configurations).
-    mode : "linear", "nearest", "cubic" or "area"
+    mode : "linear", "nearest", "cubic", "area" or "trilinear"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
         (scikit-image's resize of order 3). "area" is the mean of the voxels that a voxel overlaps,
         whole ones (PyTorch's adaptive average pooling), for scores too; it needs `shape` and
-        alignment "edges".
+        alignment "edges". "trilinear" is linear as of PyTorch's interpolate, which rounds
+        coordinates to float32; it needs `shape` and alignment "edges" or "ends". With both, labels
+        are mapped back by PyTorch's "nearest", which takes the voxel below.
     order : (x, y, z)
         The axes of `orientation`, in the order in which the network sees them (nnU-Net's
         `transpose_forward`, applied to arrays with the last axis first).
@@ -436,7 +438,7 @@ class NetworkGrid:
 
     orientation: str | None = None
     spacing: tuple[float | None, float | None, float | None] | None = None
-    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
+    mode: Literal["linear", "nearest", "cubic", "area", "trilinear"] = "linear"
     order: tuple[int, int, int] = (0, 1, 2)
     alignment: Literal["first", "edges", "ends", "centre"] = "first"
     shape: tuple[int, int, int] | None = None
@@ -453,8 +455,9 @@ class NetworkGrid:
             raise ValueError(f"orientation must be axis codes, got {self.orientation!r}")
         if sorted(self.order) != [0, 1, 2]:
             raise ValueError(f"order must have each axis once, got {self.order}")
-        if self.mode == "area" and (self.shape is None or self.alignment != "edges"):
-            raise ValueError("mode 'area' needs a shape and alignment 'edges'")
+        allowed = {"area": ("edges",), "trilinear": ("edges", "ends")}.get(self.mode)
+        if allowed and (self.shape is None or self.alignment not in allowed):
+            raise ValueError(f"mode {self.mode!r} needs a shape and alignment {allowed}")
         if self.orient == "after" and self.spacing and len(set(self.spacing)) > 1:
             raise ValueError("a grid oriented after resampling has one spacing for all axes")
 

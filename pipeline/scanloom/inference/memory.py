@@ -195,7 +195,8 @@ def estimate_network(
         "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
-    if plan.mode == "area":  # scores of all planes, joined once, and slabs on the source grid
+    if plan.mode == "area" and card.restore == "scores":
+        # Scores of all planes, joined once, and slabs on the source grid
         scores = FLOAT_BYTES * card.n_outputs * math.prod(plan.network.shape)
         steps["network"] += scores
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES

@@ -483,8 +483,6 @@ def check_supported(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode == "area" and card.restore == "labels":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
 
 
 def check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

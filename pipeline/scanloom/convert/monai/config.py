@@ -172,13 +172,13 @@ class Arguments:
     def only(self, name: str, *allowed: Any) -> None:
         """Accept an argument only with an allowed value: a card can't express others."""
         if name in self._remaining:
-            value = _unwrapped(self.take(name))
+            value = unwrapped(self.take(name))
             if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
                 raise self.refused(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean."""
-        value = _unwrapped(self.take(name, default))
+        value = unwrapped(self.take(name, default))
         if value in ("True", "true"):
             return True
         if not isinstance(value, bool):
@@ -187,16 +187,16 @@ class Arguments:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number; required if it has no default."""
-        return self.number_of(name, _unwrapped(self.take(name, default)))
+        return self.number_of(name, unwrapped(self.take(name, default)))
 
     def number_or_none(self, name: str) -> float | None:
         """Return a finite number, or None if the argument is missing."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         return None if value is None else self.number_of(name, value)
 
     def whole_or_none(self, name: str) -> int | None:
         """Return an integer of at least 1, or None if the argument is missing."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise self.refused(name, value)
         return None if value is None else int(value)
@@ -217,14 +217,14 @@ class Arguments:
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
         """Return the value that `choices` has for a string."""
-        value = _unwrapped(self.take(name, default))
+        value = unwrapped(self.take(name, default))
         if not isinstance(value, str) or value not in choices:
             raise self.refused(name, value)
         return choices[value]
 
     def floating(self, name: str) -> None:
         """Accept a floating-point dtype of at least 32 bits, or none: the network gets float32."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         text = value.text if isinstance(value, Name) else value
         if text not in (None, "float", "float32", "float64", "double"):
             raise self.refused(name, value)
@@ -258,7 +258,7 @@ def describe(value: Any) -> str:
     return truncate(repr(value), 60)
 
 
-def _unwrapped(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """Return the value of a list of one, any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 

@@ -211,8 +211,8 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
     if state.inverted is not None:
         raise unsupported("Invertd twice")
     exact = not context.before.resampled or context.before.mode == "nearest"
-    if context.before.mode == "area" and (nearest or state.decision is not None):
-        raise unsupported("Invertd of labels after Resized")
+    if context.before.shape is not None and not nearest and state.decision is not None:
+        raise unsupported("Invertd(nearest_interp=False) of labels after Resized")
     if state.decision is not None and not nearest and not exact:
         if not isinstance(state.decision, Argmax):
             raise unsupported("Invertd(nearest_interp=False) of decided labels")

@@ -19,7 +19,13 @@ from scanloom.cards.card import (
     ScaleRange,
 )
 from scanloom.convert.files import unsupported
-from scanloom.convert.monai.config import Arguments, Component, describe, is_number
+from scanloom.convert.monai.config import (
+    Arguments,
+    Component,
+    describe,
+    is_number,
+    unwrapped,
+)
 from scanloom.convert.monai.runner import Obstacles
 
 
@@ -43,7 +49,8 @@ class Preprocessing:
     orient: Literal["before", "after"] = "before"
     spacing: tuple[float, float, float] | None = None
     shape: tuple[int, int, int] | None = None
-    mode: Literal["linear", "nearest", "area"] = "linear"
+    mode: Literal["linear", "nearest", "area", "trilinear"] = "linear"
+    alignment: Literal["first", "edges", "ends"] = "first"
     before: list[IntensityStep] = field(default_factory=list)
     after: list[IntensityStep] = field(default_factory=list)
     crop: Crop | None = None
@@ -61,7 +68,7 @@ class Preprocessing:
             self.orientation,
             self.spacing,
             self.mode,
-            alignment="first" if self.shape is None else "edges",
+            alignment=self.alignment,
             shape=self.shape,
             crop=self.crop,
             orient=self.orient,
@@ -257,6 +264,9 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
                 raise unsupported("Resized twice, or after Spacingd or CropForegroundd")
             _resize(args, state)
         case "CropForegroundd":
+            if state.mode == "trilinear":
+                # scores next to the box are rounding errors, which decide
+                raise unsupported("CropForegroundd after a trilinear Resized")
             _crop(args, state)
         case "AddGuidanceSignalDeepEditd":
             state.clicks = args.whole_or_none("number_intensity_ch") or 1
@@ -286,20 +296,28 @@ def _orient(args: Arguments, state: Preprocessing) -> None:
 
 
 def _resize(args: Arguments, state: Preprocessing) -> None:
-    """Read a resampling to a fixed shape, by the mean over areas."""
+    """Read a resampling to a fixed shape: the mean over areas, or linear."""
     sizes = args.take("spatial_size")
     if not isinstance(sizes, list) or len(sizes) != 3:
         raise args.refused("spatial_size", sizes)
     if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in sizes):
         raise args.refused("spatial_size", sizes)
-    args.choice("mode", {"area": "area"}, "area")
+    modes: dict[str, Literal["area", "trilinear"]] = {
+        "area": "area",
+        **dict.fromkeys(("trilinear", "bilinear", "linear"), "trilinear"),
+    }
+    state.mode = args.choice("mode", modes, "area")
+    corners = unwrapped(args.take("align_corners"))
+    if not (corners is None or (state.mode == "trilinear" and isinstance(corners, bool))):
+        raise args.refused("align_corners", corners)
     args.only("size_mode", "all")
     args.only("anti_aliasing", False)
     args.only("lazy", False)
     args.floating("dtype")
-    args.ignore("align_corners", "anti_aliasing_sigma")
+    args.ignore("anti_aliasing_sigma")
     i, j, k = sizes
-    state.shape, state.mode = (i, j, k), "area"
+    state.shape = (i, j, k)
+    state.alignment = "ends" if corners else "edges"
 
 
 def _crop(args: Arguments, state: Preprocessing) -> None:

@@ -439,6 +439,20 @@ def swap(first: int, second: int) -> Change:
     return change
 
 
+def resize(**args: Any) -> Change:
+    """Put Resized in the place of Spacingd."""
+    resized = {"_target_": "Resized", "keys": "image", "spatial_size": [9, 9, 9], **args}
+    return lambda c: pre(c).__setitem__(3, resized)
+
+
+def each(*changes: Change) -> Change:
+    def change(config: dict[str, Any]) -> None:
+        for one in changes:
+            one(config)
+
+    return change
+
+
 def set_inferer(**args: Any) -> Change:
     return lambda c: c["inferer"].update(args)
 
@@ -463,6 +477,14 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (add("CropForegroundd", source_key="label"), "source_key"),
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
+    (resize(mode="area", align_corners=True), "align_corners"),
+    (resize(mode="nearest"), "mode"),
+    (resize(mode="trilinear", anti_aliasing=True), "anti_aliasing"),
+    (
+        each(resize(mode="trilinear"), add("CropForegroundd", source_key="image")),
+        "CropForegroundd after a trilinear Resized",
+    ),
+    (each(resize(mode="trilinear"), swap(1, 2)), "of labels after Resized"),
     (add("Spacingd", pixdim=[1, 1, 1]), "Spacingd twice"),
     (add("Orientationd", axcodes="RAS"), "Orientationd"),
     (add("Activationsd", softmax=True), "Activationsd"),
@@ -544,17 +566,19 @@ UNSUPPORTED: list[tuple[Change, str]] = [
         "connectivity",
     ),
     (
-        lambda c: (
-            set_in("AsDiscreted", argmax=False, threshold=0.5)(c),
-            post(c).insert(-1, {"_target_": "RemoveSmallObjectsd", "keys": "pred"}),
-        )[1],
+        each(
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            lambda c: post(c).insert(-1, {"_target_": "RemoveSmallObjectsd", "keys": "pred"}),
+        ),
         "RemoveSmallObjectsd of several channels, which it connects",
     ),
     (
-        lambda c: (
-            set_in("AsDiscreted", argmax=False, threshold=0.5)(c),
-            post(c).insert(-1, {"_target_": "FillHolesd", "keys": "pred", "applied_labels": 0}),
-        )[1],
+        each(
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            lambda c: post(c).insert(
+                -1, {"_target_": "FillHolesd", "keys": "pred", "applied_labels": 0}
+            ),
+        ),
         "applied_labels",
     ),
     (lambda c: c["network_def"].update(spatial_dims=2), "2 dimensions"),
