@@ -138,11 +138,58 @@ CHAINS |= {
 }
 
 
+def crop(**args: Any) -> dict[str, Any]:
+    return step("CropForegroundd", source_key="image", **args)
+
+
+WHOLE = {"_target_": "SimpleInferer"}
+CHAINS |= {
+    "cropped, with a margin beyond the scan": Chain([*RAS, RANGE, crop(margin=9)]),
+    "cropped to a multiple, normalised, whole": Chain(
+        [*RAS, RANGE, crop(margin=[1, 1, 1], k_divisible=[4, 8, 6]), step("NormalizeIntensityd")],
+        inferer=WHOLE,
+    ),
+    "padded to a size, labels back": Chain(
+        [*RAS, RANGE, step("SpatialPadd", spatial_size=[60, -1, 33], value=0.4)], LABELS_BACK
+    ),
+    "padded at the ends, repeated, on the scan's own grid": Chain(
+        [
+            *(orient("LPS"), RANGE),
+            step("SpatialPadd", spatial_size=37, method="end", mode="edge"),
+            step("ScaleIntensityd", minv=-1),
+        ]
+    ),
+    "padded to a multiple, whole": Chain(
+        [*RAS, step("DivisiblePadd", k=[8, 4, 16], mode="reflect"), RANGE], inferer=WHOLE
+    ),
+    "cropped or padded to a size": Chain(
+        [*RAS, RANGE, step("ResizeWithPadOrCropd", spatial_size=[22, 41, 17])]
+    ),
+    "cropped or padded to a size, labels back": Chain(
+        [
+            *(orient("RAS"), step("ResizeWithPadOrCropd", spatial_size=[31, 23, 26])),
+            *(RANGE, step("ScaleIntensityd", minv=0.1)),
+        ],
+        LABELS_BACK,
+    ),
+    "cropped, then padded to a size": Chain(
+        [
+            *(*RAS, RANGE, crop(margin=2, allow_smaller=True)),
+            step("SpatialPadd", spatial_size=[40, 40, 40], constant_values=0.2),
+            step("NormalizeIntensityd", nonzero=True),
+        ]
+    ),
+    "resized trilinearly, then padded": Chain(
+        [orient("RAS"), resized("trilinear"), RANGE, step("DivisiblePadd", k=16)], inferer=WHOLE
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Volume]]:
     """Run all bundles by MONAI's runner; return their folder, and the scans."""
     folder = tmp_path_factory.mktemp("monai")
-    scans = write_scans(folder / "imagesTs", GRIDS)
+    scans = write_scans(folder / "imagesTs", GRIDS, air=2)
     for number, chain in enumerate(CHAINS.values()):
         write_bundle(folder / f"bundle{number}", chain)
     run_monai(folder, *(folder / f"bundle{number}" for number in range(len(CHAINS))))

@@ -127,15 +127,24 @@ def sliding(size: int, overlap: float, **more: Any) -> dict[str, Any]:
 
 
 def write_scans(
-    folder: Path, grids: Mapping[str, Grid] = GRIDS, names: Collection[str] | None = None
+    folder: Path,
+    grids: Mapping[str, Grid] = GRIDS,
+    names: Collection[str] | None = None,
+    air: int = 0,
 ) -> dict[str, Volume]:
-    """Save scans of these names as NIfTI; return them as stored (affines in float32)."""
+    """Save scans of these names as NIfTI; return them as stored (affines in float32).
+
+    `air` are voxels at -1000 before each axis of a scan; twice as many are after it.
+    """
     folder.mkdir(parents=True)
     scans = {}
     for number, (name, grid) in enumerate(grids.items()):
         if names is not None and name not in names:
             continue
         array = model_cards.smooth_scan(grid.shape, number)
+        inside = np.zeros(grid.shape, bool)
+        inside[tuple(slice(air, n - 2 * air) for n in grid.shape)] = True
+        array[~inside] = -1000
         path = folder / f"{name}.nii.gz"
         nib.save(nib.Nifti1Image(array, grid.affine), path)
         stored = nib.load(path)

@@ -386,6 +386,10 @@ class Crop:
         steps measure the box only. None for all steps.
     above : float
         With "positive": fraction of the largest intensity that voxels must exceed (brainchop).
+    beyond : bool
+        With grid "network": whether the margin extends beyond the grid, where voxels are 0.
+    multiple : (x, y, z)
+        With grid "network": the box grows to a multiple of these lengths, also beyond the grid.
     """
 
     foreground: Literal["nonzero", "positive"]
@@ -393,6 +397,67 @@ class Crop:
     margin: int = 0
     steps: int | None = None
     above: float = 0.0
+    beyond: bool = False
+    multiple: tuple[int, int, int] = (1, 1, 1)
+
+    def __post_init__(self) -> None:
+        if min(self.multiple) < 1:
+            raise ValueError(f"lengths must be at least 1, got {self.multiple}")
+
+    @property
+    def padded(self) -> bool:
+        """Whether the box can extend beyond the grid."""
+        return (self.beyond and self.margin > 0) or max(self.multiple) > 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Change of the lengths of the image that a network sees, around its middle.
+
+    MONAI SpatialPad, DivisiblePad and ResizeWithPadOrCrop. What is cropped is background; scores of
+    what is added are dropped.
+
+    Parameters
+    ----------
+    size : (x, y, z)
+        New lengths in voxels; None keeps one.
+    multiple : (x, y, z)
+        Each length grows to a multiple of its number.
+    crops : bool
+        Whether lengths above `size` are cropped; otherwise they stay.
+    at_end : bool
+        Whether voxels are added at the end of an axis only. Otherwise on both sides, an odd one at
+        the end.
+    padding : "constant", "replicate" or "reflect"
+        Values of the voxels that are added.
+    padding_value : float
+        Value for "constant" padding.
+    steps : int or None
+        Number of steps of `ModelCard.after` that come first; None for all.
+    """
+
+    size: tuple[int | None, int | None, int | None] = (None, None, None)
+    multiple: tuple[int, int, int] = (1, 1, 1)
+    crops: bool = False
+    at_end: bool = False
+    padding: Literal["constant", "replicate", "reflect"] = "constant"
+    padding_value: float = 0.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(*self.multiple, *(n for n in self.size if n is not None)) < 1:
+            raise ValueError(f"lengths must be at least 1, got {self.size}, {self.multiple}")
+
+    def bounds(self, axis: int, length: int) -> tuple[int, int]:
+        """Return where an axis of `length` voxels starts and stops afterwards, in its indices."""
+        size = self.size[axis]
+        if size is not None and self.crops and size < length:
+            start = length // 2 - size // 2
+            return start, start + size
+        wanted = max(length, size or 0)
+        wanted = -(-wanted // self.multiple[axis]) * self.multiple[axis]
+        below = 0 if self.at_end else (wanted - length) // 2
+        return -below, wanted - below
 
 
 @dataclass(frozen=True)
@@ -428,6 +493,8 @@ class NetworkGrid:
         (nnU-Net); None for never.
     crop : Crop or None
         Box that the network sees; voxels outside are background.
+    fits : tuple of Fit
+        Changes of the lengths of that box, or of the whole grid, one after another.
     as_nifti : bool
         If `orientation` is None: whether the axes of a DICOM scan are those with which dcm2niix
         stores it, for models that read voxels in the order of a NIfTI file.
@@ -446,6 +513,13 @@ class NetworkGrid:
     crop: Crop | None = None
     as_nifti: bool = False
     orient: Literal["before", "after"] = "before"
+    fits: tuple[Fit, ...] = ()
+
+    @property
+    def boxed(self) -> bool:
+        """Whether the network sees a part of its grid only."""
+        cropped = self.crop is not None and self.crop.grid == "network"
+        return cropped or any(fit.crops for fit in self.fits)
 
     def __post_init__(self) -> None:
         sizes = (*(self.spacing or ()), *(self.shape or ()))

@@ -236,7 +236,7 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
         lean=lean,
         step=step,
         mode=requested.mode,
-        boxed=requested.crop is not None and requested.crop.grid == "network",
+        boxed=requested.boxed,
     )
 
 
@@ -312,7 +312,7 @@ def _plan_scaled(
         alignment=requested.alignment,
         mode=requested.mode,
         nearest=scaled.nearest,
-        boxed=requested.crop is not None and requested.crop.grid == "network",
+        boxed=requested.boxed,
     )
 
 

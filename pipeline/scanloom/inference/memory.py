@@ -181,7 +181,7 @@ def estimate_network(
     """
     budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
-    largest = largest_box(plan, card.grid.crop)
+    largest = largest_box(plan, card.grid)
     size = largest if card.window.size is None else input_size(card.window)
     forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
     image = sizes.image + sizes.padded
@@ -385,11 +385,14 @@ def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
-    layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
+    largest = largest_box(plan, card.grid)
+    layout = window_layout(window, largest, axis, budget.windows)
     channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
-    voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
+    whole, voxels, padded = map(math.prod, (plan.network.shape, largest, layout.padded))
     plane_voxels = padded // layout.padded[axis]
+    # a smaller box is yielded in planes of the whole grid
+    yielded = max(plane_voxels, whole // plan.network.shape[axis])
     last = last_layer(card.network, input_size(window)) if window.sums == "float32" else None
     features = last[1] if last else card.n_outputs
     plane, summed = (sum_bytes * plane_voxels * n for n in (card.n_outputs, features))
@@ -403,11 +406,11 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     shared = math.prod(layout.size) * score_bytes * features if layout.count > 2 else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
-        image=network_image_bytes(card, plan),
+        image=FLOAT_BYTES * len(card.channels) * max(whole, voxels),
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
         own=folds * layout.planes * summed if own else 0,
-        plane=plane,
+        plane=sum_bytes * yielded * card.n_outputs,
         block=block * min(folds, 2),
         head=head * min(folds, 2) if last else 0,
         window=FLOAT_BYTES * math.prod(layout.size)
@@ -423,7 +426,10 @@ def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budg
     channels = card.n_inputs
     one = sizes.image // channels
     before = sizes.image - one  # the channels that are resampled already
-    steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before
+    crop = card.grid.crop
+    cut = bool(card.grid.fits) or (crop is not None and crop.padded)  # into a further copy
+    copies = max(_copies(card.after), 1 + cut)
+    steps = max(_resampling(card, plan, budget), one * copies) + before
     return max(steps, 2 * sizes.image) if channels > 1 else steps
 
 
@@ -469,7 +475,9 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
     """Return the bytes of the card's cleaning, without the label maps themselves."""
     numbers = {s.number for s in card.structures}
     gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
-    return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
+    fills = any(isinstance(rule, FillHoles) for rule in card.cleaning)  # what is not the structure
+    copies = bool(card.cleaning) + gaps + 3 * fills
+    return map_bytes * copies + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
 
 
 def window_values(card: ModelCard, grid: Grid) -> int:

@@ -53,6 +53,7 @@ from scanloom.inference.resampling.image import (
     ModelInput,
     NetworkImage,
     SharedScan,
+    largest_box,
     network_image,
     paste,
     source_box,
@@ -263,7 +264,8 @@ class TorchPredictor(PlacedModel):
             OUT_OF_MEMORY if no plan fits by the estimate.
         """
         device, dtype = self.device.device, dtype or self.precision.dtype
-        windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
+        seen = largest_box(plan, self.card.grid)
+        windows = choose_batch(window_size(self.card.window, seen), device, dtype)
         automatic = device.type != "cpu" and self.device.why != ASKED_FOR
         fallbacks = [torch.device("cpu")] if automatic else []
         plans = fallback_plans(device, dtype, Budget(windows), fallbacks)

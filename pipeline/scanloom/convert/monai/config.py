@@ -164,6 +164,9 @@ class Arguments:
             raise value.error
         return value
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._remaining
+
     def ignore(self, *names: str) -> None:
         """Discard arguments that can't change a label."""
         for name in names:

@@ -57,8 +57,10 @@ class _State:
     restore: Literal["scores", "labels"] = "scores"
     saved: bool = False
     """Whether the result is written already: later transforms do not change the file."""
-    late: bool = False
+    activated_late: bool = False
     """Whether scores are mapped back to the source grid before activation."""
+    late: bool = False
+    """Whether they are interpolated, too."""
     cleaning: list[Cleaning] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     rests: tuple[int, ...] = ()
@@ -151,16 +153,17 @@ def _judged(state: _State, before: Preprocessing) -> Postprocessing:
     """Return the fields of a card; refuse transforms that give no labels on the source grid."""
     if state.decision is None:
         raise unsupported("no AsDiscreted with argmax or threshold")
-    changed = before.resampled or before.orientation or before.crop
+    changed = before.resampled or before.orientation or before.boxed
     if state.inverted is None and changed:
-        raise unsupported("no Invertd, although the scan is reoriented, resampled or cropped")
+        detail = "no Invertd, although the scan is reoriented, resampled, cropped or padded"
+        raise unsupported(detail)
     cleaning = tuple(state.cleaning)
     if state.inverted is None:  # nothing to map back: all cleaning is on the source grid
         cleaning = tuple(replace(step, when="after") for step in cleaning)
     activation, decision = state.activation, state.decision
+    if state.activated_late and before.grid.boxed and not isinstance(decision, Argmax):
+        raise unsupported("Invertd of a crop before Activationsd")
     if state.late:
-        if before.crop is not None and not isinstance(decision, Argmax):
-            raise unsupported("Invertd of a crop before Activationsd")
         activation, decision = None, _without_activation(activation, decision)
     return Postprocessing(
         activation, decision, state.restore, cleaning, tuple(state.flags), state.rests
@@ -191,6 +194,7 @@ def _activate(args: Arguments, state: _State, context: _Context) -> None:
         raise unsupported("Activationsd twice, or after AsDiscreted")
     if sigmoid or softmax:
         state.activation = "sigmoid" if sigmoid else "softmax"
+        state.activated_late = state.inverted is not None
         state.late = state.inverted == "linear" and context.before.resampled
 
 
@@ -217,6 +221,9 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
         if not isinstance(state.decision, Argmax):
             raise unsupported("Invertd(nearest_interp=False) of decided labels")
         state.flags.append(Flag.LABELS_NEAREST)
+    outside = not isinstance(state.decision, Argmax | None) and state.decision.value <= 0
+    if outside and context.before.grid.boxed:
+        raise unsupported("Invertd of a crop after AsDiscreted with a threshold of at most 0")
     state.inverted = "nearest" if nearest or context.before.mode == "nearest" else "linear"
     if state.decision is not None or state.inverted == "nearest":
         state.restore = "labels"
@@ -307,6 +314,8 @@ def _cleaning(name: str, args: Arguments, state: _State, context: _Context) -> C
     if state.decision is None:
         raise unsupported(f"{name} before AsDiscreted")
     many = isinstance(state.decision, Threshold) and context.outputs > 1
+    if state.inverted is None and context.before.padded:
+        raise unsupported(f"{name} before Invertd, where it counts padding too")
     when: Literal["before", "after"] = "before" if state.inverted is None else "after"
     if name == "RemoveSmallObjectsd":
         return _small_objects(args, many, when)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from scanloom.cards.card import (
     Crop,
+    Fit,
     IntensityStep,
     NetworkGrid,
     Normalize,
@@ -54,12 +55,28 @@ class Preprocessing:
     before: list[IntensityStep] = field(default_factory=list)
     after: list[IntensityStep] = field(default_factory=list)
     crop: Crop | None = None
+    fits: list[Fit] = field(default_factory=list)
     clicks: int | None = None
 
     @property
     def resampled(self) -> bool:
         """Whether the scan is resampled."""
         return self.spacing is not None or self.shape is not None
+
+    @property
+    def boxed(self) -> bool:
+        """Whether the network sees a box of its grid, or one that extends beyond it."""
+        return self.crop is not None or bool(self.fits)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the network sees voxels that were added to the scan."""
+        return bool(self.fits) or (self.crop is not None and self.crop.padded)
+
+    @property
+    def steps(self) -> int:
+        """Number of intensity steps on the network grid that were read so far."""
+        return len(self.after if self.resampled else self.before)
 
     @property
     def grid(self) -> NetworkGrid:
@@ -72,6 +89,7 @@ class Preprocessing:
             shape=self.shape,
             crop=self.crop,
             orient=self.orient,
+            fits=tuple(self.fits),
         )
 
 
@@ -122,6 +140,9 @@ def read_preprocessing(value: Any, channels: int, obstacles: Obstacles) -> Prepr
         state.before, state.after = [], state.before
     if state.crop is not None and state.crop.steps == len(state.after):
         state.crop = replace(state.crop, steps=None)
+    state.fits = [
+        replace(fit, steps=None) if fit.steps == len(state.after) else fit for fit in state.fits
+    ]
     return state
 
 
@@ -255,19 +276,28 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
             args.only("labels", None, [["L", "R"], ["P", "A"], ["I", "S"]])
             args.only("lazy", False)
         case "Spacingd":
-            if state.resampled or state.crop is not None:
-                raise unsupported("Spacingd twice, or after Resized or CropForegroundd")
+            if state.resampled or state.boxed:
+                raise unsupported("Spacingd twice, or after Resized, a crop or padding")
             state.spacing = _pixdim(args)
             _resampling(args, state)
         case "Resized":
-            if state.resampled or state.crop is not None:
-                raise unsupported("Resized twice, or after Spacingd or CropForegroundd")
+            if state.resampled or state.boxed:
+                raise unsupported("Resized twice, or after Spacingd, a crop or padding")
             _resize(args, state)
         case "CropForegroundd":
             if state.mode == "trilinear":
                 # scores next to the box are rounding errors, which decide
                 raise unsupported("CropForegroundd after a trilinear Resized")
             _crop(args, state)
+        case "SpatialPadd" | "ResizeWithPadOrCropd":
+            crops = name == "ResizeWithPadOrCropd"
+            if crops and state.mode == "trilinear":
+                raise unsupported("ResizeWithPadOrCropd after a trilinear Resized")
+            x, y, z = (n if n > 0 else None for n in _lengths(args, "spatial_size"))
+            _fit(args, Fit((x, y, z), crops=crops), state)
+        case "DivisiblePadd":
+            i, j, k = (max(n, 1) for n in _lengths(args, "k"))
+            _fit(args, Fit(multiple=(i, j, k)), state)
         case "AddGuidanceSignalDeepEditd":
             state.clicks = args.whole_or_none("number_intensity_ch") or 1
             args.ignore("guidance", "sigma", "disks")
@@ -291,6 +321,8 @@ def _orient(args: Arguments, state: Preprocessing) -> None:
     same = state.spacing is not None and len(set(state.spacing)) == 1
     if state.orientation is not None or (state.resampled and not same):
         raise unsupported("Orientationd twice, or after resampling to different spacings")
+    if state.padded:
+        raise unsupported("Orientationd after padding")  # of which an odd voxel has a side
     state.orientation = _axcodes(args)
     state.orient = "after" if state.resampled else "before"
 
@@ -322,20 +354,56 @@ def _resize(args: Arguments, state: Preprocessing) -> None:
 
 def _crop(args: Arguments, state: Preprocessing) -> None:
     """Read a crop to the voxels above 0."""
-    source, margin = args.take("source_key"), args.take("margin", 0)
-    if (source,) != state.keys or state.crop is not None:
+    source, margin = args.take("source_key"), args.same("margin", 0)
+    if (source,) != state.keys or state.boxed:
         raise args.refused("source_key", source)
-    smaller = args.flag("allow_smaller", False)
-    whole = isinstance(margin, int) and not isinstance(margin, bool) and 0 <= margin <= 1024
-    if not whole or (margin and not smaller):  # otherwise the scan would be padded
+    if not (margin.is_integer() and 0 <= margin <= _LONGEST):
         raise args.refused("margin", margin)
     for name in ("select_fn", "channel_indices"):
         args.only(name, None)
-    args.only("k_divisible", 1)
     args.only("lazy", False)
-    args.ignore("mode", "start_coord_key", "end_coord_key")
-    done = len(state.after if state.resampled else state.before)
-    state.crop = Crop("positive", "network", margin, done)
+    args.ignore("start_coord_key", "end_coord_key")
+    i, j, k = (max(n, 1) for n in _lengths(args, "k_divisible", 1))
+    beyond = margin > 0 and not args.flag("allow_smaller", False)
+    state.crop = Crop(
+        "positive", "network", int(margin), state.steps, beyond=beyond, multiple=(i, j, k)
+    )
+    args.ignore("allow_smaller")
+    if state.crop.padded:
+        args.only("mode", "constant")
+    args.ignore("mode")
+
+
+_LONGEST = 1 << 14
+"""Largest length in voxels."""
+_PADDINGS: dict[str, Literal["constant", "replicate", "reflect"]] = {
+    "constant": "constant",
+    "edge": "replicate",
+    "replicate": "replicate",
+    "reflect": "reflect",
+}
+
+
+def _fit(args: Arguments, fit: Fit, state: Preprocessing) -> None:
+    """Read a padding or a crop to given lengths."""
+    padding = args.choice("mode", _PADDINGS, "constant")
+    name = "constant_values" if padding == "constant" and "constant_values" in args else "value"
+    value = args.number(name, 0.0) if padding == "constant" else 0.0
+    at_end = args.choice("method", {"symmetric": False, "end": True}, "symmetric")
+    args.only("lazy", False)
+    state.fits.append(
+        replace(fit, at_end=at_end, padding=padding, padding_value=value, steps=state.steps)
+    )
+
+
+def _lengths(args: Arguments, name: str, default: int | None = None) -> list[int]:
+    """Return a length for each axis; one counts for all."""
+    value = args.take(name, default)
+    values = value if isinstance(value, list) and len(value) == 3 else [unwrapped(value)] * 3
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in values)
+    if not whole or not all(n <= _LONGEST for n in values):
+        raise args.refused(name, value)
+    return values
 
 
 def _axcodes(args: Arguments) -> str:

@@ -473,7 +473,63 @@ def test_missing_spacings_are_equal_to_the_last(
 
 
 UNSUPPORTED: list[tuple[Change, str]] = [
-    (add("CropForegroundd", source_key="image", margin=10), "margin"),
+    (add("CropForegroundd", source_key="image", margin=[1, 2, 3]), "margin"),
+    (add("CropForegroundd", source_key="image", margin=1, mode="edge"), "mode"),
+    (add("CropForegroundd", source_key="image", k_divisible="8"), "k_divisible"),
+    (add("SpatialPadd", spatial_size=[9, 9]), "spatial_size"),
+    (add("SpatialPadd", spatial_size=[9, 9, 10**6]), "spatial_size"),
+    (add("SpatialPadd", spatial_size=9, mode="wrap"), "mode"),
+    (add("SpatialPadd", spatial_size=9, mode="edge", value=1), "value"),
+    (add("DivisiblePadd", k=16, method="start"), "method"),
+    (add("DivisiblePadd"), "k=None"),
+    (
+        each(
+            add("DivisiblePadd", k=16),
+            lambda c: post(c).insert(1, post(c).pop(2)),
+            lambda c: post(c).insert(2, {"_target_": "FillHolesd", "keys": "pred"}),
+        ),
+        "FillHolesd before Invertd, where it counts padding too",
+    ),
+    (
+        each(
+            lambda c: pre(c).__setitem__(3, {"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            add("Spacingd", pixdim=2),
+        ),
+        "padding",
+    ),
+    (
+        each(
+            lambda c: pre(c).__setitem__(3, {"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            lambda c: pre(c).insert(4, pre(c).pop(2)),
+        ),
+        "Orientationd after padding",
+    ),
+    (
+        each(
+            add("ResizeWithPadOrCropd", spatial_size=64),
+            set_in("Activationsd", softmax=False, sigmoid=True),
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            swap(0, 1),
+        ),
+        "Invertd of a crop before Activationsd",
+    ),
+    (
+        each(
+            add("ResizeWithPadOrCropd", spatial_size=64),
+            set_in("Activationsd", softmax=False),
+            set_in("AsDiscreted", argmax=False, threshold=0.0),
+            set_in("Invertd", nearest_interp=True),
+            swap(1, 2),
+        ),
+        "with a threshold of at most 0",
+    ),
+    (
+        lambda c: (
+            pre(c).append({"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            post(c).pop(1),
+        )[1],
+        "padded",
+    ),
     (add("CropForegroundd", source_key="label"), "source_key"),
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
