@@ -202,7 +202,8 @@ def estimate_network(
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        steps["restore"] += sizes.image // card.n_inputs * 4  # float64 during nearest neighbour
+        # float64 during nearest neighbour
+        steps["restore"] += 4 * FLOAT_BYTES * math.prod(plan.network.shape)
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})

@@ -367,22 +367,24 @@ def network_image(
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
     box, done = GridBox.whole(plan.network.shape), 0
     # The card says how many steps come before each change of the box, whose voxels they measure
+    bounds: list[tuple[int, int]] | None
     changes: list[Crop | Fit] = [*card.grid.fits]
     if card.grid.crop is not None and card.grid.crop.grid == "network":
         changes.insert(0, card.grid.crop)
     for each in changes:
         until = len(card.after) if each.steps is None else each.steps
         channels = [apply_steps(channel, card.after[done:until]) for channel in channels]
-        done, bounds = until, None
+        done = until
         if isinstance(each, Fit):
             bounds = [each.bounds(axis, n) for axis, n in enumerate(box.shape)]
-            filled: tuple[Any, ...] = (each.padding, each.padding_value)
+            padding, value = each.padding, each.padding_value
         else:
-            bounds, filled = network_bounds(channels, each), ()
-        if bounds is not None:
-            channels = [cut(channel, bounds, *filled) for channel in channels]
-            seen = seen if seen is None else cut(seen, bounds)
-            box = box.cut(bounds)
+            bounds, padding, value = network_bounds(channels, each), "constant", 0.0
+        if bounds is None or bounds == [(0, n) for n in box.shape]:
+            continue
+        channels = [cut(channel, bounds, padding, value) for channel in channels]
+        seen = seen if seen is None else cut(seen, bounds)
+        box = box.cut(bounds)
     channels = [apply_steps(channel, card.after[done:]) for channel in channels]
     if not all(map(all_finite, channels)):
         detail = "the scan's intensities overflow in the card's intensity steps"
