@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
+from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
@@ -136,6 +137,8 @@ class TorchPredictor(PlacedModel):
         self.device = choose_device(device)
         share_memory(self.device.device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
+        if card.network.name == ONNX_GRAPH:
+            self.precision = PrecisionChoice(torch.float32, "an ONNX graph has types of its own")
         loaded = load_network(card, self.precision.dtype)
         self.overflows = loaded.dtype is not self.precision.dtype
         if self.overflows:

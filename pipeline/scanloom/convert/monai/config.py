@@ -512,7 +512,7 @@ def read_entries(folder: Path) -> dict[str, Any]:
     names = [name for name in names if find_file(folder, name) is not None]
     if not names:
         raise damaged(f"configs/{' or '.join(_CONFIGS)} is missing")
-    first, *further = (_read_file(folder, name) for name in names)
+    first, *further = (read_file(folder, name) for name in names)
     # MONAI is told which file to read: here nobody is
     if any(config != first for config in further):
         raise unsupported(f"{' and '.join(names)} differ")
@@ -523,7 +523,8 @@ def read_entries(folder: Path) -> dict[str, Any]:
     return first
 
 
-def _read_file(folder: Path, name: str) -> dict[str, Any]:
+def read_file(folder: Path, name: str) -> dict[str, Any]:
+    """Return the entries of a file, JSON or YAML; errors as `read_entries`."""
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:
