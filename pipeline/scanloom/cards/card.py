@@ -127,7 +127,7 @@ class ScaleQuantiles:
 
 @dataclass(frozen=True)
 class ScalePercentiles:
-    """Map two percentiles of a scan to [b_min, b_max] (MONAI ScaleIntensityRangePercentiles).
+    """Map two percentiles of a scan to [b_min, b_max] (MONAI ScaleIntensityRangePercentilesd).
 
     Parameters
     ----------
@@ -414,8 +414,8 @@ class Crop:
 class Fit:
     """Change of the lengths of the image that a network sees, around its middle.
 
-    MONAI SpatialPad, DivisiblePad and ResizeWithPadOrCrop. What is cropped is background; scores of
-    what is added are dropped.
+    MONAI SpatialPadd, DivisiblePadd and ResizeWithPadOrCropd. What is cropped is background; scores
+    of what is added are dropped.
 
     Parameters
     ----------

@@ -355,8 +355,10 @@ def _resize(args: Arguments, state: Preprocessing) -> None:
 def _crop(args: Arguments, state: Preprocessing) -> None:
     """Read a crop to the voxels above 0."""
     source, margin = args.take("source_key"), args.same("margin", 0)
-    if (source,) != state.keys or state.boxed:
+    if (source,) != state.keys:
         raise args.refused("source_key", source)
+    if state.boxed:
+        raise unsupported("CropForegroundd twice, or after padding")
     if not (margin.is_integer() and 0 <= margin <= _LONGEST):
         raise args.refused("margin", margin)
     for name in ("select_fn", "channel_indices"):

@@ -476,6 +476,10 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (add("CropForegroundd", source_key="image", margin=[1, 2, 3]), "margin"),
     (add("CropForegroundd", source_key="image", margin=1, mode="edge"), "mode"),
     (add("CropForegroundd", source_key="image", k_divisible="8"), "k_divisible"),
+    (
+        each(add("SpatialPadd", spatial_size=99), add("CropForegroundd", source_key="image")),
+        "CropForegroundd twice, or after padding",
+    ),
     (add("SpatialPadd", spatial_size=[9, 9]), "spatial_size"),
     (add("SpatialPadd", spatial_size=[9, 9, 10**6]), "spatial_size"),
     (add("SpatialPadd", spatial_size=9, mode="wrap"), "mode"),
