@@ -88,7 +88,7 @@ def network(
     domain: str = "",
     nodes: Sequence[bytes] = (),
     ports: tuple[Sequence[bytes], Sequence[bytes]] = ((), ()),
-    function: bool = False,
+    parts: Sequence[tuple[int, bytes]] = (),
 ) -> bytes:
     """Return the file of convolution, ReLU, convolution; with channels last between transposes."""
     dims = len(size)
@@ -112,7 +112,7 @@ def network(
         *((12, each) for each in (port("scores", shapes[1]), *ports[1])),
     )
     opset = message((1, ""), (2, 17))
-    return message((1, 8), (7, graph), (8, opset), *([(25, message((1, "f")))] if function else []))
+    return message((1, 8), (7, graph), (8, opset), *parts)
 
 
 def reference(weights: Mapping[str, Array], image: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ def read_graph(content: bytes) -> OnnxFile:
     ------
     ScanError
         MODEL_DAMAGED if it is no ONNX file; MODEL_UNSAFE if it has operators or functions of its
-        own.
+        own; MODEL_UNSUPPORTED if it has graphs for training, or is nested too deeply.
     """
     graph, values, found = OnnxFile(), set[str](), False
     for number, value, _ in _fields(memoryview(content)):
@@ -86,6 +86,8 @@ def read_graph(content: bytes) -> OnnxFile:
             continue
         if number == 25:
             raise unsafe("the ONNX file defines functions of its own")
+        if number == 20:
+            raise unsupported("the ONNX file is for training")
         if number == 7:
             found = True
             _check_part("graph", value, graph, 0)

@@ -191,10 +191,33 @@ def short(folder: Path) -> None:
     outside("weights.bin")(folder)
 
 
+def attribute(number: int, content: bytes) -> bytes:
+    """Return an operator with one attribute."""
+    own = onnx_files.message((1, "value"), (number, content))
+    return onnx_files.message((2, "out"), (4, "Constant"), (5, own))
+
+
+def within_an_operator(folder: Path) -> None:
+    inner = onnx_files.message((1, onnx_files.node("Relu", ["a"], "b", "my.ops")))
+    graph(nodes=[attribute(6, inner)])(folder)
+
+
+def constant_outside(folder: Path) -> None:
+    values = onnx_files.tensor("c", np.zeros(4, np.float32), ("/etc/passwd", 0))
+    graph(nodes=[attribute(5, values)])(folder)
+
+
 IDENTITY = onnx_files.node("Identity", ["scores"], "again")
 REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
     "custom operator": (graph(domain="my.ops"), "MODEL_UNSAFE", "my.ops.Relu"),
-    "function": (graph(function=True), "MODEL_UNSAFE", "functions of its own"),
+    "function": (
+        graph(parts=[(25, onnx_files.message((1, "f")))]),
+        "MODEL_UNSAFE",
+        "functions of its own",
+    ),
+    "training": (graph(parts=[(20, b"")]), "MODEL_UNSUPPORTED", "for training"),
+    "operator within an operator": (within_an_operator, "MODEL_UNSAFE", "my.ops.Relu"),
+    "external tensor of an operator": (constant_outside, "MODEL_UNSAFE", "'/etc/passwd', outside"),
     "absolute path": (outside("/etc/passwd"), "MODEL_UNSAFE", "'/etc/passwd', outside"),
     "path up": (outside("../secret"), "MODEL_UNSAFE", "'../secret', outside"),
     "no path": (outside(""), "MODEL_UNSAFE", "outside"),
