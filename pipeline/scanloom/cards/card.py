@@ -390,6 +390,8 @@ class Crop:
         With grid "network": whether the margin extends beyond the grid, where voxels are 0.
     multiple : (x, y, z)
         With grid "network": the box grows to a multiple of these lengths, also beyond the grid.
+    threshold : float
+        With grid "network" and "positive": intensity that voxels must exceed instead of 0.
     """
 
     foreground: Literal["nonzero", "positive"]
@@ -399,6 +401,7 @@ class Crop:
     above: float = 0.0
     beyond: bool = False
     multiple: tuple[int, int, int] = (1, 1, 1)
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.multiple) < 1:

@@ -102,6 +102,13 @@ class Unchanged:
     """Function that returns finite numbers unchanged."""
 
 
+@dataclass(frozen=True)
+class Above:
+    """Function that returns which numbers are above a threshold."""
+
+    threshold: float
+
+
 def bounded(value: Any) -> Any:
     """Refuse integers beyond 64 bits, on which some operations never end."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
@@ -115,11 +122,12 @@ def refusal(text: str, reason: Reason = Reason.MODEL_UNSUPPORTED) -> ScanError:
     return ScanError(reason, f"the expression ${truncate(text)} {problem}")
 
 
-def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
+def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | Above | None:
     """Return the meaning of a function of one argument, None if it is not of a known form.
 
     Known forms are ``torch.where(x[[c]] > 0, n, ...)``, nested in the last argument and with 0 in
-    the innermost, and ``torch.nan_to_num(x, nan=...)``: labels are never NaN.
+    the innermost, ``torch.nan_to_num(x, nan=...)``, as labels are never NaN, and ``x > 0``
+    with any number.
     """
     head, _, body = ast.unparse(node).partition(": ")  # which has one way to write an expression
     variable = head.removeprefix("lambda ")
@@ -127,6 +135,8 @@ def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
         return None
     if re.fullmatch(rf"torch\.nan_to_num\({variable}, nan=(?:None|[\d.e+-]+)\)", body):
         return Unchanged()
+    if above := re.fullmatch(rf"{variable} > (-?\d{{1,9}}(?:\.\d{{1,9}})?)", body, re.ASCII):
+        return Above(float(above[1]))
     where = re.compile(
         rf"torch\.where\({variable}\[\[(\d+)\]\] > 0(?:\.0)?, ([1-9]\d*), ", re.ASCII
     )

@@ -21,6 +21,7 @@ from scanloom.cards.card import (
 )
 from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
+    Above,
     Arguments,
     Component,
     describe,
@@ -361,14 +362,22 @@ def _crop(args: Arguments, state: Preprocessing) -> None:
         raise unsupported("CropForegroundd twice, or after padding")
     if not (margin.is_integer() and 0 <= margin <= _LONGEST):
         raise args.refused("margin", margin)
-    for name in ("select_fn", "channel_indices"):
-        args.only(name, None)
+    select = args.take("select_fn")
+    if not (select is None or isinstance(select, Above)):
+        raise args.refused("select_fn", select)
+    args.only("channel_indices", None)
     args.only("lazy", False)
     args.ignore("start_coord_key", "end_coord_key")
     i, j, k = (max(n, 1) for n in _lengths(args, "k_divisible", 1))
     beyond = margin > 0 and not args.flag("allow_smaller", False)
     state.crop = Crop(
-        "positive", "network", int(margin), state.steps, beyond=beyond, multiple=(i, j, k)
+        "positive",
+        "network",
+        int(margin),
+        state.steps,
+        beyond=beyond,
+        multiple=(i, j, k),
+        threshold=0.0 if select is None else select.threshold,
     )
     args.ignore("allow_smaller")
     if state.crop.padded:

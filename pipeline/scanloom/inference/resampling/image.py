@@ -94,8 +94,9 @@ def network_bounds(channels: Sequence[torch.Tensor], crop: Crop) -> list[tuple[i
     # MONAI crops to the union of the channels' foregrounds
     mask = torch.zeros_like(channels[0], dtype=torch.bool)
     largest = max(float(channel.max()) for channel in channels)
+    limit = crop.above * largest if crop.above else crop.threshold
     for channel in channels:
-        mask |= channel != 0 if crop.foreground == "nonzero" else channel > crop.above * largest
+        mask |= channel != 0 if crop.foreground == "nonzero" else channel > limit
     axes = [mask.any(dim=second).any(dim=first) for first, second in ((1, 2), (0, 2), (0, 1))]
     return foreground_bounds([axis.cpu().numpy() for axis in axes], crop)
 

@@ -344,7 +344,10 @@ def decisive_values(card: ModelCard) -> Decisive | None:
         if isinstance(step, Normalize) and step.nonzero:
             return _becomes_zero(card.after[:n])
     if crop is not None and crop.grid == "network":
-        return _becomes_zero(card.after if crop.steps is None else card.after[: crop.steps])
+        steps = card.after if crop.steps is None else card.after[: crop.steps]
+        if crop.threshold:  # of the resampled scan itself, or rounding in the steps decides
+            return None if steps else crop.threshold
+        return _becomes_zero(steps)
     return None
 
 

@@ -535,6 +535,12 @@ UNSUPPORTED: list[tuple[Change, str]] = [
         "padded",
     ),
     (add("CropForegroundd", source_key="label"), "source_key"),
+    (
+        add(
+            "CropForegroundd", source_key="image", select_fn="$lambda x: torch.nan_to_num(x, nan=0)"
+        ),
+        "select_fn",
+    ),
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
     (resize(mode="area", align_corners=True), "align_corners"),
