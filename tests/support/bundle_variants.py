@@ -327,6 +327,20 @@ HARMLESS: dict[str, Mutation] = {
     ),
     "handlers joined": lambda c, _: c["evaluator"].update(val_handlers="$@handlers + []"),
     "network eval": lambda c, _: c["initialize"].append("$@network.eval()"),
+    "scaled by percentiles": insert(
+        *("pre", -2),
+        step("ScaleIntensityRangePercentilesd", lower=1, upper=99, b_min=0, b_max=1, clip=True),
+    ),
+    "margin": insert("pre", -2, step("CropForegroundd", source_key="image", margin=3)),
+    "padded to a size": insert("pre", -2, step("SpatialPadd", spatial_size=[30, 20, 25])),
+    "padded to a multiple": insert("pre", -2, step("DivisiblePadd", k=8, method="end")),
+    "cropped or padded": insert("pre", -2, step("ResizeWithPadOrCropd", spatial_size=24)),
+    "resized": both(
+        remove("pre", "Spacingd"),
+        insert("pre", 3, step("Resized", spatial_size=[20, 30, 24], mode="trilinear")),
+    ),
+    "holes filled": insert("post", -2, step("FillHolesd", "pred")),
+    "small objects removed": insert("post", -2, step("RemoveSmallObjectsd", "pred", min_size=30)),
     "reference in run": both(setting("start", "$@evaluator.run()"), setting("run", ["@start"])),
 }
 """Changes of which scanloom should accept most."""

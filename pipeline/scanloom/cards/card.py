@@ -125,8 +125,41 @@ class ScaleQuantiles:
     interpolated: bool = False
 
 
+@dataclass(frozen=True)
+class ScalePercentiles:
+    """Map two percentiles of a scan to [b_min, b_max] (MONAI ScaleIntensityRangePercentilesd).
+
+    Parameters
+    ----------
+    lower, upper : float
+        Percentiles, 0 to 100; a value between two voxels is interpolated.
+    b_min, b_max : float or None
+        As in `ScaleRange`.
+    clip : bool
+        Whether the result is limited to them.
+    """
+
+    lower: float
+    upper: float
+    b_min: float | None
+    b_max: float | None
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.lower <= 100 and 0 <= self.upper <= 100):  # also nan
+            raise ValueError(f"percentiles are from 0 to 100, got {self.lower} and {self.upper}")
+
+
 IntensityStep = (
-    ScaleRange | ScaleMinMax | Normalize | Clip | Truncate | ScaleHistogram | Round | ScaleQuantiles
+    ScaleRange
+    | ScaleMinMax
+    | Normalize
+    | Clip
+    | Truncate
+    | ScaleHistogram
+    | Round
+    | ScaleQuantiles
+    | ScalePercentiles
 )
 
 
@@ -181,7 +214,55 @@ class RemoveSmall:
     when: Literal["before", "after"] = "before"
 
 
-Cleaning = KeepLargest | RemoveSmall
+@dataclass(frozen=True)
+class RemoveSmallObjects:
+    """Remove objects that are smaller than a size (MONAI RemoveSmallObjects).
+
+    If 1 is the largest number in a label map, its connected components are the objects. Otherwise
+    each structure is one object, however many components it has.
+
+    Parameters
+    ----------
+    size : float
+        Smallest size that is kept: voxels, or mm^3, rounded up to whole voxels.
+    unit : "voxels" or "mm3"
+        Unit of `size`.
+    together : bool
+        Whether the structures are merged, and the components of all are the objects
+        (`independent_channels=False`).
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    size: float = 64.0
+    unit: Literal["voxels", "mm3"] = "voxels"
+    together: bool = False
+    connectivity: Literal[6, 18, 26] = 6
+    when: Literal["before", "after"] = "after"
+
+
+@dataclass(frozen=True)
+class FillHoles:
+    """Give a structure all voxels that it encloses, also those of others (MONAI FillHoles).
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the structures; empty for all. Smaller numbers are filled first.
+    connectivity : 6, 18 or 26
+        Neighbours through which voxels outside a structure are connected to the border of the scan.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    numbers: tuple[int, ...] = ()
+    connectivity: Literal[6, 18, 26] = 26
+    when: Literal["before", "after"] = "after"
+
+
+Cleaning = KeepLargest | RemoveSmall | RemoveSmallObjects | FillHoles
 
 
 def with_small_removed(
@@ -305,6 +386,12 @@ class Crop:
         steps measure the box only. None for all steps.
     above : float
         With "positive": fraction of the largest intensity that voxels must exceed (brainchop).
+    beyond : bool
+        With grid "network": whether the margin extends beyond the grid, where voxels are 0.
+    multiple : (x, y, z)
+        With grid "network": the box grows to a multiple of these lengths, also beyond the grid.
+    threshold : float
+        With grid "network" and "positive": intensity that voxels must exceed instead of 0.
     """
 
     foreground: Literal["nonzero", "positive"]
@@ -312,6 +399,68 @@ class Crop:
     margin: int = 0
     steps: int | None = None
     above: float = 0.0
+    beyond: bool = False
+    multiple: tuple[int, int, int] = (1, 1, 1)
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.multiple) < 1:
+            raise ValueError(f"lengths must be at least 1, got {self.multiple}")
+
+    @property
+    def padded(self) -> bool:
+        """Whether the box can extend beyond the grid."""
+        return (self.beyond and self.margin > 0) or max(self.multiple) > 1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Change of the lengths of the image that a network sees, around its middle.
+
+    MONAI SpatialPadd, DivisiblePadd and ResizeWithPadOrCropd. What is cropped is background; scores
+    of what is added are dropped.
+
+    Parameters
+    ----------
+    size : (x, y, z)
+        New lengths in voxels; None keeps one.
+    multiple : (x, y, z)
+        Each length grows to a multiple of its number.
+    crops : bool
+        Whether lengths above `size` are cropped; otherwise they stay.
+    at_end : bool
+        Whether voxels are added at the end of an axis only. Otherwise on both sides, an odd one at
+        the end.
+    padding : "constant", "replicate" or "reflect"
+        Values of the voxels that are added.
+    padding_value : float
+        Value for "constant" padding.
+    steps : int or None
+        Number of steps of `ModelCard.after` that come first; None for all.
+    """
+
+    size: tuple[int | None, int | None, int | None] = (None, None, None)
+    multiple: tuple[int, int, int] = (1, 1, 1)
+    crops: bool = False
+    at_end: bool = False
+    padding: Literal["constant", "replicate", "reflect"] = "constant"
+    padding_value: float = 0.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(*self.multiple, *(n for n in self.size if n is not None)) < 1:
+            raise ValueError(f"lengths must be at least 1, got {self.size}, {self.multiple}")
+
+    def bounds(self, axis: int, length: int) -> tuple[int, int]:
+        """Return where an axis of `length` voxels starts and stops afterwards, in its indices."""
+        size = self.size[axis]
+        if size is not None and self.crops and size < length:
+            start = length // 2 - size // 2
+            return start, start + size
+        wanted = max(length, size or 0)
+        wanted = -(-wanted // self.multiple[axis]) * self.multiple[axis]
+        below = 0 if self.at_end else (wanted - length) // 2
+        return -below, wanted - below
 
 
 @dataclass(frozen=True)
@@ -325,11 +474,13 @@ class NetworkGrid:
     spacing : (x, y, z) or None
         In mm, in the order of `orientation`; None keeps the source's spacing, of all axes or of one
         (nnU-Net's two-dimensional configurations).
-    mode : "linear", "nearest", "cubic" or "area"
+    mode : "linear", "nearest", "cubic", "area" or "trilinear"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
         (scikit-image's resize of order 3). "area" is the mean of the voxels that a voxel overlaps,
         whole ones (PyTorch's adaptive average pooling), for scores too; it needs `shape` and
-        alignment "edges".
+        alignment "edges". "trilinear" is linear as of PyTorch's interpolate, which rounds
+        coordinates to float32; it needs `shape` and alignment "edges" or "ends". With both, labels
+        are mapped back by PyTorch's "nearest", which takes the voxel below.
     order : (x, y, z)
         The axes of `orientation`, in the order in which the network sees them (nnU-Net's
         `transpose_forward`, applied to arrays with the last axis first).
@@ -345,6 +496,8 @@ class NetworkGrid:
         (nnU-Net); None for never.
     crop : Crop or None
         Box that the network sees; voxels outside are background.
+    fits : tuple of Fit
+        Changes of the lengths of that box, or of the whole grid, one after another.
     as_nifti : bool
         If `orientation` is None: whether the axes of a DICOM scan are those with which dcm2niix
         stores it, for models that read voxels in the order of a NIfTI file.
@@ -355,7 +508,7 @@ class NetworkGrid:
 
     orientation: str | None = None
     spacing: tuple[float | None, float | None, float | None] | None = None
-    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
+    mode: Literal["linear", "nearest", "cubic", "area", "trilinear"] = "linear"
     order: tuple[int, int, int] = (0, 1, 2)
     alignment: Literal["first", "edges", "ends", "centre"] = "first"
     shape: tuple[int, int, int] | None = None
@@ -363,6 +516,13 @@ class NetworkGrid:
     crop: Crop | None = None
     as_nifti: bool = False
     orient: Literal["before", "after"] = "before"
+    fits: tuple[Fit, ...] = ()
+
+    @property
+    def boxed(self) -> bool:
+        """Whether the network sees a part of its grid only."""
+        cropped = self.crop is not None and self.crop.grid == "network"
+        return cropped or any(fit.crops for fit in self.fits)
 
     def __post_init__(self) -> None:
         sizes = (*(self.spacing or ()), *(self.shape or ()))
@@ -372,8 +532,9 @@ class NetworkGrid:
             raise ValueError(f"orientation must be axis codes, got {self.orientation!r}")
         if sorted(self.order) != [0, 1, 2]:
             raise ValueError(f"order must have each axis once, got {self.order}")
-        if self.mode == "area" and (self.shape is None or self.alignment != "edges"):
-            raise ValueError("mode 'area' needs a shape and alignment 'edges'")
+        allowed = {"area": ("edges",), "trilinear": ("edges", "ends")}.get(self.mode)
+        if allowed and (self.shape is None or self.alignment not in allowed):
+            raise ValueError(f"mode {self.mode!r} needs a shape and alignment {allowed}")
         if self.orient == "after" and self.spacing and len(set(self.spacing)) > 1:
             raise ValueError("a grid oriented after resampling has one spacing for all axes")
 

@@ -115,7 +115,40 @@ def read_card(folder: Path) -> ModelCard:
     return card
 
 
-def _constructor(folder: Path) -> Callable[[dict[str, Any]], Any]:
+def make_card(entries: Mapping[str, Any], file: str, **fields: Any) -> ModelCard:
+    """Return a card of entries as in `card.json`, from another file.
+
+    Parameters
+    ----------
+    entries : mapping
+        Plain data.
+    file : str
+        Name of the file, for messages.
+    fields
+        Further fields of the card, ready made.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED, with the entry, if one is unknown, missing or invalid.
+    """
+    try:
+        text = json.dumps(entries)
+        document = json.loads(text, object_hook=_constructor(Path(), file))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        detail = f"{file} has an entry that no card has ({type(exc).__name__})"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    card: ModelCard = _validated(ModelCard, {**document, **fields}, file)
+    return card
+
+
+def plain_entries(card: ModelCard) -> dict[str, Any]:
+    """Return a card as plain data, as `card.json` has it; defaults are left out."""
+    entries: dict[str, Any] = _plain(card)
+    return entries
+
+
+def _constructor(folder: Path, file: str = CARD_FILE) -> Callable[[dict[str, Any]], Any]:
     """Return a function that makes an object of each JSON object which names its class."""
 
     def construct(entries: dict[str, Any]) -> Any:
@@ -135,12 +168,12 @@ def _constructor(folder: Path) -> Callable[[dict[str, Any]], Any]:
                 return Weights(weights_file(folder, sha256), sha256, published)
             case kind:
                 del entries["class"]
-                return _validated(_ALTERNATIVES[kind], entries)
+                return _validated(_ALTERNATIVES[kind], entries, file)
 
     return construct
 
 
-def _validated(kind: Any, entries: Any) -> Any:
+def _validated(kind: Any, entries: Any, file: str = CARD_FILE) -> Any:
     """Return an object of a class of cards; MODEL_DAMAGED, with the first entry that is wrong."""
     from pydantic import ValidationError
 
@@ -150,7 +183,7 @@ def _validated(kind: Any, entries: Any) -> Any:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         entry = printable(".".join(str(key) for key in first["loc"])[:100]) or kind.__name__
         problem = {"missing": "is missing", "unexpected_keyword_argument": "is unknown"}
-        detail = f"{CARD_FILE}: {entry} {problem.get(first['type'], 'is invalid')}"
+        detail = f"{file}: {entry} {problem.get(first['type'], 'is invalid')}"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
+
+Layout = Literal["channels_first", "channels_last"]
+"""Order of the axes of an ONNX graph: channels after the batch, or at the end."""
+ONNX_GRAPH: Final = "OnnxGraph"
+"""Class of networks that are an ONNX graph."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,9 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
     "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.variants", in_bundles=False),
     "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet", in_bundles=False),
+    ONNX_GRAPH: AllowedNetwork(
+        "scanloom.inference.nets.onnx_graph", largest={"nbytes": 2 << 30}, in_bundles=False
+    ),
     "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet", in_bundles=False),
     "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet", in_bundles=False),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),

@@ -42,7 +42,7 @@ def readers() -> Iterator[ModelReader]:
     folder of TotalSegmentator before one of nnU-Net, of which it consists. Readers are imported
     here: models that were converted need none.
     """
-    from scanloom.convert import meshnet, nnunet
+    from scanloom.convert import meshnet, nnunet, onnx_model
     from scanloom.convert import totalsegmentator as total
     from scanloom.convert.monai import bundle
 
@@ -58,6 +58,9 @@ def readers() -> Iterator[ModelReader]:
     )
     yield ModelReader(
         "MeshNet with safetensors", meshnet.is_meshnet_folder, meshnet.read_meshnet_folder
+    )
+    yield ModelReader(
+        "ONNX network with card.yaml", onnx_model.is_onnx_model, onnx_model.read_onnx_model
     )
 
 

@@ -25,12 +25,12 @@ AUTO3DSEG: Final = (
     "Write configs/inference.json and configs/metadata.json of a MONAI bundle for its network"
 )
 KERAS: Final = (
-    "this is a model of Keras: TensorFlow's networks are not run. "
-    "A MeshNet of them can be converted by `tensorflowjs_converter`, and read with its labels"
+    "this is a model of Keras, and TensorFlow's networks run as ONNX: `python -m tf2onnx.convert` "
+    "writes model.onnx, and `scanloom models new FOLDER` the card next to it"
 )
 ONNX: Final = (
     "this is a network in ONNX: nothing states spacing, orientation, intensities, windows and "
-    f"structures; {_MONAI}, with the PyTorch weights that it was exported from"
+    "structures. card.yaml next to model.onnx does: `scanloom models new FOLDER` writes it"
 )
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from scanloom.cards.card import Weights
 from scanloom.cards.card_file import WEIGHTS_FOLDER, weights_file
 from scanloom.convert.files import check_archive, check_growth, damaged, is_safetensors, unsafe
+from scanloom.convert.onnx_file import with_external
 from scanloom.core import Reason, ScanError, format_bytes, lacks_memory, printable
 from scanloom.io.system.sandbox import report_progress
 
@@ -35,6 +36,8 @@ about 1.5 GB with their optimiser."""
 FLOAT32_KEY: Final = "float32"
 """`ForeignWeights.key` of a file of float32 numbers without names, in the order of
 `ForeignWeights.arrays`, kernels with channels last."""
+ONNX_KEY: Final = "onnx"
+"""`ForeignWeights.key` of an ONNX file."""
 _MAX_HEADER_BYTES: Final = 100_000_000
 """Largest header of a safetensors file, as of the library."""
 _KERNEL_DIMS: Final = 5
@@ -128,6 +131,8 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
     MemoryError
         If memory runs out.
     """
+    from safetensors.numpy import save
+
     (folder / WEIGHTS_FOLDER).mkdir(exist_ok=True)
     if not isinstance(weights, ForeignWeights):
         target = weights_file(folder, weights.sha256)
@@ -140,7 +145,10 @@ def convert_weights(weights: Weights, folder: Path) -> Weights:
     # the bytes that are hashed are those that are read below: the file may be replaced meanwhile
     if hashlib.sha256(content).hexdigest() != weights.sha256:
         raise ScanError(Reason.MODEL_HASH, "the weights were replaced while they were read")
-    if weights.key == FLOAT32_KEY:
+    if weights.key == ONNX_KEY:
+        graph = with_external(content, weights.file.parent)
+        converted = save({"model": np.frombuffer(graph, np.uint8)})
+    elif weights.key == FLOAT32_KEY:
         converted = _float32_numbers(content, weights.arrays)
     else:
         converted = _state_dict(content, weights.key, dict(weights.arrays))

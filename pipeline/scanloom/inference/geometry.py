@@ -70,8 +70,8 @@ class NetworkPlan:
     alignment : "first", "edges", "ends" or "centre"
         Voxels that coincide, as in `NetworkGrid`. With "centre", voxels of one grid that lie
         outside the other are empty; otherwise they continue the outermost ones.
-    mode : "linear", "nearest", "cubic" or "area"
-        Interpolation of the scan.
+    mode : "linear", "nearest", "cubic", "area" or "trilinear"
+        Interpolation of the scan, as in `NetworkGrid`.
     nearest : (int or None, int or None)
         Network axis that is resampled by nearest neighbour: from the source to the network grid,
         and back.
@@ -94,7 +94,7 @@ class NetworkPlan:
     lean: Triple
     step: Affine
     alignment: Alignment = "first"
-    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
+    mode: Literal["linear", "nearest", "cubic", "area", "trilinear"] = "linear"
     nearest: tuple[int | None, int | None] = (None, None)
     boxed: bool = False
     unturned: NetworkPlan | None = None
@@ -132,6 +132,20 @@ class NetworkPlan:
         if self.boxed and self.resampled and self.alignment == "first" and not any(self.lean):
             at = self._in_monais_order(x)
         return at
+
+    def label_index(self, source_axis: int) -> NDArray[np.int64]:
+        """Return the network index whose label each source index along an axis gets.
+
+        For a grid that divides the scan's axes anew, or has their centre.
+        """
+        x = self.network_axis(source_axis)
+        size = self.network.shape[x]
+        if self.mode not in ("area", "trilinear"):
+            return round_half_up(self.to_network(source_axis), size).astype(np.int64)
+        count = self.oriented.shape[x]
+        ratio = np.float32(size) / np.float32(count)  # as PyTorch: the last bit decides
+        at = np.floor(np.arange(count, dtype=np.float32) * ratio).clip(max=size - 1)
+        return np.asarray(at[::-1] if self.flipped[x] else at, dtype=np.int64)
 
     def _in_monais_order(self, x: int) -> NDArray[np.float64]:
         """Return the network coordinate of each source index along an axis, see `boxed`."""
@@ -222,7 +236,7 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
         lean=lean,
         step=step,
         mode=requested.mode,
-        boxed=requested.crop is not None and requested.crop.grid == "network",
+        boxed=requested.boxed,
     )
 
 
@@ -298,7 +312,7 @@ def _plan_scaled(
         alignment=requested.alignment,
         mode=requested.mode,
         nearest=scaled.nearest,
-        boxed=requested.crop is not None and requested.crop.grid == "network",
+        boxed=requested.boxed,
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 
 from scanloom.cards.card import (
@@ -15,6 +16,7 @@ from scanloom.cards.card import (
     Round,
     ScaleHistogram,
     ScaleMinMax,
+    ScalePercentiles,
     ScaleQuantiles,
     ScaleRange,
     Truncate,
@@ -28,6 +30,8 @@ _FEW_NEGATIVE: Final = 0.02
 _SMALLEST: Final = 1e-15
 """Smallest absolute intensity that is not 0."""
 _VALUES_AT_ONCE: Final = 1 << 22
+_MAX_SORTED_BY_TORCH: Final = 1_000_000
+"""Number of voxels above which MONAI takes NumPy's percentiles, which round in another way."""
 
 
 def apply_steps(
@@ -60,6 +64,10 @@ def apply_steps(
                 image = image.round_().clamp_(0.0, BYTE)
             case ScaleQuantiles():
                 image = scale_quantiles(image, step)
+            case ScalePercentiles():
+                low, high = percentiles(image, (step.lower, step.upper))
+                scaling = ScaleRange(low, high, step.b_min, step.b_max, step.clip)
+                image = scale_range(image, scaling)
     return image
 
 
@@ -105,6 +113,16 @@ def normalize(
         divisor = max(divisor, step.smallest_divisor)
     scaled = (image - offset) / (divisor or 1.0)
     return scaled if selected is None else torch.where(selected, scaled, image)
+
+
+def percentiles(image: torch.Tensor, q: Sequence[float]) -> list[float]:
+    """Return percentiles of an image, each a float32 value (MONAI percentile)."""
+    wanted = np.asarray(q, dtype=np.float64)
+    if image.numel() > _MAX_SORTED_BY_TORCH:
+        values = np.percentile(image.cpu().numpy(), wanted).astype(np.float32)
+        return [float(value) for value in values]
+    fractions = torch.tensor(wanted / 100.0, dtype=torch.float32, device=image.device)
+    return [float(value) for value in torch.quantile(image.flatten(), fractions)]
 
 
 def scale_histogram(image: torch.Tensor, step: ScaleHistogram) -> torch.Tensor:

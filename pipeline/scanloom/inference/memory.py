@@ -31,10 +31,12 @@ from torch.utils._pytree import tree_leaves
 from scanloom.cards.card import (
     Argmax,
     Clip,
+    FillHoles,
     IntensityStep,
     ModelCard,
     NetworkSpec,
     Normalize,
+    ScalePercentiles,
     ScaleRange,
     Truncate,
 )
@@ -179,7 +181,7 @@ def estimate_network(
     """
     budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
-    largest = largest_box(plan, card.grid.crop)
+    largest = largest_box(plan, card.grid)
     size = largest if card.window.size is None else input_size(card.window)
     forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
     image = sizes.image + sizes.padded
@@ -193,20 +195,23 @@ def estimate_network(
         "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
-    if plan.mode == "area":  # scores of all planes, joined once, and slabs on the source grid
+    if plan.mode == "area" and card.restore == "scores":
+        # Scores of all planes, joined once, and slabs on the source grid
         scores = FLOAT_BYTES * card.n_outputs * math.prod(plan.network.shape)
         steps["network"] += scores
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        steps["restore"] += sizes.image // card.n_inputs * 4  # float64 during nearest neighbour
+        # float64 during nearest neighbour
+        steps["restore"] += 4 * FLOAT_BYTES * math.prod(plan.network.shape)
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
     on_host, copied = sizes.open if budget.scores == "host" else 0, stored * sizes.scan
+    copied += _sorted_on_host(card, plan)
     labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host}
     own = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
-    own["resample"] += copied
+    own["resample"] += stored * sizes.scan
     for step in labels:
         own[step] -= on_host
     return MemoryEstimate({"resample": copied, **labels, "clean": sizes.maps + clean}, own)
@@ -381,11 +386,14 @@ def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
-    layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
+    largest = largest_box(plan, card.grid)
+    layout = window_layout(window, largest, axis, budget.windows)
     channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
-    voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
+    whole, voxels, padded = map(math.prod, (plan.network.shape, largest, layout.padded))
     plane_voxels = padded // layout.padded[axis]
+    # a smaller box is yielded in planes of the whole grid
+    yielded = max(plane_voxels, whole // plan.network.shape[axis])
     last = last_layer(card.network, input_size(window)) if window.sums == "float32" else None
     features = last[1] if last else card.n_outputs
     plane, summed = (sum_bytes * plane_voxels * n for n in (card.n_outputs, features))
@@ -399,11 +407,11 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     shared = math.prod(layout.size) * score_bytes * features if layout.count > 2 else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
-        image=network_image_bytes(card, plan),
+        image=FLOAT_BYTES * len(card.channels) * max(whole, voxels),
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
         own=folds * layout.planes * summed if own else 0,
-        plane=plane,
+        plane=sum_bytes * yielded * card.n_outputs,
         block=block * min(folds, 2),
         head=head * min(folds, 2) if last else 0,
         window=FLOAT_BYTES * math.prod(layout.size)
@@ -419,7 +427,10 @@ def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budg
     channels = card.n_inputs
     one = sizes.image // channels
     before = sizes.image - one  # the channels that are resampled already
-    steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before
+    crop = card.grid.crop
+    cut = bool(card.grid.fits) or (crop is not None and crop.padded)  # into a further copy
+    copies = max(_copies(card.after), 1 + cut)
+    steps = max(_resampling(card, plan, budget), one * copies) + before
     return max(steps, 2 * sizes.image) if channels > 1 else steps
 
 
@@ -449,11 +460,25 @@ def _copies(steps: tuple[IntensityStep, ...]) -> int:
     return copies
 
 
+def _sorted_on_host(card: ModelCard, plan: NetworkPlan) -> int:
+    """Return the bytes of the copies of which percentiles are taken, with a GPU too."""
+    sorted_voxels = [0]
+    for steps, grid in (
+        *(((*channel.steps, *card.before), plan.source) for channel in card.channels),
+        (card.after, plan.network),
+    ):
+        if any(isinstance(step, ScalePercentiles) for step in steps):
+            sorted_voxels.append(math.prod(grid.shape))
+    return 2 * FLOAT_BYTES * max(sorted_voxels)
+
+
 def _cleaning(card: ModelCard, map_bytes: int) -> int:
     """Return the bytes of the card's cleaning, without the label maps themselves."""
     numbers = {s.number for s in card.structures}
     gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
-    return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
+    fills = any(isinstance(rule, FillHoles) for rule in card.cleaning)  # what is not the structure
+    copies = bool(card.cleaning) + gaps + 3 * fills
+    return map_bytes * copies + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
 
 
 def window_values(card: ModelCard, grid: Grid) -> int:
@@ -467,7 +492,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
         seen = grid_for_parts(grid, each)
         for network in each.parts or (each,):
             plan = plan_grid(seen, network.grid)
-            shape = largest_box(plan, network.grid.crop)
+            shape = largest_box(plan, network.grid)
             layout = window_layout(network.window, shape, plan.network_axis(plan.lead))
             passes = (1 + len(network.folds)) * (1 << len(network.window.mirror))
             values += layout.count * math.prod(layout.size) * passes

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
+from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
@@ -53,6 +54,7 @@ from scanloom.inference.resampling.image import (
     ModelInput,
     NetworkImage,
     SharedScan,
+    largest_box,
     network_image,
     paste,
     source_box,
@@ -135,6 +137,8 @@ class TorchPredictor(PlacedModel):
         self.device = choose_device(device)
         share_memory(self.device.device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
+        if card.network.name == ONNX_GRAPH:
+            self.precision = PrecisionChoice(torch.float32, "an ONNX graph has types of its own")
         loaded = load_network(card, self.precision.dtype)
         self.overflows = loaded.dtype is not self.precision.dtype
         if self.overflows:
@@ -263,7 +267,8 @@ class TorchPredictor(PlacedModel):
             OUT_OF_MEMORY if no plan fits by the estimate.
         """
         device, dtype = self.device.device, dtype or self.precision.dtype
-        windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
+        seen = largest_box(plan, self.card.grid)
+        windows = choose_batch(window_size(self.card.window, seen), device, dtype)
         automatic = device.type != "cpu" and self.device.why != ASKED_FOR
         fallbacks = [torch.device("cpu")] if automatic else []
         plans = fallback_plans(device, dtype, Budget(windows), fallbacks)
@@ -483,8 +488,6 @@ def check_supported(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode == "area" and card.restore == "labels":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
 
 
 def check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

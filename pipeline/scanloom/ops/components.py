@@ -1,4 +1,4 @@
-"""Connected components of label maps: keep the largest ones, remove small ones, count them.
+"""Connected components of label maps: keep the largest, remove small ones, fill holes, count them.
 
 Components are labelled slab by slab and merged across slab borders, so that no component array of
 the size of the scan is needed. Short slabs also stay in the processor's cache, which is faster.
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Cleaning, KeepLargest, RemoveSmall
+from scanloom.cards.card import Cleaning, FillHoles, KeepLargest, RemoveSmall, RemoveSmallObjects
 from scanloom.ops.run_length import Labels, find_runs, iter_slabs
 
 Connectivity = Literal[6, 18, 26]
@@ -102,14 +102,91 @@ def remove_small(labels: Labels, rule: RemoveSmall, spacing: Sequence[float]) ->
     return _drop(labels, table, components, dropped, rule.connectivity)
 
 
+def remove_small_objects(
+    labels: Labels, rule: RemoveSmallObjects, spacing: Sequence[float]
+) -> Labels:
+    """Return the label map without objects that are smaller than a size; see the rule.
+
+    Parameters
+    ----------
+    labels : (I, J, K) uint8 or uint16 array
+        A label map.
+    rule : RemoveSmallObjects
+        What an object is, and its smallest size.
+    spacing : (x, y, z)
+        Size of a voxel, mm.
+
+    Returns
+    -------
+    (I, J, K) array
+        As of `keep_largest`.
+    """
+    labels = np.asfortranarray(labels)
+    least = math.ceil(rule.size / math.prod(spacing)) if rule.unit == "mm3" else rule.size
+    largest = int(labels.max())
+    if int(labels.min()) == largest:
+        return labels  # a map of a single value has no objects in MONAI
+    if rule.together or largest <= 1:
+        table = _lookup(labels, ())
+        table[1:] = 1
+        components = find_components(labels, rule.connectivity, table)
+        dropped = components.voxels < least
+        dropped[0] = False
+        return _drop(labels, table, components, dropped, rule.connectivity)
+    counts = np.zeros(largest + 1, np.int64)
+    for slab in iter_slabs(labels.shape):
+        counts += np.bincount(labels[:, :, slab].ravel(order="K"), minlength=largest + 1)
+    kept = np.arange(largest + 1, dtype=labels.dtype)
+    kept[counts < least] = 0
+    return kept[labels] if (counts[1:] < least).any() else labels
+
+
+def fill_holes(labels: Labels, rule: FillHoles) -> Labels:
+    """Return the label map with the holes of the structures in `rule` filled, one after another.
+
+    Parameters
+    ----------
+    labels : (I, J, K) uint8 or uint16 array
+        A label map.
+    rule : FillHoles
+        Structures, and connectivity of what is not the structure.
+
+    Returns
+    -------
+    (I, J, K) array
+        Of the same dtype, in Fortran order. `labels` itself if there was no hole.
+    """
+    from scipy import ndimage  # here, as cc3d
+
+    result = labels = np.asfortranarray(labels)
+    for number, box in enumerate(ndimage.find_objects(labels), 1):
+        if box is None or (rule.numbers and number not in rule.numbers):
+            continue
+        # Beyond the structure's box all is open: what does not reach its faces is a hole
+        rest = np.asfortranarray(result[box] != number).view(np.uint8)
+        components = find_components(rest, rule.connectivity)
+        holes = ~_reaching_border(rest, components, rule.connectivity)
+        holes[0] = False
+        if holes.any():
+            outside = _drop(rest, None, components, holes, rule.connectivity)
+            result = result.copy(order="F") if result is labels else result
+            result[box][outside != rest] = number
+    return result
+
+
 def clean(labels: Labels, rules: Iterable[Cleaning], spacing: Sequence[float], when: str) -> Labels:
     """Return the label map after a card's cleaning "before" or "after" it is restored."""
     for rule in rules:
         if rule.when == when:
-            if isinstance(rule, KeepLargest):
-                labels = keep_largest(labels, rule)
-            else:
-                labels = remove_small(labels, rule, spacing)
+            match rule:
+                case KeepLargest():
+                    labels = keep_largest(labels, rule)
+                case RemoveSmall():
+                    labels = remove_small(labels, rule, spacing)
+                case RemoveSmallObjects():
+                    labels = remove_small_objects(labels, rule, spacing)
+                case FillHoles():
+                    labels = fill_holes(labels, rule)
     return labels
 
 
@@ -172,7 +249,7 @@ def find_components(
 
 def _drop(
     labels: Labels,
-    table: Labels,
+    table: Labels | None,
     components: Components,
     dropped: NDArray[np.bool_],
     connectivity: Connectivity,
@@ -187,6 +264,20 @@ def _drop(
             pieces = _label_slab(labels, slab, connectivity, table)[0][:, :, _lead_in(slab) :]
             result[:, :, slab][in_slab[pieces]] = 0
     return result
+
+
+def _reaching_border(
+    labels: Labels, components: Components, connectivity: Connectivity
+) -> NDArray[np.bool_]:
+    """Return which components (C,) of a label map have a voxel on its border."""
+    reaching = np.zeros(len(components.voxels), bool)
+    last = labels.shape[2] - 1
+    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
+        pieces = _label_slab(labels, slab, connectivity, None)[0][:, :, _lead_in(slab) :]
+        ends = [k - slab.start for k in (0, last) if slab.start <= k < slab.stop]
+        for face in (pieces[[0, -1]], pieces[:, [0, -1]], pieces[:, :, ends]):
+            reaching[component_of[np.unique(face)]] = True
+    return reaching
 
 
 def _label_slab(

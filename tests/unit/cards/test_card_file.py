@@ -31,10 +31,19 @@ def full(tmp_path: Path) -> ModelCard:
         "before": (cards.ScaleRange(-57.0, 164.0, None, 1.0, clip=True), cards.Round()),
         "after": (cards.Normalize(nonzero=True), cards.Truncate()),
         "decision": cards.Paint(((0, 2), (1, 1)), cards.SIGMOID_ABOVE_HALF, inclusive=False),
-        "cleaning": (cards.KeepLargest((1, 2), when="before"), cards.RemoveSmall()),
+        "cleaning": (
+            cards.KeepLargest((1, 2), when="before"),
+            cards.RemoveSmall(),
+            cards.RemoveSmallObjects(9.5, "mm3", together=True),
+            cards.FillHoles((1,), 6),
+        ),
         "checks": cards.Checks(low=cards.Range(-1100, 0), refuse=("spacing",)),
         "grid": cards.NetworkGrid(
-            None, (None, 1.0, 2.0), order=(2, 1, 0), crop=cards.Crop("nonzero")
+            None,
+            (None, 1.0, 2.0),
+            order=(2, 1, 0),
+            crop=cards.Crop("nonzero"),
+            fits=(cards.Fit((None, 8, 9), crops=True, padding="reflect"),),
         ),
         "folds": (weights,),
         "flags": (Flag.CHECKPOINT_BEST,),

@@ -75,7 +75,7 @@ CASES: Mapping[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
         lambda folder: torchscript("models/model.ts")(folder).parents[1],
         ("as a program", "torch.jit.load"),
     ),
-    "ONNX": (touch("model.onnx"), ("in ONNX", "spacing", "configs/inference.json")),
+    "ONNX": (touch("model.onnx"), ("in ONNX", "spacing", "scanloom models new")),
     "nnU-Net v1": (
         touch("plans.pkl", "fold_0/model_final_checkpoint.model"),
         ("nnU-Net v1", "nnU-Net v2 trained"),
@@ -84,7 +84,7 @@ CASES: Mapping[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
         touch("configs/hyper_parameters.yaml", "scripts/segmenter.py", "model/model.pt"),
         ("Auto3DSeg", "configs/metadata.json"),
     ),
-    "Keras": (touch("model.h5"), ("Keras", "tensorflowjs_converter")),
+    "Keras": (touch("model.h5"), ("Keras", "tf2onnx", "scanloom models new")),
     "Keras, SavedModel": (touch("saved_model.pb", "variables/variables.index"), ("Keras",)),
     "Keras, by its content": (keras_without_its_suffix, ("Keras",)),
     "TensorRT": (touch("model.engine"), ("TensorRT", "built from")),

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScaleRange
-from scanloom.inference.intensity import apply_steps
+from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScalePercentiles, ScaleRange
+from scanloom.inference.intensity import apply_steps, percentiles
 
 
 def pairs() -> list[Any]:
-    from monai.transforms import NormalizeIntensity, ScaleIntensity, ScaleIntensityRange
+    from monai.transforms import (
+        NormalizeIntensity,
+        ScaleIntensity,
+        ScaleIntensityRange,
+        ScaleIntensityRangePercentiles,
+    )
 
     return [
         (ScaleRange(-57, 164, 0, 1, clip=True), ScaleIntensityRange(-57, 164, 0, 1, True)),
@@ -28,10 +33,15 @@ def pairs() -> list[Any]:
         (Normalize(100.0, 50.0), NormalizeIntensity(100.0, 50.0)),
         (Normalize(100.0, 50.0, nonzero=True), NormalizeIntensity(100.0, 50.0, nonzero=True)),
         (Normalize(divisor=2.0), NormalizeIntensity(divisor=2.0)),
+        (
+            ScalePercentiles(1, 99.5, 0, 1, clip=True),
+            ScaleIntensityRangePercentiles(1, 99.5, 0, 1, clip=True),
+        ),
+        (ScalePercentiles(5, 80, None, None), ScaleIntensityRangePercentiles(5, 80, None, None)),
     ]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(14))
 @pytest.mark.parametrize("kind", ["noise", "constant", "zero"])
 @pytest.mark.filterwarnings("ignore:Divide by zero")
 def test_steps_equal_monais(number: int, kind: str) -> None:
@@ -53,3 +63,16 @@ def test_steps_are_taken_in_their_order() -> None:
     image = torch.tensor([-5.0, 5.0, 20.0])
 
     assert torch.equal(apply_steps(image, steps), torch.tensor([-2.0, 0.0, 2.0]))
+
+
+@pytest.mark.parametrize("shape", [(30, 31, 32), (101, 100, 100)], ids=["by torch", "by NumPy"])
+@pytest.mark.parametrize("kind", ["whole numbers", "fractions"])
+def test_percentiles_are_monais_to_the_last_bit(shape: tuple[int, int, int], kind: str) -> None:
+    """MONAI rounds in float32 up to a million voxels, and in float64 above."""
+    from monai.transforms.utils_pytorch_numpy_unification import percentile
+
+    values = np.random.default_rng(1).normal(size=shape).astype(np.float32) * 300
+    image = torch.from_numpy(np.round(values) if kind == "whole numbers" else values)
+    q = [0.0, 0.5, 1.0, 33.3, 99.5, 100.0]
+
+    assert percentiles(image, q) == [float(percentile(image[None], each)) for each in q]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
+from scanloom.cards.card import Crop, Fit, NetworkGrid, NetworkSpec, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume, format_bytes
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.memory import (
@@ -25,6 +25,7 @@ from scanloom.inference.memory import (
     first_fitting,
     network_bytes,
     resident,
+    window_values,
 )
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
@@ -167,6 +168,30 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     assert len(np.unique(expected)) == 3
     assert clock.notes["ladder"][0] == "slab 16 MiB"
     assert len(set(clock.notes["ladder"])) == len(clock.notes["ladder"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"fits": (Fit((200, 200, 200)),)}, 200),
+        ({"fits": (Fit((200, 200, 200)), Fit((60, 60, 60), crops=True))}, 60),
+        ({"crop": Crop("positive", "network", 50, beyond=True)}, 200),
+        ({"crop": Crop("positive", "network", multiple=(160, 160, 160))}, 160),
+    ],
+)
+def test_a_padded_scan_is_as_large_as_what_the_network_sees(
+    tmp_path: Path, changes: dict[str, Any], size: int
+) -> None:
+    weights = model_cards.small_weights(tmp_path)
+    seen = model_cards.card(weights, grid=NetworkGrid("RAS", None), window=Window(None))
+    card = model_cards.card(weights, grid=NetworkGrid("RAS", None, **changes), window=Window(None))
+    small, large = (model_cards.grid((n, n, n)) for n in (100, size))
+
+    padded = estimate_network(card, plan_grid(small, card.grid), CPU)
+    expected = estimate_network(seen, plan_grid(large, seen.grid), CPU)
+
+    assert padded.host["network"] == pytest.approx(expected.host["network"], rel=0.1)
+    assert window_values(card, small) == window_values(seen, large)
 
 
 def test_sums_of_half_precision_and_of_folds_are_counted(tmp_path: Path) -> None:

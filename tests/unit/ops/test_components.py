@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from scanloom.cards.card import KeepLargest, RemoveSmall
+from scanloom.cards.card import FillHoles, KeepLargest, RemoveSmall, RemoveSmallObjects
 from scanloom.ops import components, run_length
-from scanloom.ops.components import count_components, keep_largest, remove_small
+from scanloom.ops.components import (
+    count_components,
+    fill_holes,
+    keep_largest,
+    remove_small,
+    remove_small_objects,
+)
 
 
 def blobs(seed: int, shape=(17, 13, 11), n_labels=3, fill=0.4, dtype=np.uint8):
@@ -205,4 +211,60 @@ def test_removes_small_components(numbers, seed):
         expected[(labels == number) & (sizes <= 36.0 / np.prod(spacing))[numbered]] = 0
     np.testing.assert_array_equal(result, expected)
     assert (result != labels).any()
+    assert result.dtype == labels.dtype
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize(("hops", "connectivity"), [(1, 6), (2, 18), (None, 26)])
+@pytest.mark.parametrize("numbers", [(), (1, 3), (2,), (9,)])
+@pytest.mark.parametrize("seed", range(2))
+def test_fills_the_holes_that_monai_fills(seed, numbers, hops, connectivity):
+    """Of one structure after the other, smaller ones within them too."""
+    transforms = pytest.importorskip("monai.transforms")
+    labels = blobs(seed, fill=-1.0)
+    labels[2:10, 2:10, 1:10] = 3  # a shell around others, of which one has a hole itself
+    labels[3:9, 3:9, 2:9] = blobs(seed + 9)[3:9, 3:9, 2:9]
+    for structure, first in ((2, (4, 4, 3)), (1, (11, 3, 4)), (2, (12, 9, 4))):
+        i, j, k = first
+        labels[i : i + 4, j : j + 4, k : k + 4] = structure
+        labels[i + 1 : i + 3, j + 1 : j + 3, k + 1 : k + 3] = np.eye(2)[:, :, None] * 3
+
+    result = fill_holes(labels, FillHoles(numbers, connectivity))
+
+    expected = transforms.FillHoles(numbers or None, hops)(labels[None].astype(np.float32))[0]
+    np.testing.assert_array_equal(result, expected.numpy())
+    assert (result != labels).any() == (9 not in numbers)
+    assert result.dtype == labels.dtype
+
+
+def test_a_label_map_without_holes_is_returned_itself():
+    labels = np.zeros((5, 6, 7), np.uint8, order="F")
+    labels[:, 2:4, 2:4] = 2
+
+    assert fill_holes(labels, FillHoles()) is labels
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("kind", ["one structure", "three structures", "one value"])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("size", "unit"), [(4, "voxels"), (700, "voxels"), (31.5, "mm3")])
+@pytest.mark.parametrize("connectivity", [6, 18, 26])
+@pytest.mark.filterwarnings("ignore:Parameter `min_size` is deprecated")
+def test_removes_the_objects_that_monai_removes(kind, together, size, unit, connectivity):
+    """MONAI counts a structure as one object as soon as a number above 1 occurs."""
+    transforms = pytest.importorskip("monai.transforms")
+    data = pytest.importorskip("monai.data")
+    labels, spacing = blobs(2, n_labels=3), (1.5, 1.5, 2.0)
+    labels = {"one structure": (labels == 1).astype(np.uint8), "one value": labels * 0 + 1}.get(
+        kind, labels
+    )
+
+    rule = RemoveSmallObjects(size, unit, together, connectivity)
+    result = remove_small_objects(labels, rule, spacing)
+
+    removal = transforms.RemoveSmallObjects(
+        size, {6: 1, 18: 2, 26: 3}[connectivity], not together, by_measure=unit == "mm3"
+    )
+    image = data.MetaTensor(labels[None].astype(np.float32), affine=np.diag([*spacing, 1.0]))
+    np.testing.assert_array_equal(result, removal(image)[0].numpy())
     assert result.dtype == labels.dtype

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.convert.download.add import Added, Licence
     from scanloom.convert.download.sources import Progress, Source
+    from scanloom.convert.onnx_model import Answers
     from scanloom.convert.store import ModelEntry
     from scanloom.inference.engines.cache import EngineTrial
 
 app = typer.Typer(
     cls=Group,
-    help="Add models; list, show, bundle, verify and remove them.",
+    help="Add models; list, show, bundle, verify and remove them; describe a network of your own.",
     no_args_is_help=True,
 )
 
@@ -282,6 +283,82 @@ def remove(
         remove_model(name)
         plain = {"schema": 1, "removed": name}
         print_result(general.mode, lambda: plain, lambda: say(f"Removed {name}."))
+
+
+@app.command(cls=Command)
+@takes_panels
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of model.onnx; made if it is missing.")
+    ],
+    general: Reporting,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            autocompletion=values.complete_models,
+            help="Model, or folder of a bundle, that is used in the same way.",
+        ),
+    ] = None,
+) -> None:
+    """Write card.yaml for a network in ONNX: like that of a model, or by questions.
+
+    Example: scanloom models new my_model --from spleen_ct_segmentation
+    """
+    with error_boundary(general.mode):
+        from scanloom.convert.onnx_model import (
+            CARD_YAML,
+            GRAPH_FILE,
+            card_like,
+            card_of_answers,
+            read_onnx_model,
+        )
+        from scanloom.convert.store import find_model
+        from scanloom.core import ScanError, printable
+
+        file = folder / CARD_YAML
+        if file.exists():
+            raise typer.BadParameter(f"{printable(str(file))} is there already")
+        text = card_like(find_model(like)) if like else card_of_answers(_ask_card(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        complete = (folder / GRAPH_FILE).exists()
+        if complete:
+            try:
+                read_onnx_model(folder)
+            except ScanError:
+                say(f"Wrote {printable(str(file))}, which does not fit the network yet.", err=True)
+                raise
+        plain = {"schema": 1, "file": str(file), "complete": complete}
+        following = (
+            f"Try it: scanloom segment SCAN --model {printable(str(folder))}"
+            if complete
+            else f"Put the network next to it, as {GRAPH_FILE}"
+        )
+        shown = f"Wrote {printable(str(file))}. {following}"
+        print_result(general.mode, lambda: plain, lambda: say(shown))
+
+
+def _ask_card(folder: Path) -> Answers:
+    """Ask what a network needs and returns; Enter takes what stands in brackets."""
+    from scanloom.convert.onnx_model import Answers
+
+    def ask(question: str, default: str) -> str:
+        answer: str = typer.prompt(question, default=default, err=True, show_default=bool(default))
+        return answer.strip()
+
+    return Answers(
+        title=ask("Title", folder.resolve().name),
+        modality=ask("Modality (CT, MR, PT, NM, any)", "CT"),
+        orientation=ask("Axes from first to last voxel, such as RAS; Enter for the scan's", ""),
+        spacing=ask("Spacing that it takes, mm, such as 1.5 1.5 2; Enter for the scan's", ""),
+        intensity=ask("Intensities: range for 0 to 1, such as -57 164; normalise; none", "none"),
+        window=ask("Window, voxels, such as 96 96 96; Enter for the whole scan", ""),
+        layout=ask("Axes of the graph (channels_first, channels_last)", "channels_first"),
+        scores=ask("Function after the graph (softmax, sigmoid, none)", "none"),
+        structures=ask("Structures after the background, separated by commas", "structure"),
+    )
 
 
 def _ask(model: str, licence: Licence) -> bool:

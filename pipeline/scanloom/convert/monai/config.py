@@ -102,6 +102,13 @@ class Unchanged:
     """Function that returns finite numbers unchanged."""
 
 
+@dataclass(frozen=True)
+class Above:
+    """Function that returns which numbers are above a threshold."""
+
+    threshold: float
+
+
 def bounded(value: Any) -> Any:
     """Refuse integers beyond 64 bits, on which some operations never end."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
@@ -115,11 +122,12 @@ def refusal(text: str, reason: Reason = Reason.MODEL_UNSUPPORTED) -> ScanError:
     return ScanError(reason, f"the expression ${truncate(text)} {problem}")
 
 
-def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
+def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | Above | None:
     """Return the meaning of a function of one argument, None if it is not of a known form.
 
     Known forms are ``torch.where(x[[c]] > 0, n, ...)``, nested in the last argument and with 0 in
-    the innermost, and ``torch.nan_to_num(x, nan=...)``: labels are never NaN.
+    the innermost, ``torch.nan_to_num(x, nan=...)``, as labels are never NaN, and ``x > 0``
+    with any number.
     """
     head, _, body = ast.unparse(node).partition(": ")  # which has one way to write an expression
     variable = head.removeprefix("lambda ")
@@ -127,6 +135,8 @@ def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
         return None
     if re.fullmatch(rf"torch\.nan_to_num\({variable}, nan=(?:None|[\d.e+-]+)\)", body):
         return Unchanged()
+    if above := re.fullmatch(rf"{variable} > (-?\d{{1,9}}(?:\.\d{{1,9}})?)", body, re.ASCII):
+        return Above(float(above[1]))
     where = re.compile(
         rf"torch\.where\({variable}\[\[(\d+)\]\] > 0(?:\.0)?, ([1-9]\d*), ", re.ASCII
     )
@@ -164,6 +174,9 @@ class Arguments:
             raise value.error
         return value
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._remaining
+
     def ignore(self, *names: str) -> None:
         """Discard arguments that can't change a label."""
         for name in names:
@@ -172,13 +185,13 @@ class Arguments:
     def only(self, name: str, *allowed: Any) -> None:
         """Accept an argument only with an allowed value: a card can't express others."""
         if name in self._remaining:
-            value = _unwrapped(self.take(name))
+            value = unwrapped(self.take(name))
             if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
                 raise self.refused(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean."""
-        value = _unwrapped(self.take(name, default))
+        value = unwrapped(self.take(name, default))
         if value in ("True", "true"):
             return True
         if not isinstance(value, bool):
@@ -187,16 +200,16 @@ class Arguments:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a finite number; required if it has no default."""
-        return self.number_of(name, _unwrapped(self.take(name, default)))
+        return self.number_of(name, unwrapped(self.take(name, default)))
 
     def number_or_none(self, name: str) -> float | None:
         """Return a finite number, or None if the argument is missing."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         return None if value is None else self.number_of(name, value)
 
     def whole_or_none(self, name: str) -> int | None:
         """Return an integer of at least 1, or None if the argument is missing."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise self.refused(name, value)
         return None if value is None else int(value)
@@ -217,14 +230,14 @@ class Arguments:
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
         """Return the value that `choices` has for a string."""
-        value = _unwrapped(self.take(name, default))
+        value = unwrapped(self.take(name, default))
         if not isinstance(value, str) or value not in choices:
             raise self.refused(name, value)
         return choices[value]
 
     def floating(self, name: str) -> None:
         """Accept a floating-point dtype of at least 32 bits, or none: the network gets float32."""
-        value = _unwrapped(self.take(name))
+        value = unwrapped(self.take(name))
         text = value.text if isinstance(value, Name) else value
         if text not in (None, "float", "float32", "float64", "double"):
             raise self.refused(name, value)
@@ -258,7 +271,7 @@ def describe(value: Any) -> str:
     return truncate(repr(value), 60)
 
 
-def _unwrapped(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """Return the value of a list of one, any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
@@ -509,7 +522,7 @@ def read_entries(folder: Path) -> dict[str, Any]:
     names = [name for name in names if find_file(folder, name) is not None]
     if not names:
         raise damaged(f"configs/{' or '.join(_CONFIGS)} is missing")
-    first, *further = (_read_file(folder, name) for name in names)
+    first, *further = (read_file(folder, name) for name in names)
     # MONAI is told which file to read: here nobody is
     if any(config != first for config in further):
         raise unsupported(f"{' and '.join(names)} differ")
@@ -520,7 +533,8 @@ def read_entries(folder: Path) -> dict[str, Any]:
     return first
 
 
-def _read_file(folder: Path, name: str) -> dict[str, Any]:
+def read_file(folder: Path, name: str) -> dict[str, Any]:
+    """Return the entries of a file, JSON or YAML; errors as `read_entries`."""
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:

@@ -178,7 +178,7 @@ def read_structures(
     if isinstance(decision, Paint):
         numbers = dict(sorted(decision.regions, key=lambda region: region[1]))
     structures = [
-        _structure(names[str(n)].strip() + REST * (number in rests), number, fields_by_label)
+        make_structure(names[str(n)].strip() + REST * (number in rests), number, fields_by_label)
         for n, number in numbers.items()
         if names[str(n)].strip().lower() not in _BACKGROUND
     ]
@@ -195,7 +195,10 @@ def read_structures(
     return tuple(structures)
 
 
-def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFields]) -> Structure:
+def make_structure(
+    name: str, number: int, fields_by_label: Mapping[str, StructureFields]
+) -> Structure:
+    """Return a structure by its name; codes that no fields state are looked up by it."""
     label = slug(name)
     if not label:
         raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")

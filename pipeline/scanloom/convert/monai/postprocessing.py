@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, KeepLargest, NetworkSpec, Paint, Threshold
+from scanloom.cards.card import (
+    Argmax,
+    Cleaning,
+    Decision,
+    FillHoles,
+    KeepLargest,
+    NetworkSpec,
+    Paint,
+    RemoveSmallObjects,
+    Threshold,
+)
 from scanloom.convert.files import unsupported
 from scanloom.convert.monai.config import (
     Arguments,
@@ -31,7 +41,7 @@ class Postprocessing:
     activation: Literal["softmax", "sigmoid"] | None
     decision: Decision
     restore: Literal["scores", "labels"]
-    cleaning: tuple[KeepLargest, ...]
+    cleaning: tuple[Cleaning, ...]
     flags: tuple[Flag, ...] = ()
     rests: tuple[int, ...] = ()
     """Numbers of structures that are what regions within them leave of their region."""
@@ -47,9 +57,11 @@ class _State:
     restore: Literal["scores", "labels"] = "scores"
     saved: bool = False
     """Whether the result is written already: later transforms do not change the file."""
-    late: bool = False
+    activated_late: bool = False
     """Whether scores are mapped back to the source grid before activation."""
-    cleaning: list[KeepLargest] = field(default_factory=list)
+    late: bool = False
+    """Whether they are interpolated, too."""
+    cleaning: list[Cleaning] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)
     rests: tuple[int, ...] = ()
 
@@ -128,8 +140,8 @@ def _read(component: Component, state: _State, context: _Context) -> None:
             _apply(args, state, context)
         case "MergeClassesd":
             _merge(args, state, context)
-        case "KeepLargestConnectedComponentd":
-            _clean(args, state, context)
+        case "KeepLargestConnectedComponentd" | "FillHolesd" | "RemoveSmallObjectsd":
+            state.cleaning.append(_cleaning(name, args, state, context))
         case "EnsureTyped" | "CastToTyped" | "ToTensord":
             read_type(args)
         case _:
@@ -141,16 +153,17 @@ def _judged(state: _State, before: Preprocessing) -> Postprocessing:
     """Return the fields of a card; refuse transforms that give no labels on the source grid."""
     if state.decision is None:
         raise unsupported("no AsDiscreted with argmax or threshold")
-    changed = before.resampled or before.orientation or before.crop
+    changed = before.resampled or before.orientation or before.boxed
     if state.inverted is None and changed:
-        raise unsupported("no Invertd, although the scan is reoriented, resampled or cropped")
+        detail = "no Invertd, although the scan is reoriented, resampled, cropped or padded"
+        raise unsupported(detail)
     cleaning = tuple(state.cleaning)
     if state.inverted is None:  # nothing to map back: all cleaning is on the source grid
         cleaning = tuple(replace(step, when="after") for step in cleaning)
     activation, decision = state.activation, state.decision
+    if state.activated_late and before.grid.boxed and not isinstance(decision, Argmax):
+        raise unsupported("Invertd of a crop before Activationsd")
     if state.late:
-        if before.crop is not None and not isinstance(decision, Argmax):
-            raise unsupported("Invertd of a crop before Activationsd")
         activation, decision = None, _without_activation(activation, decision)
     return Postprocessing(
         activation, decision, state.restore, cleaning, tuple(state.flags), state.rests
@@ -181,6 +194,7 @@ def _activate(args: Arguments, state: _State, context: _Context) -> None:
         raise unsupported("Activationsd twice, or after AsDiscreted")
     if sigmoid or softmax:
         state.activation = "sigmoid" if sigmoid else "softmax"
+        state.activated_late = state.inverted is not None
         state.late = state.inverted == "linear" and context.before.resampled
 
 
@@ -201,12 +215,15 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
     if state.inverted is not None:
         raise unsupported("Invertd twice")
     exact = not context.before.resampled or context.before.mode == "nearest"
-    if context.before.mode == "area" and (nearest or state.decision is not None):
-        raise unsupported("Invertd of labels after Resized")
+    if context.before.shape is not None and not nearest and state.decision is not None:
+        raise unsupported("Invertd(nearest_interp=False) of labels after Resized")
     if state.decision is not None and not nearest and not exact:
         if not isinstance(state.decision, Argmax):
             raise unsupported("Invertd(nearest_interp=False) of decided labels")
         state.flags.append(Flag.LABELS_NEAREST)
+    outside = not isinstance(state.decision, Argmax | None) and state.decision.value <= 0
+    if outside and context.before.grid.boxed:
+        raise unsupported("Invertd of a crop after AsDiscreted with a threshold of at most 0")
     state.inverted = "nearest" if nearest or context.before.mode == "nearest" else "linear"
     if state.decision is not None or state.inverted == "nearest":
         state.restore = "labels"
@@ -292,27 +309,50 @@ def _paint(state: _State, context: _Context, regions: tuple[tuple[int, int], ...
     state.decision = Paint(regions[::-1], state.decision.value)
 
 
-def _clean(args: Arguments, state: _State, context: _Context) -> None:
+def _cleaning(name: str, args: Arguments, state: _State, context: _Context) -> Cleaning:
+    """Read a transform of connected components: of one label map, or of thresholded channels."""
     if state.decision is None:
-        raise unsupported("KeepLargestConnectedComponentd before AsDiscreted")
+        raise unsupported(f"{name} before AsDiscreted")
+    many = isinstance(state.decision, Threshold) and context.outputs > 1
+    if state.inverted is None and context.before.padded:
+        raise unsupported(f"{name} before Invertd, where it counts padding too")
+    when: Literal["before", "after"] = "before" if state.inverted is None else "after"
+    if name == "RemoveSmallObjectsd":
+        return _small_objects(args, many, when)
     hops = args.whole_or_none("connectivity")
     if hops not in _CONNECTIVITY:
         raise args.refused("connectivity", hops)
-    many = isinstance(state.decision, Threshold) and context.outputs > 1
+    connectivity, numbers = _CONNECTIVITY[hops], _numbers(args, many, context.outputs)
+    if name == "FillHolesd":
+        if many and 1 in numbers:
+            raise args.refused("applied_labels", 0)  # MONAI never fills the first channel
+        return FillHoles(numbers, connectivity, when)
     args.only("is_onehot", None, many)
     together = not args.flag("independent", True)
     if together and many:
         raise args.refused("independent", False)
     count = args.whole_or_none("num_components")
-    state.cleaning.append(
-        KeepLargest(
-            numbers=_numbers(args, many, context.outputs),
-            together=together,
-            parts=1 if count is None else count,
-            connectivity=_CONNECTIVITY[hops],
-            when="before" if state.inverted is None else "after",
-        )
-    )
+    return KeepLargest(numbers, together, 1 if count is None else count, connectivity, when)
+
+
+def _small_objects(
+    args: Arguments, many: bool, when: Literal["before", "after"]
+) -> RemoveSmallObjects:
+    """Read the removal of small objects from a label map.
+
+    The axis of channels is one along which MONAI connects voxels. With a single channel it makes no
+    difference; objects of several would reach from one structure into another.
+    """
+    if many:
+        raise unsupported("RemoveSmallObjectsd of several channels, which it connects")
+    hops = args.take("connectivity", 1)
+    if hops not in (1, 2, 3, 4):
+        raise args.refused("connectivity", hops)
+    size = args.number("min_size", 64)
+    unit: Literal["voxels", "mm3"] = "mm3" if args.flag("by_measure", False) else "voxels"
+    together = not args.flag("independent_channels", True)
+    args.ignore("pixdim")  # the scan has its own
+    return RemoveSmallObjects(size, unit, together, _CONNECTIVITY[min(hops, 3)], when)
 
 
 def _numbers(args: Arguments, many: bool, outputs: int) -> tuple[int, ...]:

@@ -9,9 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Crop, IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import (
+    Crop,
+    Fit,
+    IntensityStep,
+    NetworkGrid,
+    Normalize,
+    ScaleMinMax,
+    ScalePercentiles,
+    ScaleRange,
+)
 from scanloom.convert.files import unsupported
-from scanloom.convert.monai.config import Arguments, Component, describe, is_number
+from scanloom.convert.monai.config import (
+    Above,
+    Arguments,
+    Component,
+    describe,
+    is_number,
+    unwrapped,
+)
 from scanloom.convert.monai.runner import Obstacles
 
 
@@ -35,10 +51,12 @@ class Preprocessing:
     orient: Literal["before", "after"] = "before"
     spacing: tuple[float, float, float] | None = None
     shape: tuple[int, int, int] | None = None
-    mode: Literal["linear", "nearest", "area"] = "linear"
+    mode: Literal["linear", "nearest", "area", "trilinear"] = "linear"
+    alignment: Literal["first", "edges", "ends"] = "first"
     before: list[IntensityStep] = field(default_factory=list)
     after: list[IntensityStep] = field(default_factory=list)
     crop: Crop | None = None
+    fits: list[Fit] = field(default_factory=list)
     clicks: int | None = None
 
     @property
@@ -47,16 +65,32 @@ class Preprocessing:
         return self.spacing is not None or self.shape is not None
 
     @property
+    def boxed(self) -> bool:
+        """Whether the network sees a box of its grid, or one that extends beyond it."""
+        return self.crop is not None or bool(self.fits)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the network sees voxels that were added to the scan."""
+        return bool(self.fits) or (self.crop is not None and self.crop.padded)
+
+    @property
+    def steps(self) -> int:
+        """Number of intensity steps on the network grid that were read so far."""
+        return len(self.after if self.resampled else self.before)
+
+    @property
     def grid(self) -> NetworkGrid:
         """The network grid."""
         return NetworkGrid(
             self.orientation,
             self.spacing,
             self.mode,
-            alignment="first" if self.shape is None else "edges",
+            alignment=self.alignment,
             shape=self.shape,
             crop=self.crop,
             orient=self.orient,
+            fits=tuple(self.fits),
         )
 
 
@@ -107,6 +141,9 @@ def read_preprocessing(value: Any, channels: int, obstacles: Obstacles) -> Prepr
         state.before, state.after = [], state.before
     if state.crop is not None and state.crop.steps == len(state.after):
         state.crop = replace(state.crop, steps=None)
+    state.fits = [
+        replace(fit, steps=None) if fit.steps == len(state.after) else fit for fit in state.fits
+    ]
     return state
 
 
@@ -154,7 +191,7 @@ def _read(component: Component, state: Preprocessing, channels: int) -> None:
         shown = state.keys[0] if len(state.keys) == 1 else describe(list(state.keys))
         raise unsupported(f"{name} of {describe(keys)}, where the scan is {shown}")
     args.ignore("allow_missing_keys")
-    if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
+    if name in _INTENSITY:
         many = channels > 1 and len(state.keys) == 1
         # steps after the resampling are those on the network grid
         (state.after if state.resampled else state.before).append(_intensity(name, args, many))
@@ -174,6 +211,14 @@ def _concatenate(args: Arguments, state: Preprocessing) -> None:
     args.done()
 
 
+_INTENSITY = (
+    "NormalizeIntensityd",
+    "ScaleIntensityRangePercentilesd",
+    "ScaleIntensityRanged",
+    "ScaleIntensityd",
+)
+
+
 def _intensity(name: str, args: Arguments, many: bool) -> IntensityStep:
     """Read an intensity step; `many` if it applies to several channels at once."""
     args.floating("dtype")
@@ -191,8 +236,23 @@ def _intensity(name: str, args: Arguments, many: bool) -> IntensityStep:
     if name == "ScaleIntensityd":
         args.only("factor", None)
         return ScaleMinMax(args.number("minv", 0.0), args.number("maxv", 1.0))
+    if name == "ScaleIntensityRangePercentilesd":
+        return _percentiles(args)
     nonzero = args.flag("nonzero", False)
     return Normalize(args.number_or_none("subtrahend"), args.number_or_none("divisor"), nonzero)
+
+
+def _percentiles(args: Arguments) -> ScalePercentiles:
+    """Read a scaling by percentiles; `relative` makes the target the same part of its range."""
+    lower, upper = (args.number(name) for name in ("lower", "upper"))
+    low, high = (args.number_or_none(name) for name in ("b_min", "b_max"))
+    if args.flag("relative", False):
+        if low is None or high is None:
+            raise args.refused("relative", True)
+        low, high = ((high - low) * (each / 100.0) + low for each in (lower, upper))
+    if not (0 <= lower <= 100 and 0 <= upper <= 100):
+        raise args.refused("lower", [lower, upper])
+    return ScalePercentiles(lower, upper, low, high, args.flag("clip", False))
 
 
 def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
@@ -217,16 +277,28 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
             args.only("labels", None, [["L", "R"], ["P", "A"], ["I", "S"]])
             args.only("lazy", False)
         case "Spacingd":
-            if state.resampled or state.crop is not None:
-                raise unsupported("Spacingd twice, or after Resized or CropForegroundd")
+            if state.resampled or state.boxed:
+                raise unsupported("Spacingd twice, or after Resized, a crop or padding")
             state.spacing = _pixdim(args)
             _resampling(args, state)
         case "Resized":
-            if state.resampled or state.crop is not None:
-                raise unsupported("Resized twice, or after Spacingd or CropForegroundd")
+            if state.resampled or state.boxed:
+                raise unsupported("Resized twice, or after Spacingd, a crop or padding")
             _resize(args, state)
         case "CropForegroundd":
+            if state.mode == "trilinear":
+                # scores next to the box are rounding errors, which decide
+                raise unsupported("CropForegroundd after a trilinear Resized")
             _crop(args, state)
+        case "SpatialPadd" | "ResizeWithPadOrCropd":
+            crops = name == "ResizeWithPadOrCropd"
+            if crops and state.mode == "trilinear":
+                raise unsupported("ResizeWithPadOrCropd after a trilinear Resized")
+            x, y, z = (n if n > 0 else None for n in _lengths(args, "spatial_size"))
+            _fit(args, Fit((x, y, z), crops=crops), state)
+        case "DivisiblePadd":
+            i, j, k = (max(n, 1) for n in _lengths(args, "k"))
+            _fit(args, Fit(multiple=(i, j, k)), state)
         case "AddGuidanceSignalDeepEditd":
             state.clicks = args.whole_or_none("number_intensity_ch") or 1
             args.ignore("guidance", "sigma", "disks")
@@ -250,43 +322,99 @@ def _orient(args: Arguments, state: Preprocessing) -> None:
     same = state.spacing is not None and len(set(state.spacing)) == 1
     if state.orientation is not None or (state.resampled and not same):
         raise unsupported("Orientationd twice, or after resampling to different spacings")
+    if state.padded:
+        raise unsupported("Orientationd after padding")  # of which an odd voxel has a side
     state.orientation = _axcodes(args)
     state.orient = "after" if state.resampled else "before"
 
 
 def _resize(args: Arguments, state: Preprocessing) -> None:
-    """Read a resampling to a fixed shape, by the mean over areas."""
+    """Read a resampling to a fixed shape: the mean over areas, or linear."""
     sizes = args.take("spatial_size")
     if not isinstance(sizes, list) or len(sizes) != 3:
         raise args.refused("spatial_size", sizes)
     if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in sizes):
         raise args.refused("spatial_size", sizes)
-    args.choice("mode", {"area": "area"}, "area")
+    modes: dict[str, Literal["area", "trilinear"]] = {
+        "area": "area",
+        **dict.fromkeys(("trilinear", "bilinear", "linear"), "trilinear"),
+    }
+    state.mode = args.choice("mode", modes, "area")
+    corners = unwrapped(args.take("align_corners"))
+    if not (corners is None or (state.mode == "trilinear" and isinstance(corners, bool))):
+        raise args.refused("align_corners", corners)
     args.only("size_mode", "all")
     args.only("anti_aliasing", False)
     args.only("lazy", False)
     args.floating("dtype")
-    args.ignore("align_corners", "anti_aliasing_sigma")
+    args.ignore("anti_aliasing_sigma")
     i, j, k = sizes
-    state.shape, state.mode = (i, j, k), "area"
+    state.shape = (i, j, k)
+    state.alignment = "ends" if corners else "edges"
 
 
 def _crop(args: Arguments, state: Preprocessing) -> None:
     """Read a crop to the voxels above 0."""
-    source, margin = args.take("source_key"), args.take("margin", 0)
-    if (source,) != state.keys or state.crop is not None:
+    source, margin = args.take("source_key"), args.same("margin", 0)
+    if (source,) != state.keys:
         raise args.refused("source_key", source)
-    smaller = args.flag("allow_smaller", False)
-    whole = isinstance(margin, int) and not isinstance(margin, bool) and 0 <= margin <= 1024
-    if not whole or (margin and not smaller):  # otherwise the scan would be padded
+    if state.boxed:
+        raise unsupported("CropForegroundd twice, or after padding")
+    if not (margin.is_integer() and 0 <= margin <= _LONGEST):
         raise args.refused("margin", margin)
-    for name in ("select_fn", "channel_indices"):
-        args.only(name, None)
-    args.only("k_divisible", 1)
+    select = args.take("select_fn")
+    if not (select is None or isinstance(select, Above)):
+        raise args.refused("select_fn", select)
+    args.only("channel_indices", None)
     args.only("lazy", False)
-    args.ignore("mode", "start_coord_key", "end_coord_key")
-    done = len(state.after if state.resampled else state.before)
-    state.crop = Crop("positive", "network", margin, done)
+    args.ignore("start_coord_key", "end_coord_key")
+    i, j, k = (max(n, 1) for n in _lengths(args, "k_divisible", 1))
+    beyond = margin > 0 and not args.flag("allow_smaller", False)
+    state.crop = Crop(
+        "positive",
+        "network",
+        int(margin),
+        state.steps,
+        beyond=beyond,
+        multiple=(i, j, k),
+        threshold=0.0 if select is None else select.threshold,
+    )
+    args.ignore("allow_smaller")
+    if state.crop.padded:
+        args.only("mode", "constant")
+    args.ignore("mode")
+
+
+_LONGEST = 1 << 14
+"""Largest length in voxels."""
+_PADDINGS: dict[str, Literal["constant", "replicate", "reflect"]] = {
+    "constant": "constant",
+    "edge": "replicate",
+    "replicate": "replicate",
+    "reflect": "reflect",
+}
+
+
+def _fit(args: Arguments, fit: Fit, state: Preprocessing) -> None:
+    """Read a padding or a crop to given lengths."""
+    padding = args.choice("mode", _PADDINGS, "constant")
+    name = "constant_values" if padding == "constant" and "constant_values" in args else "value"
+    value = args.number(name, 0.0) if padding == "constant" else 0.0
+    at_end = args.choice("method", {"symmetric": False, "end": True}, "symmetric")
+    args.only("lazy", False)
+    state.fits.append(
+        replace(fit, at_end=at_end, padding=padding, padding_value=value, steps=state.steps)
+    )
+
+
+def _lengths(args: Arguments, name: str, default: int | None = None) -> list[int]:
+    """Return a length for each axis; one counts for all."""
+    value = args.take(name, default)
+    values = value if isinstance(value, list) and len(value) == 3 else [unwrapped(value)] * 3
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in values)
+    if not whole or not all(n <= _LONGEST for n in values):
+        raise args.refused(name, value)
+    return values
 
 
 def _axcodes(args: Arguments) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core.packages import UNKNOWN, package_version
 from scanloom.inference.engines.cache import cached_export, export_key
 from scanloom.inference.engines.protocol import (
@@ -19,6 +20,8 @@ from scanloom.inference.engines.protocol import (
     NetworkRequest,
     Run,
 )
+from scanloom.inference.nets.onnx_graph import OnnxGraph
+from scanloom.inference.network.layers import PlaneNetwork
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -79,14 +82,24 @@ class OnnxRuntime:
             **request.cache_subject,
         }
 
+        network = request.build() if request.identity[0] == ONNX_GRAPH else None
+        plane = network.dim if isinstance(network, PlaneNetwork) else None
+        network = network.network if isinstance(network, PlaneNetwork) else network
+
         def write(folder: Path) -> None:
-            _export(request, folder)
+            if isinstance(network, OnnxGraph):
+                (folder / _GRAPH).write_bytes(network.content())
+            else:
+                _export(request, folder)
             if provider == TENSORRT:  # builds the plan and leaves it in the folder
                 _session(folder, request, provider)
 
         try:
             with cached_export(export_key(subject), write) as (folder, _):
-                return _runner(_session(folder, request, provider), request, provider)
+                session = _session(folder, request, provider)
+            if isinstance(network, OnnxGraph):
+                return _graph_runner(session, network, plane)
+            return _runner(session, request, provider)
         except (torch.OutOfMemoryError, EngineUnfitError):
             raise
         except Exception as exc:
@@ -204,6 +217,28 @@ def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -
         session.run_with_iobinding(binding)
         binding.synchronize_outputs()
         return output[:count]
+
+    return run
+
+
+def _graph_runner(session: InferenceSession, network: OnnxGraph, plane: int | None) -> Run:
+    """Return a function that runs an ONNX graph as it is, one window after another.
+
+    `plane` is the axis of the windows across the planes that a two-dimensional graph takes.
+    """
+    [parameter] = session.get_inputs()
+    last = network.layout == "channels_last"
+
+    def run(windows: torch.Tensor) -> torch.Tensor:
+        scores = []
+        on_host = windows.to("cpu", torch.float32)
+        for window in on_host if plane is None else on_host.squeeze(plane):
+            values = window[None].movedim(1, -1) if last else window[None]
+            [output] = session.run(None, {parameter.name: values.contiguous().numpy()})
+            result = torch.from_numpy(output)
+            scores.append(result.movedim(-1, 1) if last else result)
+        joined = torch.cat(scores).to(windows.device)
+        return joined if plane is None else joined.unsqueeze(plane)
 
     return run
 

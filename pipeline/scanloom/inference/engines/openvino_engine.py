@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from scanloom.cards.networks import Layout
+from scanloom.core import Reason, ScanError, printable
 from scanloom.core.packages import package_version
 from scanloom.inference.device import drop_file_pages, return_free_memory
 from scanloom.inference.engines.cache import cached_export, export_key
@@ -224,17 +226,27 @@ def _core() -> Any:
 
 def _compile(folder: Path, request: NetworkRequest) -> Run:
     """Return a function that runs an exported network."""
-    import openvino
+    options = _options(_HINTS[request.dtype], request.threads)
+    compiled = _core().compile_model(folder / _GRAPH, "CPU", options)
+    drop_file_pages(folder / _WEIGHTS)  # it has copied most of them in another order
+    return _run_of(compiled)
 
-    options = {
-        "INFERENCE_PRECISION_HINT": _HINTS[request.dtype],
+
+def _options(precision: str, threads: int) -> dict[str, Any]:
+    """Return OpenVINO's options for a network."""
+    return {
+        "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": request.threads,
+        "INFERENCE_NUM_THREADS": threads,
         "ENABLE_CPU_PINNING": False,  # several workers would share the same cores
     }
-    compiled = _core().compile_model(folder / _GRAPH, "CPU", options)
+
+
+def _run_of(compiled: Any) -> Run:
+    """Return a function that runs a compiled network; its scores are of no other call."""
+    import openvino
+
     inference = compiled.create_infer_request()
-    drop_file_pages(folder / _WEIGHTS)  # it has copied most of them in another order
     shape = tuple(compiled.output(0).get_shape())
 
     def run(windows: torch.Tensor) -> torch.Tensor:
@@ -245,6 +257,48 @@ def _compile(folder: Path, request: NetworkRequest) -> Run:
         return scores
 
     return run
+
+
+def compile_onnx(content: bytes, shape: tuple[int, ...], layout: Layout) -> Run:
+    """Return a function that runs an ONNX graph on the CPU, in float32.
+
+    Parameters
+    ----------
+    content : bytes
+        The ONNX file.
+    shape : (N, channels, ...)
+        Shape of the input.
+    layout : "channels_first" or "channels_last"
+        Order of the axes of the graph's input and output; those of the function are first.
+
+    Raises
+    ------
+    ScanError
+        MODEL_NETWORK if OpenVINO can't run the graph, or not with such an input.
+    """
+    import openvino
+    from openvino.preprocess import PrePostProcessor
+
+    axes = "XYZ"[: len(shape) - 2]
+    first = f"NC{axes}"
+    own = first if layout == "channels_first" else f"N{axes}C"
+    try:
+        model = _core().read_model(content, b"")
+        lengths = dict(zip(first, shape, strict=True))
+        model.reshape([lengths[axis] for axis in own])
+        steps = PrePostProcessor(model)
+        for port in (steps.input(), steps.output()):
+            port.tensor().set_layout(openvino.Layout(first)).set_element_type(openvino.Type.f32)
+            port.model().set_layout(openvino.Layout(own))
+        compiled = _core().compile_model(
+            steps.build(), "CPU", _options("f32", torch.get_num_threads())
+        )
+    except RuntimeError as exc:
+        # OpenVINO's text begins with lines of its own source files
+        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+        detail = f"OpenVINO can't run the ONNX graph: {printable(lines[-1][:200] if lines else '')}"
+        raise ScanError(Reason.MODEL_NETWORK, detail) from exc
+    return _run_of(compiled)
 
 
 def multiply_final_layer(model: Any) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import ModelCard, Window
+from scanloom.cards.networks import ONNX_GRAPH
 from scanloom.core import Reason, ScanError, StepTimer, format_duration
 from scanloom.core.engines import EngineChoice, EngineRecord, EngineRecords
 from scanloom.core.packages import package_versions
@@ -63,6 +64,8 @@ ENGINES: dict[str, Engine] = {
     name: _engine(name) for name in get_args(EngineName) if name not in ("auto", TORCH)
 }
 """All engines but torch itself, in the order in which "auto" measures them."""
+GRAPH_ENGINES = ("openvino", "onnxruntime")
+"""Engines that run ONNX graphs; the first one does without a request."""
 
 logger = logging.getLogger(__name__)
 LEAST_WINDOWS = 20
@@ -134,9 +137,22 @@ class EngineSelector:
     )
 
     def __post_init__(self) -> None:
-        self.choice = torch_choice("requested" if self.requested == TORCH else "not used yet")
+        if self._is_graph and self.requested not in ("auto", *GRAPH_ENGINES):
+            detail = f"an ONNX network is run by {' or '.join(GRAPH_ENGINES)}, not {self.requested}"
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+        self.choice = self._own_choice("requested" if self.requested == TORCH else "not used yet")
         if self.requested not in ("auto", TORCH):
             find_engine(self.requested)
+
+    @property
+    def _is_graph(self) -> bool:
+        return self.card.network.name == ONNX_GRAPH
+
+    def _own_choice(self, why: str, measured: str = "") -> EngineChoice:
+        """Return what runs the network without a further engine: torch, OpenVINO a graph."""
+        if not self._is_graph:
+            return torch_choice(why, measured)
+        return EngineChoice(GRAPH_ENGINES[0], str(ENGINES[GRAPH_ENGINES[0]].version()), why)
 
     def departs(self, precision: str) -> bool:
         """Return whether the last scan was run otherwise than decided, in a numeric type."""
@@ -145,8 +161,8 @@ class EngineSelector:
 
     def run_by_torch(self, why: str) -> None:
         """Note that torch runs the network for this scan, whatever was decided."""
-        self._decide(lambda: TORCH)
-        self.choice = torch_choice(why)
+        self._decide(lambda: GRAPH_ENGINES[0] if self._is_graph else TORCH)
+        self.choice = self._own_choice(why)
 
     def prepared_runs(
         self, scan: ScanWindows, dtype: torch.dtype, device: torch.device
@@ -196,6 +212,8 @@ class EngineSelector:
         An engine that was decided for all scans is followed although it may be slower here, but not
         if its labels differ: speed is of this machine, labels are of the whole folder.
         """
+        if self._is_graph:
+            return self._prepare_graph(model, scan, clock)
         # Engines are prepared for windows of one size
         if self.card.window.size is None:
             self._decide(lambda: TORCH)
@@ -231,6 +249,27 @@ class EngineSelector:
                 fault = str(exc)
         logger.warning("torch is used instead of %s: %s", name, fault)
         return torch_choice(f"instead of {name}: {fault}", self._measured), None
+
+    def _prepare_graph(
+        self, model: TorchModel, scan: ScanWindows, clock: StepTimer
+    ) -> tuple[EngineChoice, list[Run] | None]:
+        """Return what runs an ONNX graph: OpenVINO on the CPU, ONNX Runtime on request."""
+        name = self._decide(lambda: GRAPH_ENGINES[0])
+        why = "requested" if self.requested != "auto" else "runs ONNX networks"
+        if name not in GRAPH_ENGINES[1:]:
+            return self._own_choice(why), None
+        engine = ENGINES[name]
+        fault = "it is not installed here"
+        if engine.version() is not None:
+            try:
+                with clock.step("engine"):
+                    requests = self._requests(model, scan)
+                    runs = [engine.prepare(request) for request in requests]
+                return EngineChoice(name, str(engine.version()), why), runs
+            except EngineUnfitError as exc:
+                fault = str(exc)
+        logger.warning("%s is used instead of %s: %s", GRAPH_ENGINES[0], name, fault)
+        return self._own_choice(f"instead of {name}: {fault}"), None
 
     def _guarded(self, run: Run, request: NetworkRequest, number: int) -> Run:
         """Return a network as an engine runs it, or torch for good once the engine has failed.

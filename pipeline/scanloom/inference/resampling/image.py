@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import ndimage
+from torch.nn import functional
 
-from scanloom.cards.card import Crop, ModelCard, Normalize
+from scanloom.cards.card import Crop, Fit, ModelCard, NetworkGrid, Normalize
 from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.inference.device import all_finite, float64_device
 from scanloom.inference.geometry import NetworkPlan, Shape
@@ -42,6 +43,43 @@ IntArray = NDArray[np.int32]
 Float64 = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class GridBox:
+    """Box of a network grid that an image covers.
+
+    Parameters
+    ----------
+    first : (x, y, z)
+        Index on the grid of the first voxel; negative if the box extends beyond the grid.
+    shape : (X, Y, Z)
+        Shape of the box.
+    inside : (x, y, z) of slices
+        Part of the grid whose voxels are in the box; others in it were added.
+    """
+
+    first: Shape
+    shape: Shape
+    inside: BoxSlices
+
+    @classmethod
+    def whole(cls, shape: Shape) -> GridBox:
+        """Return the box that is the grid."""
+        x, y, z = (slice(0, n) for n in shape)
+        return cls((0, 0, 0), shape, (x, y, z))
+
+    def cut(self, bounds: Sequence[tuple[int, int]]) -> GridBox:
+        """Return a box by where it starts and stops along each axis of this one."""
+        first, shape, inside = [], [], []
+        for axis, (start, stop) in enumerate(bounds):
+            first.append(self.first[axis] + start)
+            shape.append(stop - start)
+            ends = self.inside[axis]
+            low = max(ends.start, first[axis])
+            inside.append(slice(low, max(low, min(ends.stop, first[axis] + shape[axis]))))
+        (i, j, k), (x, y, z), (a, b, c) = first, shape, inside
+        return GridBox((i, j, k), (x, y, z), (a, b, c))
+
+
 def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None:
     """Return the box on the scan's grid that the network sees; None for the whole scan."""
     if crop is None or crop.grid != "source":
@@ -51,31 +89,64 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None
     return bounding_box(axes, crop)
 
 
-def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> BoxSlices | None:
-    """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
+def network_bounds(channels: Sequence[torch.Tensor], crop: Crop) -> list[tuple[int, int]] | None:
+    """Return the bounds of a crop of the channels (X, Y, Z); None for the whole grid."""
     # MONAI crops to the union of the channels' foregrounds
     mask = torch.zeros_like(channels[0], dtype=torch.bool)
     largest = max(float(channel.max()) for channel in channels)
+    limit = crop.above * largest if crop.above else crop.threshold
     for channel in channels:
-        mask |= channel != 0 if crop.foreground == "nonzero" else channel > crop.above * largest
+        mask |= channel != 0 if crop.foreground == "nonzero" else channel > limit
     axes = [mask.any(dim=second).any(dim=first) for first, second in ((1, 2), (0, 2), (0, 1))]
-    return bounding_box([axis.cpu().numpy() for axis in axes], crop)
+    return foreground_bounds([axis.cpu().numpy() for axis in axes], crop)
 
 
-def largest_box(plan: NetworkPlan, crop: Crop | None) -> Shape:
+def cut(
+    channel: torch.Tensor,
+    bounds: Sequence[tuple[int, int]],
+    padding: Literal["constant", "replicate", "reflect"] = "constant",
+    value: float = 0.0,
+) -> torch.Tensor:
+    """Return a box of a channel (X, Y, Z), padded where it extends beyond the channel; a copy.
+
+    Raises
+    ------
+    ScanError
+        IMPLAUSIBLE if the channel is too small for "reflect".
+    """
+    ends = list(zip(bounds, channel.shape, strict=True))
+    part = channel[tuple(slice(max(0, start), min(n, stop)) for (start, stop), n in ends)]
+    missing = [(max(0, -start), max(0, stop - n)) for (start, stop), n in ends]
+    if not any(map(any, missing)):
+        return part.clone()
+    if padding == "reflect" and any(
+        max(pair) >= n for pair, n in zip(missing, part.shape, strict=True)
+    ):
+        raise ScanError(Reason.IMPLAUSIBLE, "the scan is too small for the model's padding")
+    widths = [width for pair in reversed(missing) for width in pair]
+    if padding == "constant":
+        return functional.pad(part, widths, value=value)
+    return functional.pad(part[None, None], widths, mode=padding)[0, 0]
+
+
+def largest_box(plan: NetworkPlan, grid: NetworkGrid) -> Shape:
     """Return the shape of the largest box that a scan can have on its network grid.
 
     Voxels outside the scan are empty with alignment "centre", so the box is not around them.
     """
-    if crop is None or crop.grid != "network" or plan.alignment != "centre":
-        return plan.network.shape
-    size = list(plan.network.shape)
-    for axis in range(3):
-        # Empty margins of the network grid have no foreground
-        at, last = plan.to_source(axis), plan.source.shape[axis] - 1
-        inside = (at >= -SAME_POSITION) & (at <= last + SAME_POSITION)
-        x = plan.network_axis(axis)
-        size[x] = min(size[x], int(inside.sum()) + 2 * crop.margin) or size[x]
+    crop, size = grid.crop, list(plan.network.shape)
+    if crop is not None and crop.grid == "network":
+        for axis in range(3) if plan.alignment == "centre" else ():
+            # Empty margins of the network grid have no foreground
+            at, last = plan.to_source(axis), plan.source.shape[axis] - 1
+            inside = (at >= -SAME_POSITION) & (at <= last + SAME_POSITION)
+            x = plan.network_axis(axis)
+            size[x] = min(size[x], int(inside.sum()) + 2 * crop.margin) or size[x]
+        added = 2 * crop.margin if crop.beyond else 0
+        size = [-(-(n + added) // k) * k for n, k in zip(size, crop.multiple, strict=True)]
+    for fit in grid.fits:
+        ends = [fit.bounds(axis, n) for axis, n in enumerate(size)]
+        size = [stop - start for start, stop in ends]
     return size[0], size[1], size[2]
 
 
@@ -90,7 +161,18 @@ def foreground(
 
 
 def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | None:
-    """Return the smallest box around the foreground, with the crop's margin.
+    """Return the box of `foreground_bounds`, which lies within the grid, as slices."""
+    bounds = foreground_bounds(along, crop)
+    if bounds is None:
+        return None
+    x, y, z = (slice(*ends) for ends in bounds)
+    return x, y, z
+
+
+def foreground_bounds(
+    along: Sequence[NDArray[np.bool_]], crop: Crop
+) -> list[tuple[int, int]] | None:
+    """Return where the smallest box around the foreground starts and stops, with its margin.
 
     `along` says of each index along an axis whether any voxel there is foreground. None if the box
     is the whole grid, or if no voxel differs from 0 (nnU-Net).
@@ -101,7 +183,7 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | 
         IMPLAUSIBLE if no voxel is positive, and the model sees positive ones only (MONAI).
     """
     ends = []
-    for occupied in along:
+    for occupied, multiple in zip(along, crop.multiple, strict=True):
         index = np.flatnonzero(occupied)
         if len(index) == 0 and crop.foreground == "positive":
             detail = "no voxel is as bright as the foreground to which the model crops a scan"
@@ -109,11 +191,14 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> BoxSlices | 
         if len(index) == 0:
             return None
         low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin
-        ends.append((max(low, 0), min(high, len(occupied))))
+        if not crop.beyond:
+            low, high = max(low, 0), min(high, len(occupied))
+        low -= -(high - low) % multiple // 2  # MONAI: an odd voxel is added at the end
+        high += -(high - low) % multiple
+        ends.append((low, high))
     if all(end == (0, len(occupied)) for end, occupied in zip(ends, along, strict=True)):
         return None
-    x, y, z = (slice(*end) for end in ends)
-    return x, y, z
+    return ends
 
 
 def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -149,9 +234,11 @@ def paste(labels: NDArray[Any], box: BoxSlices | None, shape: tuple[int, int, in
 
 
 def uncrop(
-    planes: Iterator[ScorePlanes], box: BoxSlices, axis: int, shape: tuple[int, int, int]
+    planes: Iterator[ScorePlanes], box: GridBox, axis: int, shape: tuple[int, int, int]
 ) -> Iterator[ScorePlanes]:
-    """Yield the planes of a whole network grid from those in a box: other scores are 0.
+    """Yield the planes of a whole network grid from those of a box: other scores are 0.
+
+    Scores of voxels that were added to the grid, or to a part of it, are dropped.
 
     Parameters
     ----------
@@ -162,27 +249,33 @@ def uncrop(
     """
     inner = [x for x in range(3) if x != axis]
     sizes = [shape[x] for x in inner]
-    inside = (box[inner[0]], box[inner[1]])
+    target = (box.inside[inner[0]], box.inside[inner[1]])
+    b, c = (
+        slice(ends.start - box.first[x], ends.stop - box.first[x])
+        for x, ends in zip(inner, target, strict=True)
+    )
+    low, high = box.inside[axis].start, box.inside[axis].stop
 
     def pad(block_planes: torch.Tensor) -> torch.Tensor:
         whole = block_planes.new_zeros((*block_planes.shape[:2], *sizes))
-        whole[:, :, *inside] = block_planes
+        whole[:, :, *target] = block_planes[:, :, b, c]
         return whole
 
     empty = torch.zeros(0)
     for block in planes:
-        first = block.first + box[axis].start
+        first = block.first + box.first[axis]
         if block.first == 0:
             empty = block.scores.new_zeros((_EMPTY_PLANES, block.scores.shape[1], *sizes))
-            yield from _empty_planes(empty, 0, first)
+            yield from _empty_planes(empty, 0, low)
         known = block.known
         if known is None:
             known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
-        for start in range(0, len(block.scores), _EMPTY_PLANES):
-            chunk = slice(start, start + _EMPTY_PLANES)
+        stop = min(len(block.scores), high - first)
+        for start in range(max(0, low - first), stop, _EMPTY_PLANES):
+            chunk = slice(start, min(start + _EMPTY_PLANES, stop))
             members = tuple(pad(each[chunk]) for each in block.members)
             yield ScorePlanes(first + start, pad(block.scores[chunk]), members, pad(known[chunk]))
-    yield from _empty_planes(empty, box[axis].stop, shape[axis])
+    yield from _empty_planes(empty, high, shape[axis])
 
 
 def _empty_planes(empty: torch.Tensor, first: int, stop: int) -> Iterator[ScorePlanes]:
@@ -225,13 +318,13 @@ class NetworkImage:
         The image.
     seen : (X, Y, Z) bool tensor or None
         Voxels that are not air; None if windows of air are not skipped.
-    box : BoxSlices or None
-        Part of the network grid that the image covers; None for all.
+    box : GridBox or None
+        Box of the network grid that the image covers; None for the grid itself.
     """
 
     image: torch.Tensor
     seen: torch.Tensor | None
-    box: BoxSlices | None
+    box: GridBox | None
 
 
 def network_image(
@@ -273,18 +366,27 @@ def network_image(
 
     channels = shared.channels(card, str(where[0]), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
-    crop, box = card.grid.crop, None
-    # The card says how many steps come before its crop, whose foreground they change
-    before = len(card.after)
-    if crop is not None and crop.grid == "network":
-        before = before if crop.steps is None else crop.steps
-    channels = [apply_steps(channel, card.after[:before]) for channel in channels]
-    if crop is not None and crop.grid == "network":
-        box = network_box(channels, crop)
-    if box is not None:
-        channels = [channel[box].clone() for channel in channels]
-        seen = seen if seen is None else seen[box]
-    channels = [apply_steps(channel, card.after[before:]) for channel in channels]
+    box, done = GridBox.whole(plan.network.shape), 0
+    # The card says how many steps come before each change of the box, whose voxels they measure
+    bounds: list[tuple[int, int]] | None
+    changes: list[Crop | Fit] = [*card.grid.fits]
+    if card.grid.crop is not None and card.grid.crop.grid == "network":
+        changes.insert(0, card.grid.crop)
+    for each in changes:
+        until = len(card.after) if each.steps is None else each.steps
+        channels = [apply_steps(channel, card.after[done:until]) for channel in channels]
+        done = until
+        if isinstance(each, Fit):
+            bounds = [each.bounds(axis, n) for axis, n in enumerate(box.shape)]
+            padding, value = each.padding, each.padding_value
+        else:
+            bounds, padding, value = network_bounds(channels, each), "constant", 0.0
+        if bounds is None or bounds == [(0, n) for n in box.shape]:
+            continue
+        channels = [cut(channel, bounds, padding, value) for channel in channels]
+        seen = seen if seen is None else cut(seen, bounds)
+        box = box.cut(bounds)
+    channels = [apply_steps(channel, card.after[done:]) for channel in channels]
     if not all(map(all_finite, channels)):
         detail = "the scan's intensities overflow in the card's intensity steps"
         raise ScanError(Reason.NOT_FINITE, detail)
@@ -297,8 +399,10 @@ def network_image(
             if not card.stage.labels or s.label in card.stage.labels
         )
         previous = stage_channels(scan.stage_labels, inside, plan, tuple(used), device)
-        image = torch.cat((image, previous if box is None else previous[:, *box]))
-    return NetworkImage(image.to(where[0]), seen if seen is None else seen.to(where[0]), box)
+        image = torch.cat((image, previous[:, *box.inside]))
+    seen = seen if seen is None else seen.to(where[0])
+    is_whole = box == GridBox.whole(plan.network.shape)
+    return NetworkImage(image.to(where[0]), seen, None if is_whole else box)
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:

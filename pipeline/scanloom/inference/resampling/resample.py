@@ -39,6 +39,8 @@ from scanloom.inference.resampling.sampling import (
 
 SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
+SAME_POSITION_FLOAT32 = 1e-3
+"""The same of coordinates in float32."""
 SLAB_BYTES = 64 * 1024**2
 """Approximate size of the values of a slab, on any device."""
 
@@ -216,7 +218,7 @@ def to_network(
     resampled = out.permute([order.index(x) for x in range(3)])
     if plan.alignment == "centre":
         _empty_outside(resampled, plan)
-    if options.decisive is not None and plan.resampled and plan.mode == "linear":
+    if options.decisive is not None and plan.resampled and plan.mode in ("linear", "trilinear"):
         correct(resampled, planes.on_host() if steps else array, plan, options.decisive)
     return resampled
 
@@ -342,7 +344,10 @@ def decisive_values(card: ModelCard) -> Decisive | None:
         if isinstance(step, Normalize) and step.nonzero:
             return _becomes_zero(card.after[:n])
     if crop is not None and crop.grid == "network":
-        return _becomes_zero(card.after if crop.steps is None else card.after[: crop.steps])
+        steps = card.after if crop.steps is None else card.after[: crop.steps]
+        if crop.threshold:  # of the resampled scan itself, or rounding in the steps decides
+            return None if steps else crop.threshold
+        return _becomes_zero(steps)
     return None
 
 
@@ -376,7 +381,10 @@ def correct(
     if decisive == 0.0 and not any(plan.lean):
         reached = torch.from_numpy(_reached(scan != 0, plan))
     oriented = orient(scan, plan)
-    compute = _scipy if plan.alignment == "ends" else _monai(oriented.shape, plan)
+    if plan.mode == "trilinear":
+        compute = _pytorch(oriented.shape, plan)
+    else:
+        compute = _scipy if plan.alignment == "ends" else _monai(oriented.shape, plan)
     step = max(1, _VOXELS_AT_ONCE // values[0].numel())
     for start in range(0, len(values), step):
         slab = values[start : start + step]
@@ -422,6 +430,29 @@ def _monai(size: Shape, plan: NetworkPlan) -> Callable[[NDArray[Any], Index, Sha
     return interpolate
 
 
+def _pytorch(size: Shape, plan: NetworkPlan) -> Callable[[NDArray[Any], Index, Shape], Float64]:
+    """Return the interpolation of PyTorch's `interpolate`, with its weights of each axis."""
+    ends = plan.alignment == "ends"
+    weights = [
+        functional.interpolate(torch.eye(n)[None], size=m, mode="linear", align_corners=ends)[0]
+        for n, m in zip(size, plan.network.shape, strict=True)
+    ]
+    below = [(each != 0).int().argmax(dim=0).numpy() for each in weights]
+
+    def interpolate(oriented: NDArray[Any], index: Index, _: Shape) -> Float64:
+        low = [first[at] for first, at in zip(below, index, strict=True)]
+        total = np.zeros(len(index[0]))
+        for corner in np.ndindex(2, 2, 2):
+            weight = np.ones(len(index[0]))
+            for each, first, step, at in zip(weights, low, corner, index, strict=True):
+                inside = first + step < len(each)
+                weight *= np.where(inside, each[np.minimum(first + step, len(each) - 1), at], 0.0)
+            total += _voxels(oriented, low, corner) * weight
+        return total
+
+    return interpolate
+
+
 def _scipy(oriented: NDArray[Any], index: Index, shape: Shape) -> Float64:
     """Interpolate as scipy.ndimage.zoom of order 1 does, with mode "nearest"."""
     at = [
@@ -447,11 +478,12 @@ def _voxels(array: NDArray[Any], low: Sequence[Float64], corner: Sequence[int]) 
 
 def _reached(mask: NDArray[np.bool_], plan: NetworkPlan) -> NDArray[np.bool_]:
     """Return which network voxels (X, Y, Z) read a voxel of a mask (I, J, K)."""
+    same = SAME_POSITION_FLOAT32 if plan.mode == "trilinear" else SAME_POSITION
     for axis in range(3):
         last = mask.shape[axis] - 1
         at = np.clip(plan.to_source(axis), 0, last)
-        low = np.floor(at - SAME_POSITION).astype(np.int64)
-        high = np.ceil(at + SAME_POSITION).astype(np.int64)
+        low = np.floor(at - same).astype(np.int64)
+        high = np.ceil(at + same).astype(np.int64)
         steps = (np.clip(index, 0, last) for index in (low, low + 1, high))
         first, second, third = (mask.take(index, axis) for index in steps)
         mask = first | second | third

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
 from scanloom.inference.device import float64_device, to_device
-from scanloom.inference.geometry import NetworkPlan, round_half_up
+from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.resampling.sampling import area_matrix
 from scanloom.inference.restore import cpu, cuda
@@ -119,7 +119,7 @@ class Restorer(Protocol):
 
 def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> Restorer:
     """Return the restorer of a model; `fused` uses compiled kernels where available."""
-    if plan.mode == "area":  # such models restore scores too, but not by interpolation
+    if card.restore == "scores" and plan.mode == "area":
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
         # nnU-Net resamples scores in half precision, and compares them rounded
@@ -382,8 +382,7 @@ def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> L
     if plan.alignment != "first" and plan.resampled:
         values = values.permute([plan.network_axis(axis) for axis in range(3)])
         for axis in range(3):
-            at = round_half_up(plan.to_network(axis), values.shape[axis])
-            index = to_device(at.astype(np.int64), values.device)
+            index = to_device(plan.label_index(axis), values.device)
             values = values.index_select(axis, index)
     else:
         if plan.resampled:
@@ -598,9 +597,9 @@ def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> Un
     members : int
         Number of networks whose scores are averaged.
     """
-    if plan.mode == "area":
-        return _UncertaintyFromArea(plan, card, members)
-    return (_UncertaintyFromScores if card.restore == "scores" else _UncertaintyFromLabels)(
+    if card.restore == "labels":
+        return _UncertaintyFromLabels(plan, card, members)
+    return (_UncertaintyFromArea if plan.mode == "area" else _UncertaintyFromScores)(
         plan, card, members
     )
 

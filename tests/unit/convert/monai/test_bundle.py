@@ -439,6 +439,20 @@ def swap(first: int, second: int) -> Change:
     return change
 
 
+def resize(**args: Any) -> Change:
+    """Put Resized in the place of Spacingd."""
+    resized = {"_target_": "Resized", "keys": "image", "spatial_size": [9, 9, 9], **args}
+    return lambda c: pre(c).__setitem__(3, resized)
+
+
+def each(*changes: Change) -> Change:
+    def change(config: dict[str, Any]) -> None:
+        for one in changes:
+            one(config)
+
+    return change
+
+
 def set_inferer(**args: Any) -> Change:
     return lambda c: c["inferer"].update(args)
 
@@ -459,10 +473,84 @@ def test_missing_spacings_are_equal_to_the_last(
 
 
 UNSUPPORTED: list[tuple[Change, str]] = [
-    (add("CropForegroundd", source_key="image", margin=10), "margin"),
+    (add("CropForegroundd", source_key="image", margin=[1, 2, 3]), "margin"),
+    (add("CropForegroundd", source_key="image", margin=1, mode="edge"), "mode"),
+    (add("CropForegroundd", source_key="image", k_divisible="8"), "k_divisible"),
+    (
+        each(add("SpatialPadd", spatial_size=99), add("CropForegroundd", source_key="image")),
+        "CropForegroundd twice, or after padding",
+    ),
+    (add("SpatialPadd", spatial_size=[9, 9]), "spatial_size"),
+    (add("SpatialPadd", spatial_size=[9, 9, 10**6]), "spatial_size"),
+    (add("SpatialPadd", spatial_size=9, mode="wrap"), "mode"),
+    (add("SpatialPadd", spatial_size=9, mode="edge", value=1), "value"),
+    (add("DivisiblePadd", k=16, method="start"), "method"),
+    (add("DivisiblePadd"), "k=None"),
+    (
+        each(
+            add("DivisiblePadd", k=16),
+            lambda c: post(c).insert(1, post(c).pop(2)),
+            lambda c: post(c).insert(2, {"_target_": "FillHolesd", "keys": "pred"}),
+        ),
+        "FillHolesd before Invertd, where it counts padding too",
+    ),
+    (
+        each(
+            lambda c: pre(c).__setitem__(3, {"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            add("Spacingd", pixdim=2),
+        ),
+        "padding",
+    ),
+    (
+        each(
+            lambda c: pre(c).__setitem__(3, {"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            lambda c: pre(c).insert(4, pre(c).pop(2)),
+        ),
+        "Orientationd after padding",
+    ),
+    (
+        each(
+            add("ResizeWithPadOrCropd", spatial_size=64),
+            set_in("Activationsd", softmax=False, sigmoid=True),
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            swap(0, 1),
+        ),
+        "Invertd of a crop before Activationsd",
+    ),
+    (
+        each(
+            add("ResizeWithPadOrCropd", spatial_size=64),
+            set_in("Activationsd", softmax=False),
+            set_in("AsDiscreted", argmax=False, threshold=0.0),
+            set_in("Invertd", nearest_interp=True),
+            swap(1, 2),
+        ),
+        "with a threshold of at most 0",
+    ),
+    (
+        lambda c: (
+            pre(c).append({"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
+            post(c).pop(1),
+        )[1],
+        "padded",
+    ),
     (add("CropForegroundd", source_key="label"), "source_key"),
+    (
+        add(
+            "CropForegroundd", source_key="image", select_fn="$lambda x: torch.nan_to_num(x, nan=0)"
+        ),
+        "select_fn",
+    ),
     (add("Lambdad", func="$lambda x: torch.nan_to_num(x, nan=0)"), "Lambdad before the network"),
     (add("Resized", spatial_size=[9, 9, 9]), "Resized"),
+    (resize(mode="area", align_corners=True), "align_corners"),
+    (resize(mode="nearest"), "mode"),
+    (resize(mode="trilinear", anti_aliasing=True), "anti_aliasing"),
+    (
+        each(resize(mode="trilinear"), add("CropForegroundd", source_key="image")),
+        "CropForegroundd after a trilinear Resized",
+    ),
+    (each(resize(mode="trilinear"), swap(1, 2)), "of labels after Resized"),
     (add("Spacingd", pixdim=[1, 1, 1]), "Spacingd twice"),
     (add("Orientationd", axcodes="RAS"), "Orientationd"),
     (add("Activationsd", softmax=True), "Activationsd"),
@@ -486,6 +574,8 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (set_in("LoadImaged", dtype="$numpy.uint8"), "dtype"),
     (add("ScaleIntensityd", factor=2), "factor"),
     (add("NormalizeIntensityd", subtrahend=[1, 2]), "subtrahend"),
+    (add("ScaleIntensityRangePercentilesd", lower=1, upper=101, b_min=0, b_max=1), "lower"),
+    (add("ScaleIntensityRangePercentilesd", lower=1, upper=99, relative=True), "relative"),
     (set_inferer(_target_="SliceInferer", spatial_dim=2), "SliceInferer"),
     (set_inferer(_target_="scripts.MyInferer"), "MyInferer"),
     (set_inferer(roi_size=[96, 96]), "roi_size"),
@@ -530,6 +620,32 @@ UNSUPPORTED: list[tuple[Change, str]] = [
             -1, {"_target_": "KeepLargestConnectedComponentd", "keys": "pred", "connectivity": 4}
         ),
         "connectivity",
+    ),
+    (
+        lambda c: post(c).insert(0, {"_target_": "FillHolesd", "keys": "pred"}),
+        "FillHolesd before AsDiscreted",
+    ),
+    (
+        lambda c: post(c).insert(
+            -1, {"_target_": "RemoveSmallObjectsd", "keys": "pred", "connectivity": None}
+        ),
+        "connectivity",
+    ),
+    (
+        each(
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            lambda c: post(c).insert(-1, {"_target_": "RemoveSmallObjectsd", "keys": "pred"}),
+        ),
+        "RemoveSmallObjectsd of several channels, which it connects",
+    ),
+    (
+        each(
+            set_in("AsDiscreted", argmax=False, threshold=0.5),
+            lambda c: post(c).insert(
+                -1, {"_target_": "FillHolesd", "keys": "pred", "applied_labels": 0}
+            ),
+        ),
+        "applied_labels",
     ),
     (lambda c: c["network_def"].update(spatial_dims=2), "2 dimensions"),
     (lambda c: c["network_def"].update(act="$torch.float32"), "act"),

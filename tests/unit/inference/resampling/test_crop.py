@@ -16,11 +16,13 @@ from scanloom.cards.card import (
     Channel,
     Clip,
     Crop,
+    Fit,
     ModelCard,
     NetworkGrid,
     Normalize,
     Paint,
     ScaleRange,
+    Window,
 )
 from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
@@ -29,6 +31,7 @@ from scanloom.inference.resampling.image import (
     ModelInput,
     crop_volume,
     fill_holes,
+    largest_box,
     network_image,
     source_box,
 )
@@ -235,3 +238,58 @@ def test_a_scan_without_foreground_is_refused(
 
     with pytest.raises(ScanError, match="IMPLAUSIBLE"):
         predict(card, air)
+
+
+FITS: list[dict[str, Any]] = [
+    {"fits": (Fit((50, None, 21)),)},
+    {"fits": (Fit((20, 90, 28), crops=True), Fit(multiple=(16, 1, 7), at_end=True))},
+    {"crop": Crop("positive", "network", 7, beyond=True)},
+    {"crop": Crop("positive", "network", multiple=(9, 5, 4)), "fits": (Fit((None, 44, 60)),)},
+]
+
+
+@pytest.mark.parametrize("changes", FITS)
+@pytest.mark.parametrize("full", [False, True], ids=["with air", "without"])
+def test_no_image_is_larger_than_the_largest_box(
+    tmp_path: Path, changes: dict[str, Any], full: bool
+) -> None:
+    """By which memory is estimated: all of a scan without air."""
+    grid = NetworkGrid("RAS", (1.5, 1.5, 2.5), **changes)
+    scan = volume(np.full(SHAPE, 300, np.int16, order="F") if full else boxed_scan(), "PIR", 5)
+    plan = plan_grid(scan.grid, grid)
+
+    card = mr_card(tmp_path, grid=grid, after=(ScaleRange(0, 400, 0, 1),))
+    seen = network_image(ModelInput((scan,)), plan, card, WHERE)
+
+    shape, largest = tuple(seen.image.shape[1:]), largest_box(plan, grid)
+    assert all(n <= most for n, most in zip(shape, largest, strict=True))
+    if full or grid.crop is None:
+        assert shape == largest
+
+
+def test_maps_of_uncertainty_and_air_are_those_of_the_scan_alone(tmp_path: Path) -> None:
+    """A scan on its own grid, padded to the lengths that the windows would pad it to."""
+    scan = volume(boxed_scan())
+    whole = NetworkGrid(None, None)
+    padded = NetworkGrid(None, None, fits=(Fit((48, 48, 48), padding_value=0.0),))
+    results = []
+    for grid in (whole, padded):
+        card = mr_card(
+            tmp_path, grid=grid, window=Window((48, 48, 48)), air_below=-2000.0, folds=()
+        )
+        predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
+        results.append(predictor.predict(scan, uncertainty=True))
+    first, second = results
+    np.testing.assert_array_equal(first.layers[0].labels, second.layers[0].labels)
+    assert first.uncertainty is not None
+    assert second.uncertainty is not None
+    np.testing.assert_array_equal(first.uncertainty.entropy, second.uncertainty.entropy)
+    assert len(np.unique(first.layers[0].labels)) == 3
+
+
+def test_a_scan_that_is_too_small_to_be_reflected_is_refused(tmp_path: Path) -> None:
+    fit = Fit((SHAPE[0] * 4, None, None), padding="reflect")
+    card = mr_card(tmp_path, grid=NetworkGrid(None, None, fits=(fit,)))
+
+    with pytest.raises(ScanError, match="too small for the model's padding"):
+        predict(card, volume(boxed_scan()))
