@@ -166,6 +166,17 @@ def test_the_card_has_what_the_file_states(tmp_path: Path) -> None:
     assert reader.name == "ONNX network with card.yaml"
 
 
+def test_the_card_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    text = page.partition("## A network in ONNX")[2].partition("```yaml\n")[2].partition("```")[0]
+    content = onnx_files.network(WEIGHTS, (96, 96, 96), last=True)
+
+    card = read_onnx_model(onnx_files.write_model(tmp_path / "m", content, text))
+
+    assert card.window.size == (96, 96, 96)
+    assert [structure.label for structure in card.structures] == ["spleen", "left_kidney"]
+
+
 WEIGHTS = onnx_files.convolutions()
 
 
