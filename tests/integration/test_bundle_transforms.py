@@ -182,6 +182,17 @@ CHAINS |= {
             step("NormalizeIntensityd", nonzero=True),
         ]
     ),
+    "cropped, then padded to a size, the largest component of labels and padding": Chain(
+        [
+            *(*RAS, RANGE, crop(margin=4, k_divisible=[5, 3, 8])),
+            step("SpatialPadd", spatial_size=[44, 40, 36], mode="edge"),
+        ],
+        [
+            *(SOFTMAX, ARGMAX),
+            step("KeepLargestConnectedComponentd", applied_labels=[1, 2], connectivity=1),
+            *(step("FillHolesd"), invert(nearest=True)),
+        ],
+    ),
     "resized trilinearly, then padded": Chain(
         [orient("RAS"), resized("trilinear"), RANGE, step("DivisiblePadd", k=16)], inferer=WHOLE
     ),
@@ -193,7 +204,7 @@ IN_BRIEF = (
     "small objects of all structures removed on the network grid, by volume; holes filled",
     "resized trilinearly, normalised where it is not 0",
     "cropped, then padded to a size",
-    "cropped or padded to a size, labels back",
+    "cropped, then padded to a size, the largest component of labels and padding",
 )
 GROUPS = {"brief": (IN_BRIEF, ["permuted"]), "all": (tuple(CHAINS), [*GRIDS])}
 """Chains and scans that one process of MONAI's runner takes: `make test` compares the first."""

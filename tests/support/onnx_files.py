@@ -48,6 +48,25 @@ def tensor(name: str, values: Array, external: tuple[str, int] | None = None) ->
     return message(*head, *entries, (14, 1))
 
 
+def whole_numbers(name: str, values: NDArray[np.int64]) -> bytes:
+    """Return a tensor of int64, such as a shape."""
+    return message((1, len(values)), (2, 7), (8, name), (9, values.astype(np.int64).tobytes()))
+
+
+def graph(
+    nodes: Sequence[bytes], tensors: Sequence[bytes], taken: Sequence[int], given: Sequence[int]
+) -> bytes:
+    """Return the file of a graph from "scan" to "scores", of these shapes."""
+    content = message(
+        *((1, each) for each in nodes),
+        (2, "graph"),
+        *((5, each) for each in tensors),
+        (11, port("scan", taken)),
+        (12, port("scores", given)),
+    )
+    return message((1, 8), (7, content), (8, message((1, ""), (2, 17))))
+
+
 def port(name: str, shape: Sequence[int | str], kind: int = 1) -> bytes:
     """Return an input or output; an axis with a name has any length."""
     dims = [(1, message((1 if isinstance(n, int) else 2, n))) for n in shape]

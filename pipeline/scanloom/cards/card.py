@@ -524,6 +524,11 @@ class NetworkGrid:
         cropped = self.crop is not None and self.crop.grid == "network"
         return cropped or any(fit.crops for fit in self.fits)
 
+    @property
+    def padded(self) -> bool:
+        """Whether the network can see voxels that were added to the scan."""
+        return bool(self.fits) or (self.crop is not None and self.crop.padded)
+
     def __post_init__(self) -> None:
         sizes = (*(self.spacing or ()), *(self.shape or ()))
         if not all(size is None or 0 < size < math.inf for size in sizes):

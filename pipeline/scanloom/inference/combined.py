@@ -40,7 +40,7 @@ from scanloom.inference.geometry import NetworkPlan, part_grid, plan_grid, steps
 from scanloom.inference.graph import GraphRun, made_after
 from scanloom.inference.memory import Budget, MemoryPlan, estimate_network
 from scanloom.inference.predictor import Task, TorchPredictor
-from scanloom.inference.resampling.image import ModelInput, SharedScan, network_image
+from scanloom.inference.resampling.image import GridBox, ModelInput, SharedScan, network_image
 from scanloom.inference.resampling.resample import SLAB_BYTES
 from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import MeanRestorer, Restorer, activate, restore_labels
@@ -342,9 +342,13 @@ class Ensemble(TorchPredictor):
         return MeanRestorer(plan, decision, classes, self._activation, rounded=rounded)
 
     def scores(
-        self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
+        self,
+        task: Task,
+        plan: NetworkPlan,
+        memory_plan: MemoryPlan,
+        boxes: list[GridBox] | None = None,
     ) -> Iterator[ScorePlanes]:
-        """Return an iterator over the mean scores of all models."""
+        """Return an iterator over the mean scores of all models, on the whole network grid."""
         streams = [member.scores(task, plan, memory_plan) for member in self.members]
         if self._activation is not None:
             activation = self._activation

@@ -51,6 +51,7 @@ from scanloom.inference.memory import (
 )
 from scanloom.inference.network.loading import TrainedNetworks, load_network, wrong_half
 from scanloom.inference.resampling.image import (
+    GridBox,
     ModelInput,
     NetworkImage,
     SharedScan,
@@ -62,6 +63,7 @@ from scanloom.inference.resampling.image import (
 )
 from scanloom.inference.restore.decisions import Labels, only_numbers
 from scanloom.inference.restore.restorers import (
+    LabelRestorer,
     Restorer,
     choose_backend,
     make_restorer,
@@ -333,9 +335,15 @@ class TorchPredictor(PlacedModel):
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
         restorer, uncertain, clock = self.restorer(plan), None, task.clock
+        axis = plan.network_axis(plan.lead)
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
-        planes, expected = self.scores(task, plan, memory_plan), self.card.n_outputs
+        boxes: list[GridBox] | None = None
+        if isinstance(restorer, LabelRestorer) and self.card.grid.padded:
+            boxes = []  # labels are cleaned with those of padding, as the network saw it
+        planes, expected = self.scores(task, plan, memory_plan, boxes), self.card.n_outputs
+        if boxes and isinstance(restorer, LabelRestorer):
+            restorer.box = boxes[0]
         while True:
             with clock.step("network"):
                 block = next(planes, None)
@@ -347,7 +355,10 @@ class TorchPredictor(PlacedModel):
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             with clock.step("restore"):
                 restorer.add(block)
-                if uncertain is not None:
+                if uncertain is not None and boxes:
+                    for each in uncrop([block], boxes[0], axis, plan.network.shape):
+                        uncertain.add(each)
+                elif uncertain is not None:
                     uncertain.add(block)
         with clock.step("restore"):
             maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
@@ -359,9 +370,17 @@ class TorchPredictor(PlacedModel):
         return make_restorer(plan, self.card, fused=self.compute.compiled_restore)
 
     def scores(
-        self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
+        self,
+        task: Task,
+        plan: NetworkPlan,
+        memory_plan: MemoryPlan,
+        boxes: list[GridBox] | None = None,
     ) -> Iterator[ScorePlanes]:
-        """Resample the scan, and return an iterator over the network's scores."""
+        """Resample the scan, and return an iterator over the network's scores.
+
+        They are those of the whole network grid. With `boxes`, which takes the box that the network
+        sees, if any, they are those of the box.
+        """
         with task.clock.step("resample"):
             image = network_image(
                 task.scan,
@@ -374,7 +393,13 @@ class TorchPredictor(PlacedModel):
         folds = self._folds(image, plan, memory_plan, task.clock)
         if memory_plan.device.type == "cpu":
             return_free_memory()  # such as weights of networks that an engine runs
-        return self._planes(image, plan, memory_plan, task, folds)
+        planes = self._planes(image, plan, memory_plan, task, folds)
+        if image.box is None:
+            return planes
+        if boxes is not None:
+            boxes.append(image.box)
+            return planes
+        return uncrop(planes, image.box, plan.network_axis(plan.lead), plan.network.shape)
 
     def _folds(
         self, image: NetworkImage, plan: NetworkPlan, memory_plan: MemoryPlan, clock: StepTimer
@@ -426,8 +451,7 @@ class TorchPredictor(PlacedModel):
             share_uniform=self.compute.skip_air,
         )
         axis = plan.network_axis(plan.lead)
-        planes = sliding_window.slide(image.image, axis, image.seen)
-        yield from uncrop(planes, image.box, axis, plan.network.shape) if image.box else planes
+        yield from sliding_window.slide(image.image, axis, image.seen)
         if passed := str(sliding_window.passed):
             clock.note("skip air", passed)
         if batch.count < budget.windows:

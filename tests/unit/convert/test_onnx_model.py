@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from scanloom.cards.card import KeepLargest, ModelCard, Normalize
 from scanloom.cards.card_file import read_card
@@ -20,6 +21,7 @@ from scanloom.convert.onnx_file import read_graph
 from scanloom.convert.onnx_model import card_like, read_onnx_model
 from scanloom.convert.readers import find_reader
 from scanloom.core import ComputeOptions, ScanError, Volume
+from scanloom.inference.engines.openvino_engine import compile_onnx
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards, onnx_files
 from support.commands import scanloom
@@ -162,6 +164,17 @@ def test_the_card_has_what_the_file_states(tmp_path: Path) -> None:
     reader = find_reader(folder)
     assert reader is not None
     assert reader.name == "ONNX network with card.yaml"
+
+
+def test_the_card_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
+    text = page.partition("## A network in ONNX")[2].partition("```yaml\n")[2].partition("```")[0]
+    content = onnx_files.network(WEIGHTS, (96, 96, 96), last=True)
+
+    card = read_onnx_model(onnx_files.write_model(tmp_path / "m", content, text))
+
+    assert card.window.size == (96, 96, 96)
+    assert [structure.label for structure in card.structures] == ["spleen", "left_kidney"]
 
 
 WEIGHTS = onnx_files.convolutions()
@@ -343,3 +356,37 @@ def test_a_bundle_makes_the_card_of_its_network(tmp_path: Path) -> None:
     card = read_onnx_model(tmp_path / "mine")
     assert card.grid.spacing == (3.0, 3.0, 3.0)
     assert [structure.label for structure in card.structures][:3] == ["lung", "gas", "fat"]
+
+
+# --- in large windows ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["of channels", "of a group, flattened"])
+def test_norms_of_large_windows_keep_their_digits(groups: bool) -> None:
+    """OpenVINO's own lose some: it adds the values of a channel one after another in float32."""
+    size = (96, 80, 64)
+    ones = {"one": np.ones(2, np.float32), "zero": np.zeros(2, np.float32)}
+    first = {"one": np.ones(1, np.float32), "zero": np.zeros(1, np.float32)}
+    shapes = {"flat": np.array([1, 1, -1]), "back": np.array([1, 2, *size])}
+    norm = [onnx_files.node("InstanceNormalization", ["scan", "one", "zero"], "scores")]
+    if groups:
+        norm = [
+            onnx_files.node("Reshape", ["scan", "flat"], "row"),
+            onnx_files.node("InstanceNormalization", ["row", "one", "zero"], "normed"),
+            onnx_files.node("Reshape", ["normed", "back"], "scores"),
+        ]
+    tensors = [
+        *(onnx_files.tensor(n, values) for n, values in (first if groups else ones).items()),
+        *(onnx_files.whole_numbers(n, values) for n, values in shapes.items() if groups),
+    ]
+    content = onnx_files.graph(norm, tensors, (1, 2, *size), (1, 2, *size))
+    drawn = np.random.default_rng(0).normal(40, 1, (1, 2, *size)).astype(np.float32)
+    seen = torch.from_numpy(drawn)
+
+    scores = compile_onnx(content, (1, 2, *size), "channels_first")(seen)
+
+    exact = seen.double()
+    expected = functional.group_norm(exact, 1) if groups else functional.instance_norm(exact)
+    error = float((scores - expected).abs().max())
+    print(f"largest error {error:.2g}")
+    assert error < 3e-5

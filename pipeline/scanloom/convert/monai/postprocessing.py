@@ -314,8 +314,6 @@ def _cleaning(name: str, args: Arguments, state: _State, context: _Context) -> C
     if state.decision is None:
         raise unsupported(f"{name} before AsDiscreted")
     many = isinstance(state.decision, Threshold) and context.outputs > 1
-    if state.inverted is None and context.before.padded:
-        raise unsupported(f"{name} before Invertd, where it counts padding too")
     when: Literal["before", "after"] = "before" if state.inverted is None else "after"
     if name == "RemoveSmallObjectsd":
         return _small_objects(args, many, when)

@@ -290,9 +290,9 @@ def compile_onnx(content: bytes, shape: tuple[int, ...], layout: Layout) -> Run:
         for port in (steps.input(), steps.output()):
             port.tensor().set_layout(openvino.Layout(first)).set_element_type(openvino.Type.f32)
             port.model().set_layout(openvino.Layout(own))
-        compiled = _core().compile_model(
-            steps.build(), "CPU", _options("f32", torch.get_num_threads())
-        )
+        built = steps.build()
+        pool_norms(built, of_onnx=True)
+        compiled = _core().compile_model(built, "CPU", _options("f32", torch.get_num_threads()))
     except RuntimeError as exc:
         # OpenVINO's text begins with lines of its own source files
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
@@ -344,19 +344,23 @@ def multiply_final_layer(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def pool_norms(model: Any) -> None:
+def pool_norms(model: Any, *, of_onnx: bool = False) -> None:
     """Replace the instance and group normalisations of large windows in a network.
 
     Parameters
     ----------
     model : openvino.Model
         A network for inputs of a fixed size. It is changed.
+    of_onnx : bool
+        Whether it was read from ONNX, where the name of an operation does not say what it was.
     """
     before = {node.get_friendly_name() for node in model.get_ops()}
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
         grouped = kind == "GroupNormalization"
-        instance = kind == "MVN" and "aten::instance_norm" in node.get_friendly_name()
+        instance = kind == "MVN" and (
+            _is_over_space(node) if of_onnx else "aten::instance_norm" in node.get_friendly_name()
+        )
         if not (grouped or instance) or int(np.prod(node.get_output_shape(0)[2:])) <= LARGE:
             continue
         pooled = _group_norm(node) if grouped else _instance_norm(node)
@@ -364,6 +368,18 @@ def pool_norms(model: Any) -> None:
         for target in node.output(0).get_target_inputs():
             target.replace_source_output(pooled.output(0))
     model.validate_nodes_and_infer_types()
+
+
+def _is_over_space(node: Any) -> bool:
+    """Return whether an MVN is one of all axes but batch and channel, which may be groups."""
+    attributes, axes = node.get_attributes(), node.input_value(1).get_node()
+    last = len(node.get_output_shape(0))
+    return (
+        axes.get_type_name() == "Constant"
+        and sorted(int(axis) % last for axis in axes.get_data()) == list(range(2, last))
+        and bool(attributes["normalize_variance"])
+        and attributes["eps_mode"].upper() == "INSIDE_SQRT"
+    )
 
 
 def _instance_norm(node: Any) -> Any:
@@ -406,14 +422,26 @@ def _pooled_mean(values: Any) -> Any:
     from openvino import opset13 as ops
 
     output = values if hasattr(values, "get_target_inputs") else values.output(0)
-    spatial = list(output.get_shape())[2:]
+    batch, channels, *spatial = output.get_shape()
+    flat = len(spatial) == 1
+    if flat:  # an exported group norm: as three axes of about the same length
+        first = _divisor(spatial[0], 3)
+        second = _divisor(spatial[0] // first, 2)
+        spatial = [first, second, spatial[0] // (first * second)]
+        values = ops.reshape(values, [batch, channels, *spatial], special_zero=False)
     # One axis at a time: each mean adds few values, so that float32 keeps their digits
     for axis in reversed(range(len(spatial))):
         kernel = [n if i == axis else 1 for i, n in enumerate(spatial)]
         none = [0] * len(spatial)
         values = ops.avg_pool(values, kernel, none, none, kernel, exclude_pad=True)
         spatial[axis] = 1
-    return values
+    return ops.reshape(values, [batch, channels, 1], special_zero=False) if flat else values
+
+
+def _divisor(number: int, root: int) -> int:
+    """Return the largest divisor of a number that is not above its root."""
+    most = round(number ** (1 / root))
+    return next(n for n in range(most, 0, -1) if number % n == 0 and n**root <= number)
 
 
 def _inverse_root(variance: Any, epsilon: float) -> Any:

@@ -67,6 +67,15 @@ class GridBox:
         x, y, z = (slice(0, n) for n in shape)
         return cls((0, 0, 0), shape, (x, y, z))
 
+    @property
+    def own_slices(self) -> BoxSlices:
+        """The part `inside`, in the indices of the box."""
+        x, y, z = (
+            slice(ends.start - first, ends.stop - first)
+            for ends, first in zip(self.inside, self.first, strict=True)
+        )
+        return x, y, z
+
     def cut(self, bounds: Sequence[tuple[int, int]]) -> GridBox:
         """Return a box by where it starts and stops along each axis of this one."""
         first, shape, inside = [], [], []
@@ -234,7 +243,7 @@ def paste(labels: NDArray[Any], box: BoxSlices | None, shape: tuple[int, int, in
 
 
 def uncrop(
-    planes: Iterator[ScorePlanes], box: GridBox, axis: int, shape: tuple[int, int, int]
+    planes: Iterable[ScorePlanes], box: GridBox, axis: int, shape: tuple[int, int, int]
 ) -> Iterator[ScorePlanes]:
     """Yield the planes of a whole network grid from those of a box: other scores are 0.
 
@@ -242,18 +251,15 @@ def uncrop(
 
     Parameters
     ----------
-    planes : iterator of ScorePlanes
-        Planes of the box across `axis`.
+    planes : iterable of ScorePlanes
+        Planes of the box across `axis`, all of them or some.
     shape : (X, Y, Z)
         Shape of the whole grid.
     """
     inner = [x for x in range(3) if x != axis]
     sizes = [shape[x] for x in inner]
     target = (box.inside[inner[0]], box.inside[inner[1]])
-    b, c = (
-        slice(ends.start - box.first[x], ends.stop - box.first[x])
-        for x, ends in zip(inner, target, strict=True)
-    )
+    b, c = (box.own_slices[x] for x in inner)
     low, high = box.inside[axis].start, box.inside[axis].stop
 
     def pad(block_planes: torch.Tensor) -> torch.Tensor:
@@ -261,12 +267,10 @@ def uncrop(
         whole[:, :, *target] = block_planes[:, :, b, c]
         return whole
 
-    empty = torch.zeros(0)
     for block in planes:
         first = block.first + box.first[axis]
         if block.first == 0:
-            empty = block.scores.new_zeros((_EMPTY_PLANES, block.scores.shape[1], *sizes))
-            yield from _empty_planes(empty, 0, low)
+            yield from _empty_planes(block.scores, sizes, 0, low)
         known = block.known
         if known is None:
             known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
@@ -275,11 +279,17 @@ def uncrop(
             chunk = slice(start, min(start + _EMPTY_PLANES, stop))
             members = tuple(pad(each[chunk]) for each in block.members)
             yield ScorePlanes(first + start, pad(block.scores[chunk]), members, pad(known[chunk]))
-    yield from _empty_planes(empty, high, shape[axis])
+        if block.first + len(block.scores) == box.shape[axis]:
+            yield from _empty_planes(block.scores, sizes, high, shape[axis])
 
 
-def _empty_planes(empty: torch.Tensor, first: int, stop: int) -> Iterator[ScorePlanes]:
-    """Yield planes without scores from `first` to before `stop`."""
+def _empty_planes(
+    like: torch.Tensor, sizes: Sequence[int], first: int, stop: int
+) -> Iterator[ScorePlanes]:
+    """Yield planes without scores from `first` to before `stop`, with the channels of others."""
+    if first == stop:
+        return
+    empty = like.new_zeros((_EMPTY_PLANES, like.shape[1], *sizes))
     unknown = torch.zeros_like(empty[:, :1], dtype=torch.bool)
     for start in range(first, stop, _EMPTY_PLANES):
         count = min(_EMPTY_PLANES, stop - start)

@@ -28,6 +28,7 @@ from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
 from scanloom.inference.device import float64_device, to_device
 from scanloom.inference.geometry import NetworkPlan
+from scanloom.inference.resampling.image import GridBox
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.resampling.sampling import area_matrix
 from scanloom.inference.restore import cpu, cuda
@@ -348,11 +349,17 @@ class LabelRestorer:
     """Decides labels on the network grid and resamples them to the source by nearest neighbour.
 
     Parameters are those of `ScoreRestorer`.
+
+    Attributes
+    ----------
+    box : GridBox or None
+        The box of the network grid whose planes are added; None for the grid itself.
     """
 
     def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
         self._plan, self._decision, self._classes = plan, decision, classes
         self._planes: list[torch.Tensor] = []
+        self.box: GridBox | None = None
 
     def add(self, planes: ScorePlanes) -> None:
         """Take the next planes across the network axis that follows ``plan.lead``."""
@@ -364,12 +371,20 @@ class LabelRestorer:
         dtype = label_type(self._decision, self._classes)
         return [
             restore_labels(
-                clean(values.movedim(0, axis).cpu().numpy().astype(dtype)),
+                self._on_grid(clean(values.movedim(0, axis).cpu().numpy().astype(dtype))),
                 self._plan,
                 self._planes[0].device,
             )
             for values in torch.cat(self._planes, dim=1)
         ]
+
+    def _on_grid(self, labels: Labels) -> Labels:
+        """Return the label map of the network grid from that of the box: 0 outside it."""
+        if self.box is None:
+            return labels
+        whole = np.zeros(self._plan.network.shape, labels.dtype)
+        whole[self.box.inside] = labels[self.box.own_slices]
+        return whole
 
 
 def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> Labels:

@@ -488,14 +488,6 @@ UNSUPPORTED: list[tuple[Change, str]] = [
     (add("DivisiblePadd"), "k=None"),
     (
         each(
-            add("DivisiblePadd", k=16),
-            lambda c: post(c).insert(1, post(c).pop(2)),
-            lambda c: post(c).insert(2, {"_target_": "FillHolesd", "keys": "pred"}),
-        ),
-        "FillHolesd before Invertd, where it counts padding too",
-    ),
-    (
-        each(
             lambda c: pre(c).__setitem__(3, {"_target_": "DivisiblePadd", "keys": "image", "k": 2}),
             add("Spacingd", pixdim=2),
         ),

@@ -267,7 +267,10 @@ def test_no_image_is_larger_than_the_largest_box(
         assert shape == largest
 
 
-def test_maps_of_uncertainty_and_air_are_those_of_the_scan_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restore", ["scores", "labels"])
+def test_maps_of_uncertainty_and_air_are_those_of_the_scan_alone(
+    tmp_path: Path, restore: str
+) -> None:
     """A scan on its own grid, padded to the lengths that the windows would pad it to."""
     scan = volume(boxed_scan())
     whole = NetworkGrid(None, None)
@@ -275,7 +278,7 @@ def test_maps_of_uncertainty_and_air_are_those_of_the_scan_alone(tmp_path: Path)
     results = []
     for grid in (whole, padded):
         card = mr_card(
-            tmp_path, grid=grid, window=Window((48, 48, 48)), air_below=-2000.0, folds=()
+            tmp_path, grid=grid, window=Window((48, 48, 48)), air_below=-2000.0, restore=restore
         )
         predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
         results.append(predictor.predict(scan, uncertainty=True))
