@@ -396,6 +396,19 @@ def table_color(structure: Structure) -> Color | None:
     return red, green, blue
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a structure as people read it: "Cerebral-White-Matter" has no hyphens.
+
+    Words with digits or with capitals inside stay as they are, as in "Vertebra L1" or "VentralDC".
+    """
+    words = name.replace("_", " ").split()
+    if len(words) == 1:
+        words = [*filter(None, words[0].split("-"))]
+    plain = [w.lower() if n and w.istitle() and w.isalpha() else w for n, w in enumerate(words)]
+    text = " ".join(plain)
+    return text[:1].upper() + text[1:]
+
+
 def system_of(structure: Structure) -> str:
     """Return the system of the body that a structure belongs to, by its code."""
     entry = _color_table().get(structure.type.value)
