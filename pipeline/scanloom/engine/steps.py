@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.check import check_scan
-from scanloom.cards.graph import graph_of
+from scanloom.cards.graph import graph_of, needed_parts, networks
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -160,6 +160,10 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.extend(check_scan(volume, card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
+    labels = relations.labels_to_compute(outputs.structures)
+    clock.networks = sum(
+        len([*networks(needed_parts(predictor.card, labels))]) for predictor in predictors
+    )
     run = GraphRun(
         nodes,
         predictors,
