@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scanloom.cards.codes import display_colors
+from scanloom.cards.codes import colors_of_models
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
@@ -178,14 +178,10 @@ def choose_content(
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
     boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
     center = _fullest(view, boxes, segmentations)
-    crop = _crop(view, body, list(boxes.values()))
+    crop = crop_box(view, body, list(boxes.values()))
     # a tilted stack is shown slice by slice, as it was acquired
     main = view if view.upright else view.as_acquired()
-    color_of = {
-        (s.model, number): color
-        for s in segmentations
-        for number, color in display_colors(s.structures).items()
-    }
+    color_of = colors_of_models((s.model, s.structures) for s in segmentations)
     modality = volume.modality or about.assumed_modality
     return PreviewContent(
         volume=volume,
@@ -251,7 +247,7 @@ Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Lowest and highest index of a box in a view, at the outer edges of voxels."""
 
 
-def _crop(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
+def crop_box(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
     """Return a box around the body and all structures, so that errors beside it are shown."""
     if not body.found:
         return np.full(3, -0.5), np.array(view.shape) - 0.5

@@ -20,15 +20,20 @@ export class Structures {
   /** @param {Case} about */
   show(about) {
     this.off = new Set();
-    const layers = about.layers.map((layer) => {
+    const models = Map.groupBy(about.layers, (layer) => layer.model);
+    const boxes = [...models].map(([model, layers]) => {
       const box = element("div");
-      if (about.layers.length > 1) box.append(element("h2", layer.file));
+      if (models.size > 1) box.append(element("h2", model));
       const list = element("ul", "", { class: "structures" });
-      list.append(...layer.labels.map((structure) => this.itemOf(layer, structure)));
+      list.append(
+        ...layers.flatMap((layer) =>
+          layer.labels.map((structure) => this.itemOf(layer, structure)),
+        ),
+      );
       box.append(list);
       return box;
     });
-    byId("layers").replaceChildren(...layers);
+    byId("layers").replaceChildren(...boxes);
   }
 
   itemOf(layer, structure) {
