@@ -49,10 +49,10 @@ class ReaderOptions:
             help="Share of a reviewer's cases that come back later.",
         ),
     ] = None
-    names: Annotated[
+    patients: Annotated[
         bool,
         typer.Option(
-            "--names",
+            "--patients",
             help="Show reviewers names and dates of patients, from OUT/private; takes the key.",
         ),
     ] = False
@@ -150,7 +150,7 @@ def review(
             double=readers.double,
             repeat=readers.repeat,
             key=key.key,
-            names=readers.names,
+            patients=readers.patients,
         )
         say("Reading the results ...")
         serve(out, options, _tell, partial(_publish, out, key.key), _tell_kept)

@@ -26,7 +26,7 @@ from scanloom.review.report.data import references_of
 from scanloom.review.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.server.cases import OpenCases, OpenedCase
 from scanloom.review.server.drafts import Drafts
-from scanloom.review.server.names import PatientNames
+from scanloom.review.server.patients import PatientNames
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
