@@ -245,12 +245,8 @@ def test_values_and_places_are_those_of_simpleitk(
         for key in keys:
             tab.keyboard.press(key)
         tab.wait_for_timeout(150)
-        text = tab.inner_text("#readout")
-        signs = {"L": 1, "R": -1, "P": 1, "A": -1, "S": 1, "I": -1}  # as DICOM has it
-        places = re.findall(r"([LRPASI]) ([\d.]+)", text)[:3]
-        left_mm, back, up = (signs[letter] * float(mm) for letter, mm in places)
-        value = float(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
-        assert value == image.GetPixel(image.TransformPhysicalPointToIndex((left_mm, back, up)))
+        mm, value = position(tab)
+        assert value == image.GetPixel(image.TransformPhysicalPointToIndex(mm.tolist()))
 
 
 def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
@@ -368,7 +364,7 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     tab.tap("#coronal .enlarge")
     assert tab.get_attribute("#coronal", "class").split()[1:] == ["active", "main"]
     tab.evaluate("scrollTo(0, 0)")
-    box = tab.locator("#coronal canvas").bounding_box()
+    box = tab.locator("#coronal canvas").first.bounding_box()
     x, y = box["x"] + box["width"] / 4, box["y"] + box["height"] / 2
     before = tab.inner_text("#readout")
     fingers(session, "touchStart", (x, y))
@@ -381,7 +377,9 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     fingers(session, "touchMove", (x, y), (x + 80, y))
     fingers(session, "touchEnd")
     tab.wait_for_timeout(300)
-    assert tab.locator("#coronal canvas").bounding_box()["width"] == pytest.approx(2 * box["width"])
+    assert tab.locator("#coronal canvas").first.bounding_box()["width"] == pytest.approx(
+        2 * box["width"]
+    )
     assert tab.inner_text("#readout") == moved
     tab.tap("#correct")
     tab.evaluate("scrollTo(0, 0)")
@@ -431,7 +429,10 @@ def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -
     for each in (tab, twin):
         each.keyboard.press("b")
         each.fill("#radius", "1.3")
-        boxes.append(each.locator("#axial canvas").bounding_box())
+        each.locator("#axial").focus()
+        for _ in range(8):
+            each.keyboard.press("-")  # the whole slice
+        boxes.append(each.locator("#axial canvas").first.bounding_box())
     pixels = [(i, j) for i in range(axial["width"]) for j in range(axial["height"])][:80:2]
     for n, (i, j) in enumerate(pixels):
         box, window = boxes[n % 2], (tab, twin)[n % 2]
@@ -635,7 +636,9 @@ def turned_scans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
 def position(tab: Any) -> tuple[np.ndarray, int]:
     """Return the crosshair's LPS mm and value, as the page states them."""
     text = tab.inner_text("#readout")
-    mm = [float(n) for n in re.findall(r"[LPS] (-?[\d.]+)", text)[:3]]
+    signs = {"L": 1, "R": -1, "P": 1, "A": -1, "S": 1, "I": -1}  # as DICOM has it
+    places = re.findall(r"([LRPASI]) ([\d.]+)", text)[:3]
+    mm = [signs[letter] * float(n) for letter, n in places]
     return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
 
 
@@ -704,7 +707,10 @@ def test_sides_places_and_values_of_24_axis_orders(
             tab.wait_for_selector(f"body[data-opened='{name}']")
             image = sitk.ReadImage(str(scan))
             for plane in ("axial", "coronal", "sagittal"):
-                box = tab.locator(f"#{plane} canvas").bounding_box()
+                tab.locator(f"#{plane}").focus()
+                for _ in range(8):
+                    tab.keyboard.press("-")  # the whole slice
+                box = tab.locator(f"#{plane} canvas").first.bounding_box()
                 faults = {}
                 for side, (x, y) in SIDES.items():
                     tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
