@@ -55,11 +55,16 @@ export class Structures {
       item.append(element("span", `${name}: not found`, { class: "name quiet" }));
       return item;
     }
-    const button = element("button", "Go", { type: "button", "aria-label": `Go to ${name}` });
+    const button = element("button", name, {
+      type: "button",
+      class: "name",
+      title: `Go to ${name}`,
+      "aria-label": `Go to ${name}`,
+    });
     button.addEventListener("click", () => this.jump(centre));
     item.append(
-      element("span", `${name}${volumeOf(structure)}`, { class: "name" }),
       button,
+      element("span", volumeOf(structure), { class: "amount" }),
       this.verdict.ofStructure(`${layer.model}/${structure.label}`, name),
     );
     return item;
@@ -77,5 +82,5 @@ export class Structures {
 
 function volumeOf({ volume_ml: ml }) {
   if (ml === null) return "";
-  return ` ${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
+  return `${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
 }
