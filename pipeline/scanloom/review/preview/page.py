@@ -45,7 +45,7 @@ MIN_FRAME_SIZE = 40
 """Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
 LARGE_MAIN_WIDTH = 600
 """Width of the main plane in pixels from which a larger one is no better."""
-MAIN_WEIGHT = 0.25
+MAIN_WEIGHT = 0.15
 """Weight of the size of the main plane, compared with that of the used share of the page."""
 
 Size = tuple[float, float]
