@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.ndimage import gaussian_filter
 
 import scanloom
-from scanloom.core import Code, Layer, Segmentation, Structure
+from scanloom.core import Code, Grid, Layer, Segmentation, Structure
 from scanloom.ops.measure import measure
+from scanloom.review.preview.content import About, choose_content
 from scanloom.review.preview.page import HEADER_HEIGHT, draw_preview
+from scanloom.review.preview.slicing import Raster, View, find_body, label_pixels
 from support.empty_share import empty_share
+from support.outline_contrast import contrasts
 from support.real_scans import scans
 
 pytestmark = pytest.mark.reference
@@ -45,3 +51,93 @@ def test_real_scans_are_drawn(scan, tmp_path):
     """Axial stacks and a doubly oblique sagittal one give a page that pictures fill."""
     assert page(scans(scan), tmp_path / "p.png").std() > 10
     assert empty_share(tmp_path / "p.png") <= 0.15
+
+
+SCANS = (
+    "ct/crlm1004_abdomen_dicom",
+    "ct/sts002_thigh/dicom_ct",
+    "ct/totalseg_example/example_ct.nii.gz",
+    "ct/totalseg_example/example_ct_sm.nii.gz",
+    "ct/totalseg_example_dicom/dicom",
+    "ct/totalseg_pulmonary/ct_cropped.nii.gz",
+    "../train/labelled_ct/sts001_thigh/image.nii.gz",
+    "../train/labelled_ct/totalseg_aorta/image_ct.nii.gz",
+    "../train/labelled_ct/sts002_thigh/image.nii.gz",
+    "mr/d2n_hitachi/dicom",
+    "mr/d2n_philips/dicom",
+    "mr/hippo_crop_dicom",
+    "mr/sts002_thigh_t1/dicom_mr",
+    "mr/totalseg_mr/example_mr_sm.nii.gz",
+    "enhanced/philips_pcasl_real/Ref_dcm2niix/1901_WIP_3DpCASL_enh_real.nii.gz",
+    "orientation/nifti_space/RAS.nii.gz",
+    "orientation/nifti_misc/t2_oblique_chunk.nii.gz",
+    "../train/labelled_mr/flair_stroke/FLAIR.nii.gz",
+    "../models/brainchop/reference/t1_crop.nii.gz",
+    "../train/msd_task04_hippocampus/images/hippocampus_001.nii.gz",
+)
+COLORS = ((225, 45, 30), (255, 192, 0), (30, 160, 135), (60, 160, 255), (127, 85, 255))
+"""Of soft tissue, fat, bone and lung; and a dark colour of the table."""
+
+
+@pytest.mark.parametrize("scan", SCANS)
+def test_every_outline_stands_out_from_the_tissue_below_it(scan, tmp_path):
+    """Five structures by intensity, from the darkest to the brightest, in all planes: each outline
+    has 3 to 1 at least in the median, and all outlines together nearly everywhere."""
+    volume = scanloom.load_volume(scans(scan))
+    # smoothed: structures of a model have shapes, and are not the noise of a scan
+    values = gaussian_filter(
+        np.nan_to_num(volume.array.astype(float)), 3 / np.array(volume.grid.spacing)
+    )
+    body = find_body(volume, View(volume.grid), volume.unit == "HU")
+    inside = values[values > np.percentile(body.values, 5)]
+    labels = np.digitize(values, np.percentile(inside, (10, 35, 60, 85, 97))).astype(np.uint8)
+    structures = tuple(
+        Structure(f"s{n}", n, f"Part {n}", Code("1", "SCT", "Part"), CODE, color)
+        for n, color in enumerate(COLORS, start=1)
+    )
+    grid = Grid(volume.grid.shape, volume.grid.affine)
+    segmentation = Segmentation("parts", (Layer(labels, structures),), grid)
+    content = choose_content(
+        volume, (segmentation,), measure(segmentation, volume), About("", volume.modality)
+    )
+    seen: dict[int, list[np.ndarray]] = {}
+    for plane in content.planes:
+        wide, high = plane.area.size
+        size = 400, max(40, round(400 * high / wide))
+        alone, drawn = (np.asarray(content.picture(plane, size, w)) for w in ("scan", "labels"))
+        raster = Raster(plane.area, size)
+        cut = plane.view.cut(labels, plane.direction, plane.position, None, raster)
+        for number, found in contrasts(alone, drawn, label_pixels(cut, raster)).items():
+            seen.setdefault(number, []).append(found)
+
+    of_each = {number: np.concatenate(found) for number, found in seen.items()}
+    table = {number: round(float(np.median(found)), 1) for number, found in of_each.items()}
+    share = float((np.concatenate(list(of_each.values())) >= 3).mean())
+    print(f"{scan}: {table}, {share:.3f} of all outlines at 3:1 or more")
+    assert len(table) >= 3
+    assert min(table.values()) >= 3
+    assert share >= 0.88
+
+
+@pytest.mark.parametrize(
+    ("scan", "head", "enhanced"),
+    [
+        ("ct/crlm1004_abdomen_dicom", False, False),
+        ("ct/sts002_thigh/dicom_ct", False, False),
+        ("ct/totalseg_example/example_ct.nii.gz", False, False),
+        ("ct/totalseg_example_dicom/dicom", False, False),
+        ("ct/totalseg_pulmonary/ct_cropped.nii.gz", False, True),
+        ("../train/labelled_ct/totalseg_aorta/image_ct.nii.gz", False, True),
+        ("ct/ge_head_tilt_dicom/dicom", True, False),
+    ],
+)
+def test_heads_and_contrast_agents_are_told(scan, head, enhanced, tmp_path):
+    path = scans(scan)
+    if head:  # the part of the series with even spacing
+        path = tmp_path / "head"
+        path.mkdir()
+        for n in range(7, 15):
+            shutil.copy(scans(f"{scan}/{n:02d}.dcm"), path)
+    volume = scanloom.load_volume(path)
+    body = find_body(volume, View(volume.grid), hounsfield=True)
+    assert (body.head, body.enhanced) == (head, enhanced)

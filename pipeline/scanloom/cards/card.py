@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -282,6 +282,27 @@ class Range:
     def holds(self, value: float) -> bool:
         """Return whether `value` is in the range."""
         return self.low <= value <= self.high
+
+
+HEAD: Final = "head"
+CONTRAST: Final = "contrast"
+
+
+@dataclass(frozen=True)
+class Limitation:
+    """A known error of a model.
+
+    Parameters
+    ----------
+    text : str
+        The error, as a sentence.
+    where : str
+        The scans in which it is to be expected: `HEAD` (CT with a head in view), `CONTRAST` (CT
+        with a contrast agent), or the label of a structure that is found; empty for any scan.
+    """
+
+    text: str
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -788,7 +809,7 @@ class ModelCard:
     stage: Stage | None = None
     parts: tuple[ModelCard, ...] = ()
     flags: tuple[Flag, ...] = ()
-    limitations: tuple[str, ...] = ()
+    limitations: tuple[Limitation, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
     subset: Stage | None = None
     fast: FastPreset | None = None
@@ -811,6 +832,11 @@ class ModelCard:
         coarser = self.fast.card if self.fast else None
         if coarser and {s.label for s in coarser.structures} != {s.label for s in self.structures}:
             raise ValueError("a coarser model must have the same structures")
+
+    def limitations_in(self, present: Collection[str]) -> tuple[str, ...]:
+        """Return the known errors to expect where `present` is, those of few scans first."""
+        special = [each.text for each in self.limitations if each.where and each.where in present]
+        return (*special, *(each.text for each in self.limitations if not each.where))
 
     @property
     def n_inputs(self) -> int:

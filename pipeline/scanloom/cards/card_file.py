@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from scanloom.cards.card import Cleaning, Decision, IntensityStep, ModelCard, Weights
+from scanloom.cards.card import Cleaning, Decision, IntensityStep, Limitation, ModelCard, Weights
 from scanloom.core import Flag, Reason, ScanError, printable
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def _plain(value: Any, left_out: frozenset[str] = frozenset()) -> Any:
     """
     if isinstance(value, Flag):
         return {"class": "Flag", "name": value.name}
+    if isinstance(value, Limitation) and not value.where:
+        return value.text
     if is_dataclass(value) and not isinstance(value, type):
         is_weights = isinstance(value, Weights)
         entries = {
@@ -158,6 +160,10 @@ def _constructor(folder: Path, file: str = CARD_FILE) -> Callable[[dict[str, Any
                     raise ValueError("a text with control characters")
         match entries.get("class"):
             case None:
+                if isinstance(texts := entries.get("limitations"), list):
+                    entries["limitations"] = [
+                        {"text": t} if isinstance(t, str) else t for t in texts
+                    ]
                 return entries
             case "Flag":
                 return Flag[entries["name"]]

@@ -14,11 +14,11 @@ from __future__ import annotations
 import colorsys
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from scanloom.core import Code, Structure, slug
 from scanloom.core.segmentation import Color
@@ -368,22 +368,54 @@ def _table() -> dict[frozenset[str], tuple[Code, Code]]:
 _TABLE: Final = _table()
 
 
-def display_colors(structures: Iterable[Structure]) -> dict[int, Color]:
+def display_colors(
+    structures: Iterable[Structure], taken: Collection[Color] = ()
+) -> dict[int, Color]:
     """Return a colour for each structure of a model, by its number.
 
     A structure gets the colour of its code and side, or the model's own if the table lacks the
-    code. If that is greyish, or taken by another structure, it gets a free colour of the table.
+    code. If that is greyish, or taken by another structure or model, it gets a free colour of the
+    table.
     """
     colors: dict[int, Color] = {}
     ordered = sorted(structures, key=lambda s: s.number)
     for structure in ordered:
         color = table_color(structure) or structure.color
-        if color not in colors.values() and max(color) - min(color) >= MIN_RGB_RANGE:
+        is_free = color not in colors.values() and color not in taken
+        if is_free and max(color) - min(color) >= MIN_RGB_RANGE:
             colors[structure.number] = color
-    free = [c for c in _palette() if c not in colors.values()] or list(_palette())
+    used = {*colors.values(), *taken}
+    free = [c for c in _palette() if c not in used] or list(_palette())
     rest = [s.number for s in ordered if s.number not in colors]
     colors.update((number, free[n % len(free)]) for n, number in enumerate(rest))
     return colors
+
+
+def colors_of_models(
+    models: Iterable[tuple[str, Iterable[Structure]]],
+) -> dict[tuple[str, int], Color]:
+    """Return a colour for each structure, by model and number; no two models share a colour."""
+    colors: dict[tuple[str, int], Color] = {}
+    for model, structures in models:
+        own = display_colors(structures, set(colors.values()))
+        colors |= {(model, number): color for number, color in own.items()}
+    return colors
+
+
+def structure_of_entry(entry: Mapping[str, Any]) -> Structure:
+    """Return the structure in an entry of `segments.json`."""
+    side = entry["laterality"]
+    red, green, blue = entry["color"]
+    return Structure(
+        entry["label"],
+        entry["number"],
+        entry["name"],
+        Code(**entry["category"]),
+        Code(**entry["type"]),
+        (red, green, blue),
+        Code(**side) if side else None,
+        entry["experimental"],
+    )
 
 
 def table_color(structure: Structure) -> Color | None:
@@ -394,6 +426,19 @@ def table_color(structure: Structure) -> Color | None:
     right = structure.laterality is not None and structure.laterality.value == RIGHT.value
     red, green, blue = (round(c * RIGHT_SHADE) if right else c for c in entry[1])
     return red, green, blue
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a structure as people read it: "Cerebral-White-Matter" has no hyphens.
+
+    Words with digits or with capitals inside stay as they are, as in "Vertebra L1" or "VentralDC".
+    """
+    words = name.replace("_", " ").split()
+    if len(words) == 1:
+        words = [*filter(None, words[0].split("-"))]
+    plain = [w.lower() if n and w.istitle() and w.isalpha() else w for n, w in enumerate(words)]
+    text = " ".join(plain)
+    return text[:1].upper() + text[1:]
 
 
 def system_of(structure: Structure) -> str:

@@ -34,6 +34,8 @@ class WindowCount:
         Windows of the scan, each counted once for each of the model's networks.
     device, precision : str
         Such as "cuda:0" and "float16".
+    network, networks : int
+        Number of the network, from 1 in the order in which they run, and of all of the case.
     """
 
     model: str
@@ -41,6 +43,34 @@ class WindowCount:
     total: int
     device: str
     precision: str
+    network: int = 1
+    networks: int = 1
+
+    @property
+    def text(self) -> str:
+        """The windows that are done, and of which network."""
+        of = f", network {self.network} of {self.networks}" if self.networks > 1 else ""
+        return f"{self.done} of {self.total} window{'s'[: self.total != 1]}{of}"
+
+
+class WindowPace:
+    """Estimates the time that a network needs for the windows that are left."""
+
+    def __init__(self) -> None:
+        self._begin: tuple[str, int, float] | None = None
+
+    def left(self, count: WindowCount) -> float | None:
+        """Return the seconds left; None until a network has done windows twice."""
+        now = time.monotonic()
+        if not count.done:
+            self._begin = None
+            return None
+        if self._begin is None or self._begin[0] != count.model or self._begin[1] >= count.done:
+            self._begin = count.model, count.done, now  # the first windows take longer
+        _, done, begin = self._begin
+        if count.done == done:  # just begun
+            return None
+        return (now - begin) / (count.done - done) * (count.total - count.done)
 
 
 @dataclass
@@ -51,6 +81,7 @@ class StepTimer:
     windows (progress); each step runs inside `mark` of its name (traces). `notes` records, by
     subject and without repeats, measures such as out-of-memory fallbacks. `device_turn` is held
     while a model computes on the device, and not for what its host does before and after.
+    `networks` is the number of networks of the case, if known.
     """
 
     on_step: Callable[[str], None] | None = None
@@ -59,6 +90,8 @@ class StepTimer:
     device_turn: Callable[[], AbstractContextManager[None]] = nullcontext
     steps: dict[str, CpuWall] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
+    networks: int = 0
+    _begun: list[str] = field(default_factory=list)
 
     def note(self, subject: str, text: str) -> None:
         """Record a note under a subject, once."""
@@ -78,7 +111,11 @@ class StepTimer:
         listen = self.on_windows
         if listen is None:
             return None
-        return lambda done, total: listen(WindowCount(model, done, total, device, precision))
+        if model not in self._begun:
+            self._begun.append(model)
+        number = self._begun.index(model) + 1
+        of = number, max(number, self.networks)
+        return lambda done, total: listen(WindowCount(model, done, total, device, precision, *of))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
+from scanloom.engine.case_progress import FOLDER, read_progress
 from scanloom.engine.machine.devices import nvml_handles
 from scanloom.io.output.json_file import read_json
 from scanloom.io.system.atomic_write import check_replaceable
@@ -41,6 +42,9 @@ class Status:
         Number of planned cases.
     before : int
         Cases that were done by earlier runs.
+    work, worked : int
+        Cases that this run has to work on, and those of them that have ended. The others were done
+        before, or refused by their headers.
     done, skipped, ambiguous, failed : int
         Cases that this run finished. Series with invalid headers count as failed, series with
         several volumes to choose from as ambiguous.
@@ -50,6 +54,8 @@ class Status:
         Number of cases by reason code.
     in_flight : dict
         Seconds since a case was submitted, by case id.
+    progress : dict
+        Step, network and windows of the cases in flight for longest, by case id.
     elapsed_s, left_s : float or None
         Seconds since the start, and until the end by the rate of the last minutes.
     per_hour : float or None
@@ -70,6 +76,8 @@ class Status:
     state: str
     cases: int = 0
     before: int = 0
+    work: int = 0
+    worked: int = 0
     done: int = 0
     skipped: int = 0
     ambiguous: int = 0
@@ -77,6 +85,7 @@ class Status:
     remade: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, dict[str, Any]] = field(default_factory=dict)
     elapsed_s: float = 0.0
     left_s: float | None = None
     per_hour: float | None = None
@@ -164,6 +173,8 @@ def _labels(**labels: str) -> str:
     return "{" + ",".join(pairs) + "}"
 
 
+_MOST_SHOWN = 16
+"""Cases in flight whose progress is read each second: a cluster may have hundreds."""
 _RATE_WINDOW_S = 300.0
 """Sliding window for the rate behind the time estimate."""
 
@@ -199,10 +210,12 @@ class StatusWriter:
         self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
         self._writer.start()
 
-    def plan(self, cases: int, before: int) -> None:
-        """Set the number of planned cases, and of those done by earlier runs."""
+    def plan(self, cases: int, before: int, work: int) -> None:
+        """Set the number of planned cases, of those done by earlier runs, and of those to run."""
         with self._lock:
-            self._status = replace(self._status, state="running", cases=cases, before=before)
+            self._status = replace(
+                self._status, state="running", cases=cases, before=before, work=work
+            )
 
     def state(self, state: str) -> None:
         """Set the state of the run."""
@@ -217,7 +230,8 @@ class StatusWriter:
     def finish(self, record: CaseRecord) -> None:
         """Record that a case has ended; the rate is that of cases that were submitted."""
         with self._lock:
-            if self._submitted.pop(record.id, None) is not None:
+            is_work = self._submitted.pop(record.id, None) is not None
+            if is_work:
                 self._moments.append(time.monotonic())
             status, reason = self._status, record.reason
             outcome = "done" if reason is None else reason.outcome
@@ -225,6 +239,7 @@ class StatusWriter:
             self._status = replace(
                 status,
                 **{outcome: getattr(status, outcome) + 1},
+                worked=status.worked + is_work,
                 remade=status.remade + (reason is None and record.updated),
                 reasons=dict(sorted(reasons.items())),
             )
@@ -242,16 +257,20 @@ class StatusWriter:
             while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
                 self._moments.popleft()
             status, rate = self._status, self._rate(now)
-            remaining = status.cases - status.ended
-            return replace(
-                status,
-                in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
-                elapsed_s=round(now - self._began, 1),
-                left_s=round(remaining / rate, 1) if rate else None,
-                per_hour=round(3600 * rate, 1) if rate else None,
-                devices=_gpu_state(),
-                moment=round(time.time(), 1),
-            )
+            in_flight = {name: round(now - t, 1) for name, t in self._submitted.items()}
+        remaining = status.cases - status.ended
+        longest = sorted(in_flight, key=lambda name: -in_flight[name])[:_MOST_SHOWN]
+        known = {name: read_progress(self._folder / FOLDER, name) for name in longest}
+        return replace(
+            status,
+            in_flight=in_flight,
+            progress={name: dict(read) for name, read in known.items() if read},
+            elapsed_s=round(now - self._began, 1),
+            left_s=round(remaining / rate, 1) if rate else None,
+            per_hour=round(3600 * rate, 1) if rate else None,
+            devices=_gpu_state(),
+            moment=round(time.time(), 1),
+        )
 
     def close(self, state: str | None = None, reason: str = "") -> None:
         """Write the final status: how the run ended, and the code of the reason if it failed.

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.cards.codes import structure_of_entry
 from scanloom.core import (
     Case,
-    Code,
     Flag,
     Grid,
     Layer,
@@ -30,7 +30,6 @@ from scanloom.core import (
     ScanError,
     Segmentation,
     Series,
-    Structure,
 )
 from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
@@ -180,7 +179,7 @@ def _segmentations(
     }
     layers: dict[str, list[Layer]] = {}
     for entry in read_json(folder / SEGMENTS)["files"]:
-        structures = tuple(map(structure_from_plain, entry["structures"]))
+        structures = tuple(map(structure_of_entry, entry["structures"]))
         highest = max(s.number for s in structures)
         dtype = np.uint8 if highest < 256 else np.uint16
         array = np.asfortranarray(labels[entry["file"]], dtype)
@@ -190,22 +189,6 @@ def _segmentations(
         Segmentation(model, tuple(each), grid, versions.get(model, ""), corrected=True)
         for model, each in layers.items()
     ]
-
-
-def structure_from_plain(plain: Mapping[str, Any]) -> Structure:
-    """Return the structure in an entry of `segments.json`."""
-    side = plain["laterality"]
-    red, green, blue = plain["color"]
-    return Structure(
-        plain["label"],
-        plain["number"],
-        plain["name"],
-        Code(**plain["category"]),
-        Code(**plain["type"]),
-        (red, green, blue),
-        Code(**side) if side else None,
-        plain["experimental"],
-    )
 
 
 def _recipe(recipe: str, labels: Mapping[str, NDArray[Any]]) -> str:

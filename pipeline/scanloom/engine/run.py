@@ -6,6 +6,7 @@ is on disk: a run that was killed resumes when the same command is started again
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine import run_files
+from scanloom.engine import case_progress, run_files
 from scanloom.engine.case.models import load_models
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
@@ -248,7 +249,7 @@ class _Run:
         self._announce(cases)
         if cases.pending and not stop.is_set():
             self.timeline.began = time.monotonic()
-            with self._pool(case_file) as pool:
+            with self._progress(), self._pool(case_file) as pool:
                 complete = dispatch_cases(
                     cases.pending,
                     pool,
@@ -297,12 +298,22 @@ class _Run:
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
         ended, blocked = len(cases.records), cases.blocked
-        self.status_writer.plan(len(cases.pending) + ended + len(failed), ended - len(blocked))
+        self.status_writer.plan(
+            len(cases.pending) + ended + len(failed), ended - len(blocked), len(cases.pending)
+        )
         for record in (*blocked, *failed):
             self.status_writer.finish(record)
         for record in failed:
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
+
+    @contextmanager
+    def _progress(self) -> Iterator[None]:
+        """Keep the folder in which workers tell the progress of their cases."""
+        try:
+            yield
+        finally:
+            shutil.rmtree(self.folder / case_progress.FOLDER, ignore_errors=True)
 
     @contextmanager
     def _pool(self, case_file: CaseFile) -> Iterator[Pool]:
@@ -323,6 +334,7 @@ class _Run:
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
+            progress=self.folder / case_progress.FOLDER,
         )
         if cluster == NO_CLUSTER:
             engine = WorkerSupervisor(setup, execution.time_limit, log=self.private / "engine.log")

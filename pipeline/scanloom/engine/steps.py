@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cards.check import check_scan
-from scanloom.cards.graph import graph_of
+from scanloom.cards.graph import graph_of, needed_parts, networks
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -27,7 +27,7 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, SegmentedCase
-from scanloom.engine.case.writers import read_back, write_files, writers_of
+from scanloom.engine.case.writers import present_in, read_back, write_files, writers_of
 from scanloom.engine.machine.devices import CaseEnergyMeter
 from scanloom.engine.prepare import (
     OutputTarget,
@@ -160,6 +160,10 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.extend(check_scan(volume, card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
+    labels = relations.labels_to_compute(outputs.structures)
+    clock.networks = sum(
+        len([*networks(needed_parts(predictor.card, labels))]) for predictor in predictors
+    )
     run = GraphRun(
         nodes,
         predictors,
@@ -220,11 +224,14 @@ def write(
         flags = (*flags, Flag.EMPTY)
         segmented = replace(segmented, flags=flags)
     cards = [predictor.card for predictor in segmented.predictors]
-    content = CaseContent(case, scan, segmented.segmentations, measurements, flags, cards)
+    present = present_in(scan.volume, cards, measurements)
+    content = CaseContent(
+        case, scan, segmented.segmentations, measurements, flags, cards, present=present
+    )
     writers = writers_of(case.outputs, left_out)
     with clock.step("write"):
         write_files(folder, content, writers)
-        write_document(folder / file_names.CASE, case_json(segmented))
+        write_document(folder / file_names.CASE, case_json(segmented, present))
     with clock.step("readback"):
         read_back(folder, content, writers)
     write_document(folder / file_names.TIMING, timing_json(segmented, estimate))

@@ -455,6 +455,8 @@ class SlidingWindow:
         folds = [Fold(self.network, self.head), *self.folds]
         sums = [ScoreAccumulator(layout, weight) for _ in folds]
         done, total = 0, layout.count * len(folds)
+        if self.on_windows is not None:  # a scan may be a single window
+            self.on_windows(done, total)
         for row in layout.rows():
             corners = self._windows_to_run(row.corners, layout.size, seen, low)
             for fold_sums in sums:

@@ -19,12 +19,8 @@ from scanloom.cards.codes import color
 from scanloom.core import Flag, Grid, ScanError, Volume
 from scanloom.review.label_files import on_grid
 from scanloom.review.preview import slicing
-from scanloom.review.preview.content import (
-    OVERSAMPLING,
-    Overlay,
-    acquired_axis,
-    overlay_structures,
-)
+from scanloom.review.preview.content import acquired_axis
+from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.page import round_length, scale_bar
 from scanloom.review.report.pictures import MIN_FOR_QUARTILES, RowChart
 from scanloom.training.evaluate import (
@@ -444,7 +440,9 @@ class _Slice:
         except ScanError:  # another image has the name of the case
             return np.zeros((raster.size[1], raster.size[0]), np.uint8)
         body = slicing.find_body(scan, slicing.View(scan.grid), scan.unit == "HU")
-        window = slicing.choose_window(body.values, scan.modality, scan.unit, scan.suv_factor)
+        window = slicing.choose_window(
+            body.values, scan.modality, scan.unit, scan.suv_factor, body.enhanced
+        )
         outside = min(window.low, float(array.min()))
         cut = self._view.cut(array, self._direction, self._position, outside, raster)
         return window.gray(slicing.scan_pixels(cut, raster))

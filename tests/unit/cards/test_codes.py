@@ -137,3 +137,20 @@ def test_colours_can_be_told_apart() -> None:
     assert np.abs(np.diff(rgb, axis=0)).sum(axis=1).min() > 120
     first = rgb[:12]
     assert min(np.abs(a - b).sum() for a, b in itertools.combinations(first, 2)) > 60
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Cerebral-White-Matter", "Cerebral white matter"),
+        ("kidney_left", "Kidney left"),
+        ("brain mask", "Brain mask"),
+        ("Left Lower Lobe", "Left lower lobe"),
+        ("Vertebra L1", "Vertebra L1"),
+        ("3rd-Ventricle", "3rd ventricle"),
+        ("VentralDC", "VentralDC"),
+        ("Gas inside the body, not in the lungs", "Gas inside the body, not in the lungs"),
+    ],
+)
+def test_names_are_shown_with_spaces(name: str, shown: str) -> None:
+    assert codes.shown_name(name) == shown

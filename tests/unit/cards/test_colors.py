@@ -119,6 +119,17 @@ def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
     assert all(codes.system_of(s) != codes.OTHER for s in structures)
 
 
+def test_structures_of_two_models_have_their_own_colours() -> None:
+    """Also the same structure of both, which lie on each other."""
+    of_each = [structure("10200004"), structure("64033007", 2)]
+
+    shown = codes.colors_of_models([("a", of_each), ("b", of_each)])
+
+    assert len(set(shown.values())) == 4
+    assert shown["a", 1] == tuple(TABLE["10200004"][1:])
+    assert all(max(rgb) - min(rgb) >= 60 for rgb in shown.values())
+
+
 def test_a_code_that_is_not_in_the_table_keeps_the_models_colour_unless_it_is_grey() -> None:
     unknown = [structure("1", n, color=c) for n, c in ((1, (200, 10, 10)), (2, (90, 90, 90)))]
 

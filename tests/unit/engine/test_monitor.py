@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import CaseRecord, Reason
+from scanloom.core.timing import WindowCount
+from scanloom.engine.case_progress import FOLDER, CaseProgress
 from scanloom.engine.monitor import Status, StatusWriter, final_status
 from scanloom.io.system.scratch_folders import host_id, process_start_ticks
 from support import engine_models as em
@@ -21,7 +23,7 @@ from support.commands import scanloom, write_tiny_bundle
 
 def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=0.01)
-    status_writer.plan(10, before=3)
+    status_writer.plan(10, before=3, work=7)
     for name, reason in (("a", None), ("b", Reason.MODALITY), ("c", Reason.CRASHED)):
         status_writer.start(name)
         status_writer.finish(CaseRecord(name, reason, "", (), None))
@@ -38,9 +40,31 @@ def test_status_counts_cases_by_outcome(tmp_path: Path) -> None:
     assert Status.read(tmp_path).state == "done"
 
 
+def test_the_status_has_windows_of_cases_in_flight(tmp_path: Path) -> None:
+    """As workers write them; a file that is none of theirs is nothing."""
+    status_writer = StatusWriter("run", tmp_path, period=10.0)
+    status_writer.plan(3, before=0, work=3)
+    for name in ("a", "b", "c"):
+        status_writer.start(name)
+    working = CaseProgress(tmp_path / FOLDER, "a")
+    working.on_step("network")
+    working.on_windows(WindowCount("tiny", 0, 9, "cpu", "float32", 2, 3))
+    (tmp_path / FOLDER / "b.json").write_text('{"done": "many"}')
+    (tmp_path / FOLDER / "c.json").symlink_to("/dev/zero")
+
+    now = status_writer.now()
+    working.close()
+    later = status_writer.now()
+    status_writer.close("done")
+
+    told = {"step": "network", "model": "tiny", "done": 0, "total": 9, "left_s": None}
+    assert now.progress == {"a": {**told, "network": 2, "networks": 3}}
+    assert (now.work, now.worked, later.progress) == (3, 0, {})
+
+
 def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=10.0)
-    status_writer.plan(110, before=0)
+    status_writer.plan(110, before=0, work=10)
     for n in range(100):
         status_writer.finish(CaseRecord(f"series {n}", Reason.SLICE_GAP, "", (), None))
     before = status_writer.now()
@@ -56,7 +80,7 @@ def test_series_that_fail_by_their_headers_do_not_speed_a_run_up(tmp_path: Path)
 
 def test_status_is_never_half_written(tmp_path: Path) -> None:
     status_writer = StatusWriter("run", tmp_path, period=0.0005)
-    status_writer.plan(1000, before=0)
+    status_writer.plan(1000, before=0, work=1000)
     until = time.monotonic() + 0.5
     seen = 0
     while time.monotonic() < until:

@@ -464,8 +464,8 @@ def print_entry(entry: ModelEntry) -> None:
     screen = console()
     screen.print(facts)
     screen.print(table)
-    for sentence in card.limitations:
-        screen.print(f"! {sentence}", soft_wrap=True)
+    for limitation in card.limitations:
+        screen.print(f"! {limitation.text}", soft_wrap=True)
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
         screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
@@ -501,7 +501,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "intended_use": card.intended_use,
         "license": card.license,
         "attribution": card.attribution,
-        "limitations": card.limitations,
+        "limitations": [each.text for each in card.limitations],
         "reference_ranges": [asdict(each) for each in card.reference_ranges],
         "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
         "network": card.network.name,

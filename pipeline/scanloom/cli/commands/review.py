@@ -49,6 +49,13 @@ class ReaderOptions:
             help="Share of a reviewer's cases that come back later.",
         ),
     ] = None
+    patients: Annotated[
+        bool,
+        typer.Option(
+            "--patients",
+            help="Show reviewers names and dates of patients, from OUT/private; takes the key.",
+        ),
+    ] = False
     remove_reviewer: Annotated[
         str | None,
         typer.Option(
@@ -143,6 +150,7 @@ def review(
             double=readers.double,
             repeat=readers.repeat,
             key=key.key,
+            patients=readers.patients,
         )
         say("Reading the results ...")
         serve(out, options, _tell, partial(_publish, out, key.key), _tell_kept)

@@ -15,7 +15,7 @@ import typer
 
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
-from scanloom.cli.commands.status import status_table, totals_table
+from scanloom.cli.commands.status import in_words, status_table, totals_table
 from scanloom.cli.console import (
     Exit,
     console,
@@ -41,7 +41,7 @@ from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, f
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
-    from scanloom.engine.monitor import StatusWriter
+    from scanloom.engine.monitor import Status, StatusWriter
     from scanloom.engine.run import RunResult
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
@@ -215,7 +215,7 @@ def _end_within(seconds: float) -> threading.Timer:
 
 
 def _shown(status_writer: StatusWriter) -> AbstractContextManager[Any]:
-    """Show the status: a live table on a terminal, a line every few seconds otherwise."""
+    """Show the status: a live table on a terminal, else a line a minute if something changed."""
     from rich.live import Live
 
     screen = console(stderr=True)
@@ -231,18 +231,20 @@ def _shown(status_writer: StatusWriter) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _plain_lines(
-    status_writer: StatusWriter, print_line: Callable[[str], None], period: float = 10.0
+    status_writer: StatusWriter, print_line: Callable[[str], None], period: float = 60.0
 ) -> Iterator[None]:
-    from scanloom.core import counted
-
     over = threading.Event()
 
     def keep_saying() -> None:
-        while not over.wait(period):
-            now = status_writer.now()
-            rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            cases = counted(now.cases, "case")
-            print_line(f"{now.state}: {now.ended} of {cases}, {now.failed} failed{rate}")
+        said = ""
+        # the first line soon: it says that there is work, and how much
+        pause = min(period, 5.0)
+        while not over.wait(pause):
+            line = status_line(status_writer.now())
+            pause = period if line else pause
+            if line and line != said:
+                print_line(line)
+                said = line
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()
@@ -251,6 +253,31 @@ def _plain_lines(
     finally:
         over.set()
         speaker.join()
+
+
+def status_line(now: Status) -> str:
+    """Return the progress of a run in a line, of the cases that it works on; "" before them."""
+    from scanloom.core import counted, format_duration
+
+    if not now.work:
+        return ""
+    parts = [f"{now.state}: {now.worked} of {counted(now.work, 'case')}"]
+    # the cases that were refused by their headers are no work: the report lists them
+    without_result = now.worked - now.done
+    if without_result:
+        parts.append(f"{without_result} without result")
+    if now.left_s is not None:
+        parts.append(f"{format_duration(now.left_s)} left")
+    told = list(now.progress.items())
+    if told:
+        parts += [f"{case[:8]}…{in_words(progress)}" for case, progress in told[:MOST_TOLD]]
+    if len(now.in_flight) > len(told[:MOST_TOLD]):
+        parts.append(f"{len(now.in_flight) - len(told[:MOST_TOLD])} more in progress")
+    return "; ".join(parts)
+
+
+MOST_TOLD = 3
+"""Cases of a line about a run."""
 
 
 def _print_end(result: RunResult, out: Path) -> None:

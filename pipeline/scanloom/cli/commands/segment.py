@@ -400,7 +400,7 @@ DOING = {
 }
 PRINTED = ("find", "load", "network", "write", "readback")
 """Steps that have a line of their own without a terminal."""
-PERIOD_S = 30.0
+PERIOD_S = 60.0
 """Seconds between two lines about windows, without a terminal."""
 
 
@@ -424,14 +424,22 @@ def _where(count: WindowCount) -> str:
     return f"{count.model} on {count.device}, {count.precision}"
 
 
+def _remaining(seconds: float | None) -> str:
+    from scanloom.core import format_duration
+
+    return "" if seconds is None else f", {format_duration(seconds)} left"
+
+
 class _PlainLines:
     """A line for some steps, each once, and one now and then for windows."""
 
     def __init__(self, titles: Mapping[Path, str]) -> None:
+        from scanloom.core.timing import WindowPace
+
         self._titles = titles
         self._printed: set[str] = set()
         self._models: set[tuple[Path, str]] = set()
-        self._next_at = 0.0
+        self._next_at, self._pace = 0.0, WindowPace()
 
     def on_step(self, path: Path, step: str) -> None:
         line = f"{self._titles[path]}: {DOING.get(step, step)}"
@@ -440,16 +448,13 @@ class _PlainLines:
             say(line, err=True)
 
     def on_windows(self, path: Path, count: WindowCount) -> None:
-        from scanloom.core import counted
-
-        now = time.monotonic()
+        now, left = time.monotonic(), self._pace.left(count)
         is_new = (path, count.model) not in self._models
         if not is_new and now < self._next_at:
             return
         self._models.add((path, count.model))
         self._next_at = now + PERIOD_S
-        windows = f"{count.done} of {counted(count.total, 'window')}"
-        say(f"{self._titles[path]}: {windows}, {_where(count)}", err=True)
+        say(f"{self._titles[path]}: {count.text}{_remaining(left)}, {_where(count)}", err=True)
 
 
 class _Bar:
@@ -458,6 +463,8 @@ class _Bar:
     def __init__(self, titles: Mapping[Path, str], screen: Console) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+        from scanloom.core.timing import WindowPace
+
         # no markup: [brackets] in a name are part of it
         step = TextColumn("{task.description}", markup=False)
         detail = TextColumn("{task.fields[detail]}", markup=False)
@@ -465,7 +472,7 @@ class _Bar:
         self._progress = Progress(*columns, console=screen, transient=True)
         self._task = self._progress.add_task("starting", total=None, detail="")
         self._titles = titles
-        self._begin: tuple[Path, str, float] | None = None
+        self._pace = WindowPace()
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -482,16 +489,10 @@ class _Bar:
             self._progress.reset(self._task, total=None, description=text, detail="")
 
     def on_windows(self, path: Path, count: WindowCount) -> None:
-        from scanloom.core import format_duration
-
-        now = time.monotonic()
-        if self._begin is None or self._begin[:2] != (path, count.model):
-            self._begin = (path, count.model, now)  # after the first window, which takes longer
-        pace = (now - self._begin[2]) / (count.done - 1) if count.done > 1 else 0.0
-        remaining = f", {format_duration(pace * (count.total - count.done))} left" if pace else ""
+        remaining = _remaining(self._pace.left(count))
         self._progress.update(
             self._task,
             completed=count.done,
             total=count.total,
-            detail=f"{count.done}/{count.total} windows{remaining}; {_where(count)}",
+            detail=f"{count.text}{remaining}; {_where(count)}",
         )

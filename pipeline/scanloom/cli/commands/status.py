@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from scanloom.cli.commands.segment import DOING
 from scanloom.cli.console import Exit, OutputMode, console, error_boundary, print_result, say
 from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 
@@ -110,6 +112,8 @@ def status_table(status: Status) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
     table.add_row("run", f"{status.run}: {status.state}{cause}")
+    if status.work:
+        table.add_row("progress", f"{status.worked} of {counted(status.work, 'case')} to run")
     table.add_row(
         "cases",
         f"{status.ended} of {status.cases}: {status.done} done, {status.skipped} skipped, "
@@ -128,7 +132,7 @@ def status_table(status: Status) -> RenderableType:
         table.add_row("last heartbeat", f"{heard}; resume with the same command")
     when = "in progress" if status.state == "running" else "not finished"
     for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
-        table.add_row(when, f"{case}  {seconds:.0f} s")
+        table.add_row(when, f"{case}  {format_clock(seconds)}{in_words(status.progress.get(case))}")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
         load = f"{device['busy_percent']} % busy, {used} of {total}"
@@ -138,6 +142,23 @@ def status_table(status: Status) -> RenderableType:
         advice = Reason[reason].advice if reason in Reason.__members__ else ""
         table.add_row(reason, f"{count}  {advice}".rstrip())
     return table
+
+
+def in_words(progress: Mapping[str, Any] | None) -> str:
+    """Return the progress of a case as a phrase after its name; empty if unknown."""
+    from scanloom.core import format_duration
+    from scanloom.core.timing import WindowCount
+
+    if progress is None:
+        return ""
+    if progress.get("step") not in ("network", "restore") or "total" not in progress:
+        step = DOING.get(progress.get("step", ""), "")
+        return f", {step}" if step else ""
+    names = ("model", "done", "total", "network", "networks")
+    count = WindowCount(**{name: progress[name] for name in names}, device="", precision="")
+    left = progress["left_s"]
+    remaining = f", {format_duration(left)} left of it" if left is not None else ""
+    return f", {count.model}: {count.text}{remaining}"
 
 
 def totals_table(totals: dict[str, Any]) -> RenderableType:

@@ -267,9 +267,24 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> card.M
         kernel=metadata.scanloom.kernel,
         fast=_fast(metadata),
         flags=after.flags,
-        limitations=metadata.scanloom.limitations,
+        limitations=_limitations(metadata, structures),
         reference_ranges=_reference_ranges(metadata, structures),
     )
+
+
+def _limitations(
+    metadata: Metadata, structures: Sequence[Structure]
+) -> tuple[card.Limitation, ...]:
+    """Return the known errors; MODEL_DAMAGED for scans that can't be told."""
+    conditions = {card.HEAD, card.CONTRAST, *(structure.label for structure in structures)}
+    limitations = tuple(
+        card.Limitation(each) if isinstance(each, str) else card.Limitation(each.text, each.where)
+        for each in metadata.scanloom.limitations
+    )
+    for each in limitations:
+        if each.where and each.where not in conditions:
+            raise damaged(f"{METADATA}: limitations: {truncate(each.where)!r} is no condition")
+    return limitations
 
 
 def _reference_ranges(

@@ -120,6 +120,13 @@ class ReferenceFields(_StrictModel):
     source: Sentence
 
 
+class LimitationFields(_StrictModel):
+    """A known error of some scans; see `scanloom.cards.card.Limitation`."""
+
+    text: Sentence
+    where: Shown = Field(min_length=1, max_length=64)
+
+
 class FastFields(_StrictModel):
     """Settings of `--fast`; see `scanloom.cards.card.FastPreset`."""
 
@@ -138,7 +145,7 @@ class ScanloomFields(_StrictModel):
     kernel: Literal["soft", "sharp"] | None = None
     fast: FastFields | None = None
     structures: dict[str, StructureFields] = {}
-    limitations: tuple[Sentence, ...] = ()
+    limitations: tuple[Sentence | LimitationFields, ...] = ()
     reference_ranges: tuple[ReferenceFields, ...] = ()
     license: Text = ""
     attribution: Text = ""

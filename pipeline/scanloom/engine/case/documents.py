@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,11 @@ VERSIONED_PACKAGES = (
 """Packages whose versions can change a result, beside scanloom."""
 
 
-def case_json(segmented: SegmentedCase) -> dict[str, Any]:
-    """Return the document of a result and its provenance, without paths or identity."""
+def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[str, Any]:
+    """Return the document of a result and its provenance, without paths or identity.
+
+    `present` has the conditions of known errors that the scan meets.
+    """
     case, volume = segmented.loaded.case, segmented.loaded.scan.volume
     labels = case.relations.labels_to_compute(case.outputs.structures)
     return {
@@ -62,7 +66,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "precision": precision,
                 "engine": {"name": engine.name, "version": engine.version, "why": engine.why},
                 **({"changes": predictor.changes} if predictor.changes else {}),
-                **_judgements(predictor.card),
+                **_judgements(predictor.card, present),
             }
             for predictor, (device, precision, engine) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -74,10 +78,10 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     }
 
 
-def _judgements(card: ModelCard) -> dict[str, Any]:
-    """Return the limitations and reference ranges of a model, if its card states any."""
+def _judgements(card: ModelCard, present: Collection[str]) -> dict[str, Any]:
+    """Return the limitations to expect and the reference ranges, if the card states any."""
     ranges = [asdict(each) for each in card.reference_ranges]
-    stated = {"limitations": list(card.limitations), "reference_ranges": ranges}
+    stated = {"limitations": list(card.limitations_in(present)), "reference_ranges": ranges}
     return {name: value for name, value in stated.items() if value}
 
 

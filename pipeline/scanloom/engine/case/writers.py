@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.core import Flag, Grid, Outputs, Segmentation
+from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
+from scanloom.core import Flag, Grid, Measurement, Outputs, Segmentation, Volume
 from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
@@ -176,15 +176,37 @@ def _write_preview(folder: Path, content: CaseContent) -> None:
     from scanloom.review.preview.content import About, choose_content
     from scanloom.review.preview.page import draw_page, draw_thumbnail
 
-    modalities = {card.channels[0].modality for card in content.cards} - {ANY_MODALITY}
     about = About(
         case_id=content.case.id,
-        assumed_modality=modalities.pop() if len(modalities) == 1 else None,
-        limitations=tuple(text for card in content.cards for text in card.limitations),
+        assumed_modality=_assumed_modality(content.cards),
+        # the one to expect first of each model: all would take more room than the legend
+        limitations=tuple(
+            text for card in content.cards for text in card.limitations_in(content.present)[:1]
+        ),
     )
     drawn = choose_content(content.scan.volume, content.segmentations, content.measurements, about)
     draw_page(drawn, content.flags, folder / file_names.PREVIEW)
     draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
+
+
+def _assumed_modality(cards: Sequence[ModelCard]) -> str | None:
+    modalities = {card.channels[0].modality for card in cards} - {ANY_MODALITY}
+    return modalities.pop() if len(modalities) == 1 else None
+
+
+def present_in(
+    volume: Volume, cards: Sequence[ModelCard], measurements: Sequence[Measurement]
+) -> frozenset[str]:
+    """Return the conditions of known errors that a scan meets; see `Limitation`."""
+    conditions = {each.where for card in cards for each in card.limitations}
+    found = {m.label for m in measurements if m.voxels}
+    if conditions & {HEAD, CONTRAST}:
+        from scanloom.review.preview.slicing import View, find_body, is_hounsfield
+
+        hounsfield = is_hounsfield(volume, _assumed_modality(cards))
+        body = find_body(volume, View(volume.grid), hounsfield)
+        found |= {where for where, here in ((HEAD, body.head), (CONTRAST, body.enhanced)) if here}
+    return frozenset(found & conditions)
 
 
 def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:

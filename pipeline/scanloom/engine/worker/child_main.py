@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 
 from scanloom.core import StepTimer, blame, keep_memory_private, settle_in
 from scanloom.engine.case.models import import_heavy
+from scanloom.engine.case_progress import CaseProgress
 from scanloom.engine.machine.lean_imports import leave_out_unused_modules, without_optional_imports
 from scanloom.engine.prepare import failed_record, placement_of, prepare
 from scanloom.engine.steps import run_case
@@ -98,9 +99,13 @@ class WorkerLoop:
                 finally:
                     spans.append((start, time.monotonic()))
 
-        clock = StepTimer(
-            lambda step: self._send(Step(request.number, step)), device_turn=device_turn
-        )
+        progress = CaseProgress(self._setup.progress, request.case.id)
+
+        def on_step(step: str) -> None:
+            self._send(Step(request.number, step))
+            progress.on_step(step)
+
+        clock = StepTimer(on_step, progress.on_windows, device_turn=device_turn)
         if self._models.exception() is not None:
             return  # the worker received the fault in `Ready`
         models, gate = self._models.result()
@@ -119,6 +124,7 @@ class WorkerLoop:
             estimate = prepared.estimate
             with gate.shared(0.0 if estimate is None else estimate.peak - estimate.base):
                 record = run_case(prepared, lambda: models, target, clock)
+        progress.close()
         self._send(CaseReply(request.number, record, tuple(spans), refused=refused))
 
     def _send(self, message: Ready | Step | CaseReply) -> None:

@@ -51,6 +51,8 @@ class WorkerSetup:
         take no more together, and a case that alone would take more is refused.
     neighbours : int
         Number of such processes that share the machine's memory without a limit.
+    progress : Path or None
+        Folder for the progress of its cases.
     search_path : tuple of str
         Folders in which Python looks for modules, as in the process that makes this. Folders to
         which other users can write, here or on the child's machine, are left out.
@@ -61,6 +63,7 @@ class WorkerSetup:
     in_flight: int = 1
     memory_limit: int | None = None
     neighbours: int = 1
+    progress: Path | None = None
     search_path: tuple[str, ...] = field(default_factory=lambda: tuple(safe_path(sys.path)))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,6 +243,8 @@ class CaseContent:
         Of the models.
     counts : dict
         Voxels of each (model, label), filled in when the label maps are read back.
+    present : collection of str
+        Conditions of known errors that the scan meets; see `scanloom.cards.card.Limitation`.
     """
 
     case: Case
@@ -252,6 +254,7 @@ class CaseContent:
     flags: Sequence[Flag] = ()
     cards: Sequence[ModelCard] = ()
     counts: Counts = field(default_factory=dict)
+    present: Collection[str] = ()
 
     @property
     def models(self) -> list[str]:

@@ -173,6 +173,19 @@ def known_ids(out: Path) -> set[str]:
     return set(_read(path).column("id").to_pylist()) if path.exists() else set()
 
 
+def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
+    """Return the last row of each case with a result, by the name of its folder in `OUT/cases/`.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    rows = _rows(_read(path)) if path.exists() else ()
+    return {row.folder or row.id: row for row in latest_by_id(rows).values()}
+
+
 def case_folders(out: Path) -> dict[str, str]:
     """Return the folder names in `OUT/cases/` of the cases with a result, by id.
 

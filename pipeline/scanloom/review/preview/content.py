@@ -6,17 +6,18 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scanloom.cards.codes import display_colors
+from scanloom.cards.codes import colors_of_models
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview import slicing
+from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.slicing import View
 
 TILES = 16
@@ -28,10 +29,9 @@ MAX_SEARCH_VOXELS = 4_000_000
 NEARLY_LARGEST = 0.75
 """Share of the largest area from which slices qualify; the middle one of them is shown."""
 MAX_FILLED_SHARE = 0.3
-"""Share of the body above which a structure's area is not filled."""
+"""Share of the body above which the area of the largest structure is not filled."""
 LUNG_CODES = frozenset({"39607008", "45653009", "90572001", "72481006"})
 """SNOMED CT codes of the lung and its lobes."""
-AIR_HU = -1000.0
 MAX_ATTEMPTS = 4
 """Number of times that the mosaic is changed to show every structure."""
 ANISOTROPY = 1.8
@@ -57,89 +57,6 @@ class About:
     case_id: str = ""
     assumed_modality: str | None = None
     limitations: tuple[str, ...] = ()
-
-
-FILL_OPACITY = 0.18
-"""Opacity of a structure's area, low enough to show the tissue below it."""
-OUTLINE_OPACITY = 0.95
-"""Opacity of a structure's contour."""
-OVERSAMPLING = 3
-"""Samples per pixel along each axis, from which contours are antialiased."""
-LINE_SAMPLES = 4
-"""Width of a contour in samples: 1.3 pixels."""
-
-
-@dataclass(frozen=True, eq=False)
-class Overlay:
-    """Structures of one layer in a picture.
-
-    Parameters
-    ----------
-    labels : (3 H, 3 W) array
-        Labels of `OVERSAMPLING` samples per pixel along each axis.
-    colors : (N, 3) array
-        RGB colour of each label.
-    filled : (N,) array
-        Whether the area of each label is filled.
-    """
-
-    labels: NDArray[Any]
-    colors: NDArray[np.float32]
-    filled: NDArray[np.bool_]
-
-    @property
-    def middle(self) -> NDArray[Any]:
-        """The label (H, W) of the middle sample of each pixel."""
-        first = OVERSAMPLING // 2
-        return self.labels[first::OVERSAMPLING, first::OVERSAMPLING]
-
-
-def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Image.Image:
-    """Return a plane (H, W) with its structures on top: first all areas, then all contours."""
-    picture = np.repeat(gray[:, :, None], 3, axis=2)
-    flat = picture.reshape(-1, 3)
-    # all areas first: a contour must not be covered by the area of the next layer
-    for layer in layers:
-        labels = layer.middle.ravel()
-        at = np.flatnonzero(layer.filled[labels])
-        _blend(flat, at, layer.colors[labels[at]], FILL_OPACITY)
-    for layer in layers:
-        edges = np.where(contour(layer.labels), layer.labels, 0)
-        label = np.zeros_like(layer.middle)
-        samples = np.zeros(label.shape, np.uint8)
-        for row, column in np.ndindex(OVERSAMPLING, OVERSAMPLING):
-            cell = edges[row::OVERSAMPLING, column::OVERSAMPLING]
-            np.maximum(label, cell, out=label)
-            samples += cell > 0
-        at = np.flatnonzero(label)
-        share = samples.ravel()[at].astype(np.float32) / OVERSAMPLING**2
-        _blend(flat, at, layer.colors[label.ravel()[at]], OUTLINE_OPACITY * share[:, None])
-    return Image.fromarray(picture)
-
-
-def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return the samples of a structure within `LINE_SAMPLES` of another one or of none."""
-    edge = np.zeros(labels.shape, bool)
-    # half the distance as well: a gap that is narrower than a line has contours too
-    for step in (LINE_SAMPLES, LINE_SAMPLES // 2):
-        across = labels[:, step:] != labels[:, :-step]
-        edge[:, step:] |= across
-        edge[:, :-step] |= across
-        down = labels[step:] != labels[:-step]
-        edge[step:] |= down
-        edge[:-step] |= down
-    return edge
-
-
-def _blend(
-    flat: NDArray[np.uint8],
-    at: NDArray[np.intp],
-    colors: NDArray[np.float32],
-    opacity: float | NDArray[np.floating[Any]],
-) -> None:
-    """Mix colours (M, 3) into the pixels `at` (M,) of a picture (N, 3)."""
-    below = flat[at].astype(np.float32)
-    flat[at] = (below + opacity * (colors - below) + 0.5).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +113,9 @@ class PreviewContent:
     def outside(self) -> float:
         """Intensity outside the scan: that of air in CT, else the lowest of the window."""
         return (
-            min(AIR_HU, self.window.low) if self.window is slicing.SOFT_TISSUE else self.window.low
+            min(slicing.AIR_HU, self.window.low)
+            if self.window in slicing.CT_WINDOWS
+            else self.window.low
         )
 
     @property
@@ -216,7 +135,7 @@ class PreviewContent:
             if t.type.value in LUNG_CODES
         }
         found = any(m.voxels and (m.model, m.number) in lungs for m in self.measurements)
-        is_shown = found and self.window is slicing.SOFT_TISSUE
+        is_shown = found and self.window in slicing.CT_WINDOWS
         return f"{self.window.text}, in lungs {slicing.LUNG.text}" if is_shown else self.window.text
 
     def picture(
@@ -239,7 +158,7 @@ class PreviewContent:
         for drawn in self.layers:
             cut = plane.view.cut(drawn.layer.labels, plane.direction, plane.position, None, raster)
             overlays.append(Overlay(slicing.label_pixels(cut, fine), drawn.colors, drawn.filled))
-            if self.window is slicing.SOFT_TISSUE and drawn.lung.any():
+            if self.window in slicing.CT_WINDOWS and drawn.lung.any():
                 lung = drawn.lung[overlays[-1].middle]
                 gray[lung] = slicing.LUNG.gray(values[lung])
         return overlay_structures(gray, overlays)
@@ -251,28 +170,18 @@ def choose_content(
     measurements: Sequence[Measurement],
     about: About = About(),
 ) -> PreviewContent:
-    """Choose planes through the largest structure, or through the middle of an empty result."""
+    """Choose planes where most structures are, or through the middle of an empty result."""
     view = View(volume.grid)
-    hounsfield = volume.unit == "HU" or (
-        volume.modality is None and about.assumed_modality == "CT" and volume.unit == "unknown"
-    )
+    hounsfield = slicing.is_hounsfield(volume, about.assumed_modality)
     body = slicing.find_body(volume, view, hounsfield)
     main_axis = acquired_axis(view)
-    # the planes go through the largest structure
     by_volume = sorted(measurements, key=lambda m: -m.volume_ml)
     boxes = {(m.model, m.number): m.box for m in by_volume if m.voxels and m.box is not None}
-    center = [(n - 1) // 2 for n in view.shape]
-    if boxes:
-        largest = next(iter(boxes))
-        center = _center_of(view, largest, boxes[largest], segmentations)
-    crop = _crop(view, body, list(boxes.values()))
+    center = _fullest(view, boxes, segmentations)
+    crop = crop_box(view, body, list(boxes.values()))
     # a tilted stack is shown slice by slice, as it was acquired
     main = view if view.upright else view.as_acquired()
-    color_of = {
-        (s.model, number): color
-        for s in segmentations
-        for number, color in display_colors(s.structures).items()
-    }
+    color_of = colors_of_models((s.model, s.structures) for s in segmentations)
     modality = volume.modality or about.assumed_modality
     return PreviewContent(
         volume=volume,
@@ -281,7 +190,11 @@ def choose_content(
         about=about,
         layers=tuple(_drawn_layers(segmentations, measurements, color_of, body.volume_ml)),
         window=slicing.choose_window(
-            body.values, modality, "HU" if hounsfield else volume.unit, volume.suv_factor
+            body.values,
+            modality,
+            "HU" if hounsfield else volume.unit,
+            volume.suv_factor,
+            body.enhanced,
         ),
         planes=_planes(view, main, main_axis, center, crop),
         tiles=_tiles(view, main, main_axis, crop, boxes, segmentations),
@@ -309,11 +222,11 @@ def _drawn_layers(
     color_of: dict[tuple[str, int], Color],
     body_ml: float,
 ) -> list[DrawnLayer]:
-    large = {
-        (m.model, m.number)
-        for m in measurements
-        if body_ml > 0 and m.volume_ml > MAX_FILLED_SHARE * body_ml
-    }
+    # an outline alone does not say on which side its structure lies: only the largest has no fill
+    largest = max(measurements, key=lambda m: m.volume_ml, default=None)
+    unfilled = None
+    if largest is not None and body_ml > 0 and largest.volume_ml > MAX_FILLED_SHARE * body_ml:
+        unfilled = largest.model, largest.number
     drawn = []
     for segmentation in segmentations:
         for layer in segmentation.layers:
@@ -322,7 +235,7 @@ def _drawn_layers(
             filled, lung = np.zeros(size, bool), np.zeros(size, bool)
             for s in layer.structures:
                 colors[s.number] = color_of[segmentation.model, s.number]
-                filled[s.number] = (segmentation.model, s.number) not in large
+                filled[s.number] = (segmentation.model, s.number) != unfilled
                 lung[s.number] = s.type.value in LUNG_CODES
             drawn.append(DrawnLayer(layer, colors, filled, lung))
     return drawn
@@ -334,7 +247,7 @@ Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Lowest and highest index of a box in a view, at the outer edges of voxels."""
 
 
-def _crop(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
+def crop_box(view: View, body: slicing.Body, boxes: Sequence[Box]) -> Corners:
     """Return a box around the body and all structures, so that errors beside it are shown."""
     if not body.found:
         return np.full(3, -0.5), np.array(view.shape) - 0.5
@@ -409,7 +322,7 @@ def _tiles(
         if not absent:
             break
         for key in absent:
-            n = _center_of(view, key, boxes[key], segmentations)[axis]
+            n = _fullest(view, {key: boxes[key]}, segmentations)[axis]
             spans[key] = n, n
         slices = choose_slices(body, list(spans.values()), TILES)
     return tuple(_acquired_plane(view, main, axis, n, crop) for n in slices)
@@ -430,29 +343,52 @@ def _present(
     }
 
 
-def _center_of(view: View, key: Key, box: Box, segmentations: Sequence[Segmentation]) -> list[int]:
-    """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
-    model, number = key
-    layer = next(
-        layer
-        for segmentation in segmentations
-        for layer in segmentation.layers
-        if segmentation.model == model and number in {s.number for s in layer.structures}
-    )
-    corners = np.array([view.index_of(box[0]), view.index_of(box[1])])
-    first, last = corners.min(axis=0), corners.max(axis=0)
-    i, j, k = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
-    inside = view.of(layer.labels)[i, j, k]
-    # every step-th voxel: the largest slices of a large structure don't hang on single voxels
-    step = math.ceil((inside.size / MAX_SEARCH_VOXELS) ** (1 / 3))
-    mask = inside[::step, ::step, ::step] == number
+def _fullest(
+    view: View, boxes: Mapping[Key, Box], segmentations: Sequence[Segmentation]
+) -> list[int]:
+    """Return, for each axis of the view, the slice with most structures at nearly full area."""
     center = []
-    for axis in range(3):
-        area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
-        # the largest slice itself may be at an end of a structure with a flat side
-        candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
-        center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
+    areas = _areas(view, boxes, segmentations)
+    for axis, n in enumerate(view.shape):
+        score = np.zeros(n)
+        for of_axis in (each[axis] for each in areas.values()):
+            # above nearly the largest area no slice is better than another
+            score += np.minimum(of_axis / of_axis.max(), NEARLY_LARGEST)
+        # the best slice itself may be at an end of a structure with a flat side
+        candidates = np.flatnonzero(score >= score.max() * (1 - 1e-9))
+        center.append(int(candidates[(len(candidates) - (not boxes)) // 2]))
     return center
+
+
+def _areas(
+    view: View, boxes: Mapping[Key, Box], segmentations: Sequence[Segmentation]
+) -> dict[Key, tuple[NDArray[np.float64], ...]]:
+    """Return the area of each structure in the slices across each axis, in sampled voxels."""
+    areas = {}
+    for segmentation in segmentations:
+        for layer in segmentation.layers:
+            labels = view.of(layer.labels)
+            for s in layer.structures:
+                key = segmentation.model, s.number
+                if key not in boxes:
+                    continue
+                ends = np.array([view.index_of(end) for end in boxes[key]])
+                first, last = ends.min(axis=0), ends.max(axis=0)
+                inside = labels[
+                    tuple(slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
+                ]
+                # every step-th voxel: a large structure does not hang on single voxels
+                step = math.ceil((inside.size / MAX_SEARCH_VOXELS) ** (1 / 3))
+                mask = inside[::step, ::step, ::step] == s.number
+                of_axes = []
+                for axis, n in enumerate(view.shape):
+                    area = np.zeros(n)
+                    counted = mask.sum(axis=tuple(a for a in range(3) if a != axis))
+                    spread = np.repeat(counted, step)[: last[axis] - first[axis] + 1]
+                    area[first[axis] : last[axis] + 1] = spread
+                    of_axes.append(area if area.any() else np.ones(n))
+                areas[key] = tuple(of_axes)
+    return areas
 
 
 Span = tuple[int, int]

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from scanloom.cards.codes import system_of, systems
+from scanloom.cards.codes import shown_name, system_of, systems
 from scanloom.core import Flag, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
@@ -45,7 +45,7 @@ MIN_FRAME_SIZE = 40
 """Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
 LARGE_MAIN_WIDTH = 600
 """Width of the main plane in pixels from which a larger one is no better."""
-MAIN_WEIGHT = 0.25
+MAIN_WEIGHT = 0.15
 """Weight of the size of the main plane, compared with that of the used share of the page."""
 
 Size = tuple[float, float]
@@ -423,9 +423,10 @@ def legend_entries(
                 name: [m for m in ordered if system_of(by_number[m.number]) == name]
                 for name in systems()
             }
+        several = sum(1 for members in groups.values() if members) > 1
         for name, members in groups.items():
-            # a system without a structure has no heading
-            if name and members:
+            # neither a system without a structure nor the only one has a heading
+            if name and members and several:
                 entries.append(Entry(name))
             for m in members:
                 structure = by_number[m.number]
@@ -433,7 +434,7 @@ def legend_entries(
                 amount = f"{milliliters(m.volume_ml)} ml{mark}"
                 tag = EXPERIMENTAL if structure.experimental else ""
                 color = color_of[segmentation.model, m.number]
-                entries.append(Entry(structure.name, color, amount, tag))
+                entries.append(Entry(shown_name(structure.name), color, amount, tag))
     return entries
 
 
@@ -451,8 +452,9 @@ def legend_notes(
     limitations: Iterable[str] = (),
 ) -> list[Note]:
     """Return the notes on a result: flags, limitations, cut and missing structures."""
-    notes = [Note(flag.text, WARN) for flag in dict.fromkeys(flags)]
-    notes += [Note(f"Known error: {text}", WARN) for text in dict.fromkeys(limitations)]
+    # first, since they may be about the whole result: a head, to a model that never saw one
+    notes = [Note(f"Known error: {text}", WARN) for text in dict.fromkeys(limitations)]
+    notes += [Note(flag.text, WARN) for flag in dict.fromkeys(flags)]
     present = [m for m in measurements if m.voxels]
     if not present:
         notes.insert(0, Note("No structure was found in this scan", WARN))
@@ -463,7 +465,7 @@ def legend_notes(
         notes.append(
             Note(f"{EXPERIMENTAL} The authors of the model advise against relying on it", MUTED)
         )
-    absent = [structures[m.model, m.number].name for m in measurements if not m.voxels]
+    absent = [shown_name(structures[m.model, m.number].name) for m in measurements if not m.voxels]
     if absent and present:
         notes.append(Note(f"Not found: {', '.join(absent)}", MUTED))
     return notes

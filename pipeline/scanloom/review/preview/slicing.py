@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import binary_opening, find_objects, label, map_coordinates
+from scipy.ndimage import (
+    binary_fill_holes,
+    binary_opening,
+    find_objects,
+    label,
+    map_coordinates,
+    uniform_filter,
+)
 
 from scanloom.core import Grid, Volume
 
@@ -297,6 +304,10 @@ class Body:
         Finite intensities inside the body, without padding; of all voxels if none is found.
     found : bool
         Whether the scan has a body in front of a background.
+    enhanced : bool
+        Whether a CT shows a contrast agent: even tissue, which bone is not, above `ENHANCED_HU`.
+    head : bool
+        Whether a CT shows a head: bone encloses much of some axial slices.
     """
 
     low: NDArray[np.float64]
@@ -304,6 +315,15 @@ class Body:
     values: NDArray[np.float64]
     volume_ml: float
     found: bool
+    enhanced: bool = False
+    head: bool = False
+
+
+def is_hounsfield(volume: Volume, assumed_modality: str | None) -> bool:
+    """Return whether intensities are in HU, also those of a CT that does not say so."""
+    return volume.unit == "HU" or (
+        volume.modality is None and assumed_modality == "CT" and volume.unit == "unknown"
+    )
 
 
 def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
@@ -333,7 +353,42 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
         if extent.stop < inside.shape[axis]:
             high[axis] = (extent.stop - 1) * step + step // 2
     ml = np.count_nonzero(inside) * math.prod(steps) * volume.grid.voxel_volume / 1000
-    return Body(low, high, values, float(ml), found=True)
+    if not hounsfield:
+        return Body(low, high, values, float(ml), found=True)
+    known = np.where(valid, sample, AIR_HU)
+    enhanced, head = _enhanced(known, inside), _head(known)
+    return Body(low, high, values, float(ml), found=True, enhanced=enhanced, head=head)
+
+
+AIR_HU = -1000.0
+ENHANCED_HU = 300.0
+"""99th percentile of even tissue above which a contrast agent is in the scan. It is at most 210 HU
+in scans without one or in the portal venous phase, and 500 HU with contrast in heart and aorta."""
+EVEN_HU = 40.0
+"""Greatest standard deviation of even tissue, in a cube of 3 samples."""
+DENSE_HU = 800.0
+"""Intensity from which even tissue is dense bone or metal, and not blood."""
+BONE_HU = 300.0
+ENCLOSED = 0.3
+"""Share of a slice that only a skull encloses: 0.5 and more in a head, 0.05 in a trunk or leg."""
+HEAD_SLICES = 2
+
+
+def _enhanced(sample: NDArray[np.float64], inside: NDArray[np.bool_]) -> bool:
+    mean = uniform_filter(sample, 3)
+    spread = np.sqrt(np.maximum(uniform_filter(sample**2, 3) - mean**2, 0))
+    even = mean[inside & (spread < EVEN_HU) & (mean < DENSE_HU)]
+    return bool(even.size) and float(np.percentile(even, 99)) > ENHANCED_HU
+
+
+def _head(sample: NDArray[np.float64]) -> bool:
+    slices = 0
+    for axial in np.moveaxis(sample, AXIAL.normal, 0):
+        bone = axial > BONE_HU
+        body = int(np.count_nonzero(binary_fill_holes(axial > BODY_HU)))
+        enclosed = int(np.count_nonzero(binary_fill_holes(bone) & ~bone))
+        slices += enclosed > ENCLOSED * max(1, body)
+    return slices >= HEAD_SLICES
 
 
 def _steps(view: View) -> tuple[int, int, int]:
@@ -396,13 +451,20 @@ def hounsfield_window(width: int, level: int) -> GrayWindow:
 
 
 SOFT_TISSUE = hounsfield_window(400, 40)
+ENHANCED = hounsfield_window(800, 200)
+"""Window of CT with a contrast agent, in which an enhanced heart is not plain white."""
+CT_WINDOWS = (SOFT_TISSUE, ENHANCED)
 LUNG = hounsfield_window(1500, -600)
 HIGHEST_SUV = 7.0
 """SUV that is shown black: usual in reading FDG."""
 
 
 def choose_window(
-    values: NDArray[Any], modality: str | None, unit: str, suv_factor: float | None = None
+    values: NDArray[Any],
+    modality: str | None,
+    unit: str,
+    suv_factor: float | None = None,
+    enhanced: bool = False,
 ) -> GrayWindow:
     """Choose a window.
 
@@ -413,19 +475,22 @@ def choose_window(
     modality : str or None
         Modality of the scan, stated or assumed.
     unit : str
-        Unit of the intensities; with "HU" the soft tissue window is chosen.
+        Unit of the intensities; with "HU" one of the windows of CT is chosen.
     suv_factor : float or None
         Standardised uptake value of an intensity of 1, if known.
+    enhanced : bool
+        Whether a CT shows a contrast agent.
 
     Returns
     -------
     GrayWindow
-        For CT in HU the soft tissue window; for PET from 0 to an SUV of 7, inverted, or to the
-        99.5th percentile if SUVs are unknown; otherwise from the 0.5th to the 99.5th percentile.
+        For CT in HU the soft tissue window, or a wider one if it is enhanced; for PET from 0 to an
+        SUV of 7, inverted, or to the 99.5th percentile if SUVs are unknown; otherwise from the
+        0.5th to the 99.5th percentile.
     """
     # scales of known meaning come first: percentiles differ from scan to scan
     if unit == "HU":
-        return SOFT_TISSUE
+        return ENHANCED if enhanced else SOFT_TISSUE
     if suv_factor is not None:
         text = f"SUV 0 to {HIGHEST_SUV:g}, inverted"
         return GrayWindow(0.0, HIGHEST_SUV / suv_factor, text, inverted=True)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from starlette.applications import Starlette
@@ -18,14 +19,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.file_names import PREVIEW
+from scanloom.io.output.file_names import PREVIEW, THUMBNAIL
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import read_regular_file
+from scanloom.review.revisions import latest_result
 from scanloom.review.server.cases import PLANES, OpenedCase, describe, slices
-from scanloom.review.server.drafts import check_result
+from scanloom.review.server.drafts import Draft, Step, check_result
 from scanloom.review.server.requests import (
     StrokeFields,
     TokenFields,
+    ToolFields,
     VerdictFields,
     VersionFields,
     read_fields,
@@ -33,6 +36,14 @@ from scanloom.review.server.requests import (
 )
 from scanloom.review.server.security import Guard, RefusedError, Sessions
 from scanloom.review.server.state import ReviewState
+from scanloom.review.server.tools import (
+    Canvas,
+    erase_islands,
+    fill_between,
+    paint_between,
+    paint_polygon,
+    smooth,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -119,13 +130,20 @@ class Routes:
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
-        path = self.state.out / "cases" / self._name(request, reviewer) / PREVIEW
+        return self._picture(self.state.out / "cases" / self._name(request, reviewer) / PREVIEW)
+
+    def thumbnail(self, request: Request, reviewer: str) -> Response:
+        """Return the thumbnail of the result that is reviewed: the case's or its revision's."""
+        name = self._name(request, reviewer)
+        return self._picture(latest_result(self.state.out, name) / THUMBNAIL)
+
+    def _picture(self, path: Path) -> Response:
         try:
             content = read_regular_file(path, MAX_PREVIEW_BYTES)
         except OSError as exc:
             if is_passing(exc):
                 raise
-            raise RefusedError(404, "NO_PREVIEW", "The case has no preview.") from None
+            raise RefusedError(404, "NO_PREVIEW", "The case has no such picture.") from None
         return Response(content, media_type="image/png")
 
     def verdict(self, request: Request, reviewer: str) -> Response:
@@ -157,11 +175,53 @@ class Routes:
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
+        image = case.image
+        if fields.between is not None and image is None:
+            raise RefusedError(409, "NO_IMAGE", "A range takes the scan, which is not here.")
+
+        def made(draft: Draft) -> Step | None:
+            canvas = Canvas(stroke.layer, draft.layer(stroke.layer), draft.spacing)
+            if fields.shape == "polygon":
+                return paint_polygon(canvas, stroke)
+            if fields.between is not None and image is not None:
+                low, high = ((value - image.intercept) / image.slope for value in fields.between)
+                return paint_between(canvas, stroke, image.array, low, high)
+            return stroke
+
+        return self._changed(case, reviewer, version, made)
+
+    def tool(self, request: Request, reviewer: str) -> Response:
+        """Change a structure of the reviewer's draft by a tool."""
+        name = self._name(request, reviewer)
+        case, fields = self.state.opened(name), read_fields(ToolFields, request.state.body)
+        if fields.layer >= len(case.layers):
+            raise RefusedError(400, "LAYER", "The case has no such layer.")
+        if fields.label not in {s["number"] for s in case.layers[fields.layer].structures}:
+            raise RefusedError(400, "LABEL", "The label map has no such structure.")
+
+        def made(draft: Draft) -> Step | None:
+            canvas = Canvas(fields.layer, draft.layer(fields.layer), draft.spacing)
+            match fields.tool:
+                case "fill":
+                    normal = PLANES[fields.plane].normal
+                    return fill_between(canvas, fields.label, normal, *fields.slices)
+                case "smooth":
+                    return smooth(canvas, fields.label, fields.radius_mm)
+            return erase_islands(canvas, fields.label)
+
+        return self._changed(case, reviewer, fields.version, made)
+
+    def _changed(
+        self, case: OpenedCase, reviewer: str, version: str, made: Callable[[Draft], Step | None]
+    ) -> Response:
+        """Change the reviewer's draft by a step that is made of its labels, if it changes any."""
         check_result(case, version)  # before a draft of an earlier result is dropped
         held = self.state.drafts.of(case, reviewer)
         try:
             with held.changing(case, version) as draft:
-                return JSONResponse({"changed": held.change(draft, stroke), **held.state})
+                step = made(draft)
+                changed = 0 if step is None else held.change(draft, step)
+                return JSONResponse({"changed": changed, **held.state})
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
@@ -227,9 +287,11 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/preview", routes.preview),
+        ("GET", f"{of_case}/thumbnail", routes.thumbnail),
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),
+        ("POST", f"{of_case}/tool", routes.tool),
         ("GET", f"{of_case}/draft", routes.draft),
         ("POST", f"{of_case}/draft/undo", partial(routes.step, step="undo")),
         ("POST", f"{of_case}/draft/redo", partial(routes.step, step="redo")),

@@ -23,7 +23,9 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Measurement, Reason, ScanError, Volume
+from scanloom.cards.codes import colors_of_models, shown_name, structure_of_entry
+from scanloom.core import Grid, Measurement, Reason, ScanError, Structure, Volume
+from scanloom.core.segmentation import Color
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
@@ -32,6 +34,7 @@ from scanloom.io.read import load_volume
 from scanloom.io.system.disk_errors import is_passing
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview import slicing
+from scanloom.review.preview.content import crop_box
 from scanloom.review.preview.slicing import View
 from scanloom.review.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.sources import read_source
@@ -90,12 +93,16 @@ class OpenedCase:
         Where the scan is from.
     missing : str
         Why there is no scan.
+    colors : dict
+        Colour of each structure by model and number, which are those of the preview.
     seen : Seen
         Recipe and hashes of the label maps.
     windows : tuple of (str, GrayWindow)
         Named windows; the first is the default.
     revision : int
         Number of the revision whose labels are shown; 0 for the case's own.
+    body : (low, high) or None
+        Box around the body and all structures, by index of the view; None without a scan.
     """
 
     name: str
@@ -105,10 +112,12 @@ class OpenedCase:
     origin: str
     missing: str
     layers: tuple[Layer, ...]
+    colors: dict[tuple[str, int], Color]
     measurements: tuple[Measurement, ...]
     seen: Seen
     windows: tuple[tuple[str, slicing.GrayWindow], ...]
     revision: int
+    body: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -145,6 +154,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
         grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         view = View(grid)
         layers, hashes = _read_layers(latest, view)
+        colors = _colors(layers)
         seen = Seen(read_json(latest / CASE)["recipe"], hashes)
         measurements = read_measurements(latest)
     except _DAMAGE as exc:
@@ -152,6 +162,8 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
             raise
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
+    found = slicing.find_body(volume, view, volume.unit == "HU") if volume else None
+    boxes = [m.box for m in measurements if m.box is not None]
     return OpenedCase(
         name=name,
         document=document,
@@ -160,10 +172,12 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
         origin=origin,
         missing=missing,
         layers=layers,
+        colors=colors,
         measurements=measurements,
         seen=seen,
-        windows=_windows(volume) if volume else (),
+        windows=_windows(volume, found) if volume and found else (),
         revision=revision_number(latest),
+        body=crop_box(view, found, boxes) if found else None,
     )
 
 
@@ -180,6 +194,13 @@ def _read_layers(folder: Path, view: View) -> tuple[tuple[Layer, ...], dict[str,
         kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)
         layers.append(Layer(name, entry["model"], view.of(kept), tuple(entry["structures"])))
     return tuple(layers), hashes
+
+
+def _colors(layers: Sequence[Layer]) -> dict[tuple[str, int], Color]:
+    structures = dict[str, list[Structure]]()
+    for layer in layers:
+        structures.setdefault(layer.model, []).extend(map(structure_of_entry, layer.structures))
+    return colors_of_models(structures.items())
 
 
 def _scan(
@@ -207,9 +228,11 @@ def _why(reason: Reason, detail: str) -> str:
     return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
 
 
-def _windows(volume: Volume) -> tuple[tuple[str, slicing.GrayWindow], ...]:
+def _windows(volume: Volume, body: slicing.Body) -> tuple[tuple[str, slicing.GrayWindow], ...]:
     if volume.unit == "HU":
-        return tuple(_PRESETS.items())
+        presets = {"contrast": slicing.ENHANCED, **_PRESETS}
+        # the first one is shown: that of the preview
+        return tuple((presets if body.enhanced else _PRESETS).items())
     sample = volume.array.reshape(-1, order="F")[::_SAMPLE]
     # padding is the lowest value in most scans, and would widen the window
     sample = sample[np.isfinite(sample) & (sample != sample.min(initial=0))]
@@ -227,12 +250,12 @@ def describe(case: OpenedCase) -> dict[str, Any]:
         labels = []
         for structure in layer.structures:
             m = measured.get(structure["label"])
-            red, green, blue = structure["color"]
+            red, green, blue = case.colors[layer.model, structure["number"]]
             labels.append(
                 {
                     "value": structure["number"],
                     "label": structure["label"],
-                    "name": structure["name"],
+                    "name": shown_name(structure["name"]),
                     "color": f"#{red:02x}{green:02x}{blue:02x}",
                     "volume_ml": m.volume_ml if m else None,
                     "centre": centre_of(case, layer, structure["number"], m),
@@ -253,6 +276,7 @@ def describe(case: OpenedCase) -> dict[str, Any]:
         "spacing": [view.source.spacing[n] for n in view.order],
         "affine": lps.tolist(),
         "sheared": view.source.sheared,
+        "body": [ends.tolist() for ends in case.body] if case.body else None,
         "modality": case.document["source"]["modality"],
         "unit": case.document["source"]["unit"],
         "image": case.origin or None,

@@ -12,11 +12,15 @@ voxels and structures: nobody's strokes are lost because another saved a correct
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
+import math
 import os
 import secrets
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -89,19 +93,101 @@ class Stroke:
     only: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Region:
+    """Voxels of a box with their new labels, as a tool found them: as a line of a file has them.
+
+    Parameters
+    ----------
+    layer : int
+        Index of the label map.
+    low, high : (x, y, z)
+        First voxel of the box, and the one after the last, in the view.
+    bits, labels : str
+        Whether each voxel of the box changes, as bits, and the new labels as little-endian 16 bits:
+        compressed by zlib, in base 64.
+    """
+
+    layer: int
+    low: tuple[int, int, int]
+    high: tuple[int, int, int]
+    bits: str
+    labels: str
+
+    @classmethod
+    def of(cls, layer: int, box: Box, before: NDArray[Any], after: NDArray[Any]) -> Region | None:
+        """Return the change of a box from labels to others; None if they are equal."""
+        changed = after != before
+        if not changed.any():
+            return None
+        x, y, z = (part.start or 0 for part in box)
+        width, height, depth = before.shape
+        return cls(
+            layer,
+            (x, y, z),
+            (x + width, y + height, z + depth),
+            _packed(np.packbits(changed)),
+            _packed(after[changed].astype("<u2")),
+        )
+
+    @property
+    def box(self) -> Box:
+        """The box as slices."""
+        a, b, c = (slice(low, high) for low, high in zip(self.low, self.high, strict=True))
+        return a, b, c
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Check that it has a label for each of its voxels, in a label map; else ValueError."""
+        ends = zip(self.low, self.high, shape, strict=True)
+        if not all(0 <= low < high <= size for low, high, size in ends):  # before room is made
+            raise ValueError("a region of no voxels of the label map")
+        if len(self.after) != np.count_nonzero(self.mask):
+            raise ValueError("a region without a label for each voxel")
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Whether each voxel of the box changes."""
+        shape = tuple(high - low for low, high in zip(self.low, self.high, strict=True))
+        count = math.prod(shape)
+        bits = np.frombuffer(_unpacked(self.bits, -(-count // 8)), np.uint8)
+        return np.unpackbits(bits, count=count).astype(bool).reshape(shape)
+
+    @property
+    def after(self) -> NDArray[np.uint16]:
+        """The new labels of the voxels that change."""
+        return np.frombuffer(_unpacked(self.labels, 2 * math.prod(self.mask.shape)), "<u2")
+
+
+def _packed(array: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 6)).decode("ascii")
+
+
+def _unpacked(text: str, most: int) -> bytes:
+    """Return the bytes of a packed array; ValueError if they are damaged or more than expected."""
+    machine = zlib.decompressobj()
+    try:
+        content = machine.decompress(base64.b64decode(text, validate=True), most + 1)
+    except (zlib.error, binascii.Error) as exc:
+        raise ValueError("a damaged region") from exc
+    if len(content) > most or not machine.eof:
+        raise ValueError("a region of other voxels than its box")
+    return content
+
+
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """Voxels that a stroke changed: their place as bits, labels before, and new label."""
+    """Voxels that a step changed: their place as bits, labels before, and new label or labels."""
 
     layer: int
     box: Box
     bits: NDArray[np.uint8]
     before: NDArray[Any]
-    label: int
+    label: NDArray[Any] | int
 
     @property
     def nbytes(self) -> int:
-        return self.bits.nbytes + self.before.nbytes
+        after = 0 if isinstance(self.label, int) else self.label.nbytes
+        return self.bits.nbytes + self.before.nbytes + after
 
 
 class Draft:
@@ -167,9 +253,33 @@ class Draft:
         changed = inside & (before != stroke.label)
         if stroke.only is not None:
             changed &= np.isin(before, stroke.only)
+        return self._change(stroke.layer, box, changed, stroke.label)
+
+    def region(self, region: Region) -> int:
+        """Give voxels their new labels; return the number of those that had another one.
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer.
+        ValueError
+            If it is damaged.
+        """
+        labels, box = self.layer(region.layer), region.box
+        region.check(labels.shape)
+        mask, after = region.mask, region.after
+        differs = labels[box][mask] != after
+        changed = mask.copy()
+        changed[mask] = differs
+        return self._change(region.layer, box, changed, after[differs].astype(labels.dtype))
+
+    def _change(
+        self, layer: int, box: Box, changed: NDArray[np.bool_], after: NDArray[Any] | int
+    ) -> int:
         count = int(np.count_nonzero(changed))
         if count:
-            change = _Change(stroke.layer, box, np.packbits(changed), before[changed], stroke.label)
+            before = self.layer(layer)[box][changed]
+            change = _Change(layer, box, np.packbits(changed), before, after)
             self._apply(change, change.label)
             self.done.append(change)
             self._forget()
@@ -188,6 +298,8 @@ class Draft:
         """Paint, undo or redo a stroke; return the number of voxels, or whether it changed."""
         if isinstance(step, Stroke):
             return self.stroke(step)
+        if isinstance(step, Region):
+            return self.region(step)
         return self.undo() if step == "undo" else self.redo()
 
     def undo(self) -> bool:
@@ -260,7 +372,7 @@ def _near(
     return np.asarray(distance, dtype=np.float64)
 
 
-Step = Stroke | Literal["undo", "redo"]
+Step = Stroke | Region | Literal["undo", "redo"]
 """What changes a draft."""
 
 
@@ -306,11 +418,11 @@ class HeldDraft:
     dropped: int = 0
 
     @property
-    def strokes(self) -> list[Stroke]:
-        """The strokes that were not undone."""
-        done, undone = list[Stroke](), list[Stroke]()
+    def strokes(self) -> list[Stroke | Region]:
+        """The strokes, and changes by tools, that were not undone."""
+        done, undone = list[Stroke | Region](), list[Stroke | Region]()
         for step in self.steps:
-            if isinstance(step, Stroke):
+            if isinstance(step, Stroke | Region):
                 done.append(step)
                 undone.clear()
             elif step == "undo":
@@ -575,11 +687,16 @@ def _fit(draft: HeldDraft, case: OpenedCase) -> bool:
     """Return whether strokes on another result can be painted on that of a case."""
     numbers = [{s["number"] for s in layer.structures} | {0} for layer in case.layers]
     return draft.shape == tuple(case.view.shape) and all(
-        each.layer < len(numbers) and each.label in numbers[each.layer] for each in draft.strokes
+        each.layer < len(numbers) and _labels_of(each) <= numbers[each.layer]
+        for each in draft.strokes
     )
 
 
-def _carry(strokes: Sequence[Stroke], new: HeldDraft, case: OpenedCase) -> int:
+def _labels_of(step: Stroke | Region) -> set[int]:
+    return {step.label} if isinstance(step, Stroke) else set(np.unique(step.after).tolist())
+
+
+def _carry(strokes: Sequence[Stroke | Region], new: HeldDraft, case: OpenedCase) -> int:
     """Paint strokes on a new draft, and replace the file by its own; return how many change it."""
     new.painted = _blank(case)
     new.steps = tuple(stroke for stroke in strokes if new.painted.apply(stroke))
@@ -618,7 +735,7 @@ def _read(path: Path) -> HeldDraft:
             seen=Seen(head["recipe"], head["labels"]),
             shape=tuple(head["shape"]),
             number=head["number"],
-            steps=tuple(map(_step, lines)),
+            steps=tuple(_step(line, tuple(head["shape"])) for line in lines),
             size=whole,
         )
         _ = draft.strokes  # each undone stroke was there
@@ -628,7 +745,12 @@ def _read(path: Path) -> HeldDraft:
     return draft
 
 
-def _step(plain: Mapping[str, Any]) -> Step:
+def _step(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Step:
+    if "region" in plain:
+        entry = plain["region"]
+        region = Region(**{**entry, "low": tuple(entry["low"]), "high": tuple(entry["high"])})
+        region.check(shape)
+        return region
     if "stroke" not in plain:
         known: dict[str, Step] = {"undo": "undo", "redo": "redo"}
         return known[plain["step"]]
@@ -638,7 +760,12 @@ def _step(plain: Mapping[str, Any]) -> Step:
 
 
 def _step_line(step: Step) -> bytes:
-    return _line({"stroke": asdict(step)} if isinstance(step, Stroke) else {"step": step})
+    match step:
+        case Stroke():
+            return _line({"stroke": asdict(step)})
+        case Region():
+            return _line({"region": asdict(step)})
+    return _line({"step": step})
 
 
 def _line(plain: Mapping[str, Any]) -> bytes:

@@ -49,7 +49,10 @@ class VersionFields(Fields):
 
 
 class StrokeFields(VersionFields):
-    """A stroke on a version of a draft."""
+    """A stroke on a version of a draft.
+
+    Of a brush, or the inside of a polygon; `between` limits a brush to a range of the scan.
+    """
 
     plane: Literal["axial", "coronal", "sagittal"]
     layer: Index
@@ -58,6 +61,8 @@ class StrokeFields(VersionFields):
     radius_mm: float = Field(gt=0, le=MAX_RADIUS_MM)
     label: Label
     only: list[Label] | None = None
+    shape: Literal["brush", "polygon"] = "brush"
+    between: tuple[float, float] | None = None
 
     @property
     def stroke(self) -> Stroke:
@@ -74,6 +79,20 @@ class StrokeFields(VersionFields):
             label=self.label,
             only=None if self.only is None else tuple(self.only),
         )
+
+
+class ToolFields(VersionFields):
+    """A tool that changes a structure of a version of a draft.
+
+    `slices` are the two between which it is filled.
+    """
+
+    tool: Literal["fill", "smooth", "islands"]
+    plane: Literal["axial", "coronal", "sagittal"] = "axial"
+    layer: Index
+    label: Label
+    slices: tuple[Index, Index] = (0, 0)
+    radius_mm: float = Field(default=4.0, gt=0, le=MAX_RADIUS_MM)
 
 
 class VerdictFields(Fields, extra="forbid"):

@@ -15,6 +15,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
+from scanloom.review.server.patients import PatientNames
 from scanloom.review.server.security import BACKLOG, Connection, Listener, Sessions, max_connections
 from scanloom.review.server.state import Publish, ReviewState
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
@@ -41,6 +42,10 @@ class ServerOptions:
         For TLS.
     double, repeat : float or None
         Shares of cases as of `share_cases`.
+    key : Path or None
+        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
+    patients : bool
+        Whether reviewers see names and dates of patients.
     """
 
     reviewers: tuple[str, ...]
@@ -51,6 +56,7 @@ class ServerOptions:
     double: float | None = None
     repeat: float | None = None
     key: Path | None = None
+    patients: bool = False
 
 
 def serve(
@@ -82,7 +88,9 @@ def serve(
         shares = options.double, options.repeat
         readers = share_cases(out, tuple(codes.values()), *shares, begun=bool(log.count))
         names = reviewer_names(out)
-        state = ReviewState(out, log, readers, OpenCases(out, options.key), names, publish)
+        patients = PatientNames(out, options.key) if options.patients else None
+        open_cases = OpenCases(out, options.key)
+        state = ReviewState(out, log, readers, open_cases, names, publish, patients)
         state.worklist.refresh()
         sessions = Sessions(list(codes.values()))
         origins = _origins(options, listening.getsockname()[1])

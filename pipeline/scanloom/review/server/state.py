@@ -26,6 +26,7 @@ from scanloom.review.report.data import references_of
 from scanloom.review.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.server.cases import OpenCases, OpenedCase
 from scanloom.review.server.drafts import Drafts
+from scanloom.review.server.patients import PatientNames
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
@@ -228,9 +229,10 @@ def _stamp(path: Path) -> object:
 
 COLUMNS = (
     *("id", "modality", "slices", "spacing", "models", "doubts"),
-    *("review", "state", "mine", "readers", "revision", "draft"),
+    *("review", "state", "mine", "readers", "revision", "draft", "who"),
 )
-"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
+"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open", `who` names
+the patient if reviewers may see it."""
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 BLIND = (
     "Others read this case without knowing of each other: the strokes are kept until all have "
@@ -253,6 +255,8 @@ class ReviewState:
         Display name of each reviewer's code.
     publish : callable or None
         Publishes corrections; None if they are not accepted.
+    patients : PatientNames or None
+        Names for the list; None if reviewers don't see them.
     """
 
     out: Path
@@ -261,6 +265,7 @@ class ReviewState:
     open_cases: OpenCases
     names: Mapping[str, str] = field(default_factory=dict)
     publish: Publish | None = None
+    patients: PatientNames | None = None
 
     def __post_init__(self) -> None:
         self.worklist = Worklist(self.out)
@@ -291,13 +296,14 @@ class ReviewState:
                 "slices": case.shape,
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
-                "doubts": list(dict.fromkeys(map(_doubt, _by_weight(findings)))),
+                "doubts": [text for text, _ in doubts_of(findings)],
                 "review": outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD,
                 "state": state,
                 "mine": own.decision if own else None,
                 "readers": len(verdicts),
                 "revision": case.revision,
                 "draft": name in drafts,
+                "who": self.patients.of(name) if self.patients else [],
             }
             rows.append([row[column] for column in COLUMNS])
         return {
@@ -335,16 +341,15 @@ class ReviewState:
 
     def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
         """Return the doubts about a case, each with the voxel (view) that it speaks of."""
-        shown: dict[str, dict[str, Any]] = {}
-        for finding in _by_weight(self.worklist.findings.get(case.name, [])):
+        shown = []
+        for text, finding in doubts_of(self.worklist.findings.get(case.name, [])):
             box = next((m.box for m in finding.subjects if m.box is not None), None)
             point = box and [
                 (a + b) // 2
                 for a, b in zip(*(case.view.index_of(corner) for corner in box), strict=True)
             ]
-            text = _doubt(finding)
-            shown.setdefault(text, {"text": text, "kind": finding.kind, "point": point})
-        return list(shown.values())
+            shown.append({"text": text, "kind": finding.kind, "point": point})
+        return shown
 
     def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:
         """Refuse a case that is not there, or not for a reviewer.
@@ -497,9 +502,17 @@ class ReviewState:
         }
 
 
-def _by_weight(findings: Sequence[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: -finding.weight)
+def doubts_of(findings: Sequence[Finding]) -> list[tuple[str, Finding]]:
+    """Return the text of each doubt, each once, with its finding, the heaviest first.
 
-
-def _doubt(finding: Finding) -> str:
-    return f"{finding.structure}: {finding.text}"
+    Structures at the border are one doubt: the scan ends there for all of them.
+    """
+    doubts = dict[str, Finding]()
+    borders = [finding for finding in findings if finding.kind == "border"]
+    for finding in sorted(findings, key=lambda finding: -finding.weight):
+        text = f"{finding.structure}: {finding.text}"
+        if finding.kind == "border" and len(borders) > 1:
+            names = ", ".join(dict.fromkeys(each.structure for each in borders))
+            text = f"cut off by the border of the scan: {names}"
+        doubts.setdefault(text, finding)
+    return [(text, finding) for text, finding in doubts.items()]

@@ -122,12 +122,17 @@ def test_spleen_bundle_says_all_that_a_card_needs(suffix: str, tmp_path: Path) -
 
 def test_limitations_are_those_of_the_metadata(tmp_path: Path) -> None:
     metadata = spleen_metadata()
-    metadata["scanloom"] = {"limitations": ["Misses small spleens.", "Finds two in one."]}
+    head = {"text": "Not for heads.", "where": "head"}
+    metadata["scanloom"] = {"limitations": ["Misses small spleens.", head]}
     card = read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
-    assert card.limitations == ("Misses small spleens.", "Finds two in one.")
+    assert card.limitations_in(()) == ("Misses small spleens.",)
+    assert card.limitations_in({"head"}) == ("Not for heads.", "Misses small spleens.")
 
 
-@pytest.mark.parametrize("sentence", ["", "a" * 301, "two\nlines", 3])
+@pytest.mark.parametrize(
+    "sentence",
+    ["", "a" * 301, "two\nlines", 3, {"text": "Not there.", "where": "lung"}, {"text": "Where?"}],
+)
 def test_limitations_are_sentences(tmp_path: Path, sentence: object) -> None:
     metadata = spleen_metadata()
     metadata["scanloom"] = {"limitations": [sentence]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scanloom.cards import card as cards
-from scanloom.cards.card import Checks, ModelCard, Range, ReferenceRange
+from scanloom.cards.card import Checks, Limitation, ModelCard, Range, ReferenceRange
 from scanloom.cards.card_file import card_digest
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.case.recipe import (
@@ -81,7 +81,9 @@ def test_a_field_counts_if_it_has_no_default_or_another_value() -> None:
 
 
 def test_limitations_do_not_count(full: ModelCard) -> None:
-    assert card_digest(replace(full, limitations=("Misses ribs.",))) == card_digest(full)
+    assert card_digest(
+        replace(full, limitations=(Limitation("Misses ribs.", "head"),))
+    ) == card_digest(full)
 
 
 def test_reference_ranges_do_not_count(full: ModelCard) -> None:

@@ -134,7 +134,7 @@ def test_prometheus_reads_any_label() -> None:
 def test_status_writer_updates_the_metrics(tmp_path: Path) -> None:
     file = tmp_path / "scanloom.prom"
     status_writer = StatusWriter("run", tmp_path, period=0.01, metrics=file)
-    status_writer.plan(7, before=2)
+    status_writer.plan(7, before=2, work=5)
     status_writer.close("done")
 
     assert "scanloom_cases_planned 7\n" in file.read_text()

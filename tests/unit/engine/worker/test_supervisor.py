@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from scanloom.core import Case, Reason, ScanError
+from scanloom.engine.case_progress import read_progress
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.retries import MAX_CHILD_STARTS, STORAGE_PAUSES_S
 from scanloom.engine.worker.memory_admission import AdmissionGate
@@ -226,6 +227,7 @@ WORKER_THAT_DIES = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
+from scanloom.engine.case_progress import read_progress
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.supervisor import WorkerProcess
 from scanloom.engine.worker.messages import WorkerSetup
@@ -355,3 +357,22 @@ def test_a_failed_start_of_the_child_is_repeated(tmp_path: Path, weights: Path, 
 
     assert reasons([outcome]) == [None]
     assert [t.end for t in outcome.tries] == ["done"]  # the case had no part in it
+
+
+def test_a_worker_tells_the_progress_of_its_case(tmp_path: Path, weights: Path) -> None:
+    """The step that takes a second; nothing remains at its end."""
+    folder, seen = tmp_path / "progress", []
+    models = partial(em.threshold_models, weights, None, 1.0)
+    supervisor = WorkerSupervisor(
+        setup(tmp_path, weights, make_predictors=models, progress=folder), time_limit=120.0
+    )
+    case = em.make_case(tmp_path, "a")
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(supervisor.run, case)
+        while not ended.done():
+            seen.append(read_progress(folder, case.id))
+            time.sleep(0.05)
+    supervisor.stop()
+
+    assert "network" in {each["step"] for each in seen if each}
+    assert read_progress(folder, case.id) is None

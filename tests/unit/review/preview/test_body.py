@@ -43,6 +43,37 @@ def test_a_scan_without_body_is_shown_whole(fill):
     np.testing.assert_array_equal(body.high, (5, 4, 3))
 
 
+def trunk(skull=False, heart=40) -> Volume:
+    """Return a trunk with a heart and two ribs of bone, or a skull around a brain."""
+    array = np.full((80, 80, 40), -1000, np.int16)
+    x, y = np.indices((80, 80)) - 39.5
+    radius = np.hypot(x, y)
+    array[radius < 32] = 40
+    array[radius < 12] = heart
+    bone = (radius > 26) & (radius < 30)
+    array[bone if skull else bone & (np.abs(y) < 12)] = 1000
+    noise = np.random.default_rng(0).normal(0, 10, array.shape).astype(np.int16)
+    return Volume(array + noise, Grid(array.shape, np.diag([-3.0, -3.0, -3.0, 1.0])), "HU", "CT")
+
+
+def test_a_head_is_told_by_the_skull() -> None:
+    """Bone around a slice; ribs and the vertebra of a trunk do not close."""
+    heads = [
+        find_body(volume, View(volume.grid), hounsfield=True).head
+        for volume in (trunk(), trunk(skull=True), trunk(heart=500))
+    ]
+    assert heads == [False, True, False]
+
+
+def test_contrast_agent_is_told_by_even_bright_tissue() -> None:
+    """Bone is brighter, but uneven or thin."""
+    enhanced = [
+        find_body(volume, View(volume.grid), hounsfield=True).enhanced
+        for volume in (trunk(), trunk(heart=200), trunk(heart=450))
+    ]
+    assert enhanced == [False, False, True]
+
+
 def test_a_body_that_reaches_the_border_ends_there():
     """Also if the scan is subsampled: its first and last slices are not lost."""
     array = np.full((211, 203, 207), 40, np.int16)

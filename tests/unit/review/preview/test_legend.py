@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanloom.cards.codes import coding
+from scanloom.cards.codes import coding, shown_name
 from scanloom.convert import totalsegmentator
 from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
@@ -66,7 +66,7 @@ def test_many_structures_are_grouped_by_system_and_none_is_left_out():
 
     entries = legend_entries(*results, {("model", s.number): s.color for s in structures})
 
-    assert {entry.text for entry in entries} >= set(names)
+    assert {entry.text for entry in entries} >= {shown_name(name) for name in names}
     assert [e.text for e in entries if e.color is None][:2] == [
         "Digestive system",
         "Urinary and reproductive system",
@@ -76,12 +76,12 @@ def test_many_structures_are_grouped_by_system_and_none_is_left_out():
 
 
 def test_known_errors_of_the_models_are_said():
-    """Each sentence of a card once."""
+    """Each sentence once, before the flags."""
     _, segmentations, measurements = case(*torso())
 
-    notes = legend_notes(segmentations, measurements, [], ["Kidneys count as bone"] * 2)
+    notes = legend_notes(segmentations, measurements, [Flag.SHEARED], ["Kidneys count as bone"] * 2)
 
-    assert [n.text for n in notes] == ["Known error: Kidneys count as bone"]
+    assert [n.text for n in notes] == ["Known error: Kidneys count as bone", Flag.SHEARED.text]
 
 
 def test_the_mark_of_experimental_structures_is_explained_only_where_it_stands():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.review.preview.content import OVERSAMPLING, Overlay, overlay_structures
+from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 
 RED = (255.0, 0.0, 0.0)
 
@@ -22,23 +22,61 @@ def square(size=20) -> np.ndarray:
     return labels
 
 
-def test_contours_are_one_and_a_third_pixels_wide():
-    """The red above the fill adds up to 1.3 pixels across an edge."""
+def test_outlines_are_one_and_a_third_pixels_wide():
+    """The red adds up to 1.3 pixels across an edge, inside the structure."""
     page = drawn(square(), gray=0, filled=(False, False)).astype(float)
 
-    assert page[10, :10, 0].sum() / 255 / 0.95 == pytest.approx(4 / 3, abs=0.03)
+    assert page[10, :10, 0].sum() / 255 == pytest.approx(4 / 3, abs=0.03)
     assert 0 < page[10, 5, 0] < page[10, 4, 0]
+    assert not page[10, :4].any()
+
+
+def test_outlines_of_neighbours_are_both_seen():
+    """Each lies in its own structure, of which it has the colour; red left, green right."""
+    fine = np.ones((60, 60), np.uint8)
+    fine[:, 31:] = 2
+    colors = np.array([(0, 0, 0), RED, (0, 255, 0)], np.float32)
+    overlay = Overlay(fine, colors, np.array([False] * 3))
+
+    row = np.asarray(overlay_structures(np.zeros((20, 20), np.uint8), [overlay]))[10].astype(int)
+
+    assert row[9].tolist() == [255, 0, 0]
+    assert (row[11, 0], row[11, 2]) == (0, 0)
+    assert row[11, 1] > 150
+    assert row[10, 0] > 60
+    assert row[10, 1] > 60
 
 
 def test_areas_let_the_scan_shine_through():
-    """A light fill inside; outside and in large structures nothing changes."""
+    """A light fill inside; two pixels outside and in the largest structure nothing changes."""
     labels = square()
 
     page = drawn(labels).astype(int)
 
-    assert (page[labels == 0] == 100).all()
+    assert (page[:3] == 100).all()
     assert 0.15 <= (page[10, 10, 0] - 100) / 155 <= 0.2
     assert (drawn(labels, filled=(False, False))[10, 10] == 100).all()
+
+
+def luminance(picture) -> np.ndarray:
+    """Return the relative luminance of WCAG 2.2."""
+    share = np.asarray(picture, float) / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return linear @ (0.2126, 0.7152, 0.0722)
+
+
+@pytest.mark.parametrize("gray", range(0, 256, 15))
+@pytest.mark.parametrize("rgb", [RED, (160, 85, 255), (30, 160, 135), (255, 192, 0), (60, 40, 90)])
+def test_an_outline_stands_out_on_any_tissue(rgb, gray):
+    """The line on dark tissue, its casing on bright tissue: 3 to 1 at least."""
+    fine = np.repeat(np.repeat(square(), OVERSAMPLING, 0), OVERSAMPLING, 1)
+    overlay = Overlay(fine, np.array([(0, 0, 0), rgb], np.float32), np.array([False, False]))
+
+    page = overlay_structures(np.full((20, 20), gray, np.uint8), [overlay])
+
+    across = luminance(np.asarray(page)[10, :8]) + 0.05
+    tissue = luminance((gray, gray, gray)) + 0.05
+    assert np.maximum(across / tissue, tissue / across).max() >= 3
 
 
 def test_contours_are_antialiased():

@@ -240,17 +240,47 @@ def test_every_structure_is_in_a_tile():
     assert [t.short.split(":")[0] for t in content.tiles][::15] == ["1", "40"]
 
 
-def test_the_planes_go_through_the_largest_structure():
-    """Of two structures, the planes cut the larger where it is widest."""
+def test_the_planes_go_where_most_structures_are():
+    """Not through the largest structure alone, and through each where it is wide."""
     array, labels, affine = torso()
     labels[:] = 0
-    labels[2:5, 2:5, 2:5] = 2
-    labels[20:30, 10:20, 10:20] = 3
+    labels[20:40, 10:40, 5:12] = 3  # the largest
+    labels[20:30, 10:20, 25:29] = 2
+    labels[40:45, 10:20, 24:30] = 4
     content = choose_content(*case(array, labels, affine))
 
-    for plane in content.planes:
-        cut = plane.view.cut(labels, plane.direction, plane.position, None).values
-        assert np.count_nonzero(cut == 3) == 100
+    axial = next(plane for plane in content.planes if plane.direction is AXIAL)
+    cut = axial.view.cut(labels, axial.direction, axial.position, None).values
+
+    assert np.bincount(cut.ravel(), minlength=5)[2:].tolist() == [100, 0, 50]
+
+
+def test_the_planes_go_through_the_middle_of_a_structure():
+    """The largest slice of a wedge is at its end; those of nearly its area qualify."""
+    array, labels, affine = torso()
+    labels[:] = 0
+    for k in range(10, 30):
+        labels[20:40, 10 : 10 + k, k] = 2
+    content = choose_content(*case(array, labels, affine))
+
+    axial = next(plane for plane in content.planes if plane.direction is AXIAL)
+
+    cut = axial.view.cut(labels, axial.direction, axial.position, None).values
+    assert 0.75 * 29 <= np.count_nonzero(cut) / 20 <= 27
+
+
+@pytest.mark.parametrize("share", [0.55, 0.8])
+def test_only_the_largest_structure_may_have_no_fill(share):
+    """Two halves of a body: the smaller is filled however large it is."""
+    array, labels, affine = torso()
+    labels[:] = 0
+    edge = 5 + round(50 * share)
+    labels[5:edge, 5:45, 5:35] = 2
+    labels[edge:55, 5:45, 5:35] = 3
+    array[:] = np.where(labels, 40, -1000)
+    content = choose_content(*case(array, labels, affine))
+
+    assert content.layers[0].filled[[2, 3]].tolist() == [False, True]
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):

@@ -8,6 +8,16 @@ from scanloom.review.preview.slicing import LUNG, SOFT_TISSUE, GrayWindow, choos
 VALUES = np.arange(1000, dtype=np.float64)
 
 
+def test_enhanced_tissue_is_not_plain_white():
+    """An enhanced heart of 500 HU is brighter than its wall, and not at the end of the scale."""
+    window = choose_window(VALUES, "CT", "HU", enhanced=True)
+
+    wall, heart = window.gray(np.array([100.0, 500.0])).tolist()
+
+    assert wall + 60 < heart < 250
+    assert window.text == "W 800 L 200 HU"
+
+
 def test_windows_are_those_that_radiologists_name():
     """Width 400 at level 40 runs from -160 to 240 HU; width 1500 at -600 from -1350 to 150."""
     assert (SOFT_TISSUE.low, SOFT_TISSUE.high) == (-160, 240)

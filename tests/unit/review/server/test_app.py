@@ -21,14 +21,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.output.crosswalk import SourceRecord, add_sources
+from scanloom.io.output.private import private_folder
+from scanloom.review.outliers import Finding
 from scanloom.review.revisions import read_label_maps, revision_folders
 from scanloom.review.server import cases, drafts
 from scanloom.review.server.cases import OpenedCase, expected_bytes
 from scanloom.review.server.drafts import Draft
+from scanloom.review.server.patients import PatientNames
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
+from scanloom.review.server.state import doubts_of
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
-from support.review_cases import affine_of, change, publish, scan_array, version_of
+from support.review_cases import KEY, affine_of, change, publish, scan_array, version_of
 
 
 def about(client: Any, name: str) -> dict[str, Any]:
@@ -211,6 +217,67 @@ def test_the_list_follows(server: Any) -> None:
     assert (counts["all"], counts["mine"], counts["disagreed"], counts["open"]) == (2, 2, 1, 0)
     unchanged = client.get(f"/api/worklist?since={listed['version']}")
     assert (unchanged.status_code, unchanged.content) == (304, b"")
+
+
+def test_the_list_has_names_for_those_who_hold_the_key(published: Path, serve: Any) -> None:
+    """From the private folder, in answers only: no other file has them."""
+    server = serve()
+    [one, two] = server.cases
+    rows = [
+        SourceRecord(
+            one,
+            "dicom",
+            "/archive/x",
+            3,
+            folder=one,
+            patient_name="Grau^Mina",
+            study_date="20240229",
+            series_description="Thorax",
+        ),
+        SourceRecord(two, "nifti", "/archive/Grau.nii.gz", 1, folder=two),
+    ]
+    with private_folder(server.out, key_fingerprint(KEY)) as private:
+        add_sources(private, rows)
+    other = server.out.parent / "other"
+    other.write_bytes(b"x" * 32)
+    other.chmod(0o600)
+    with pytest.raises(ScanError) as caught:
+        PatientNames(server.out, other)
+    server.state.patients = PatientNames(server.out, published / "key")
+    client = server.client()
+
+    listed = client.get("/api/worklist").json()
+
+    who = {row[0]: row[listed["columns"].index("who")] for row in listed["cases"]}
+    assert who == {one: ["Grau Mina", "2024-02-29", "Thorax"], two: ["Grau.nii.gz"]}
+    assert caught.value.reason is Reason.KEY_MISMATCH
+    server.state.patients = None
+    assert "Grau" not in client.get("/api/worklist").text
+    public = [p for p in server.out.rglob("*") if p.is_file() and "private" not in p.parts]
+    assert not [path for path in public if b"Grau" in path.read_bytes()]
+
+
+def test_the_list_has_a_thumbnail_of_each_result(server: Any) -> None:
+    """That of the revision once there is one; none is told."""
+    client, name = server.client(), server.cases[0]
+    shown = client.get(f"/api/case/{name}/thumbnail")
+    assert shown.content == (server.out / "cases" / name / "thumbnail.png").read_bytes()
+    for index in range(server.state.open_cases.get(name).view.shape[2]):
+        paint(client, name, index=index, radius_mm=40.0)
+    change(client, name, "draft/save")
+    [revision] = revision_folders(server.out, name)
+    after = client.get(f"/api/case/{name}/thumbnail").content
+    assert after == (revision / "thumbnail.png").read_bytes() != shown.content
+    assert server.client(None).get(f"/api/case/{name}/thumbnail").status_code == 403
+
+
+def test_structures_at_the_border_are_one_doubt() -> None:
+    findings = [
+        Finding("border", name, 0.5, "reaches the border of the scan") for name in ("bone", "fat")
+    ]
+    found = [text for text, _ in doubts_of([*findings, Finding("empty", "lung", 2.0, "not found")])]
+    assert found == ["lung: not found", "cut off by the border of the scan: bone, fat"]
+    assert [text for text, _ in doubts_of(findings[:1])] == ["bone: reaches the border of the scan"]
 
 
 WRONG: dict[str, dict[str, Any]] = {

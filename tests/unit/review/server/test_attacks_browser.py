@@ -188,7 +188,7 @@ def test_strokes_that_were_answered_survive_kills(chromium: Any, folder: Path, o
         if tab.get_attribute("#correct", "aria-pressed") != "true":
             tab.keyboard.press("b")
         tab.fill("#radius", "2.5")
-        box = tab.locator("#axial canvas").bounding_box()
+        box = tab.locator("#axial canvas").first.bounding_box()
         rng = np.random.default_rng(n)
         for k in range(6):
             if k % 2:

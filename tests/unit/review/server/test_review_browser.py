@@ -5,6 +5,7 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import shutil
@@ -16,9 +17,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from PIL import Image
 
 from scanloom.review.verdicts.log import read_verdicts
 from support.axe import axe_core, violations
+from support.outline_contrast import contrasts
 from support.review_browser import Running, asked, chromium, opened
 from support.review_cases import affine_of, publish, scan_array
 
@@ -98,6 +101,7 @@ def test_pixels_are_the_scan_windowed_and_coloured(
         open_case(tab, case.name)
         about = asked(tab, f"/api/case/{case.name}").json()
         scan = scan_of(folder, about, case)
+        tab.keyboard.press("o")  # fill instead of outlines
         for plane in ("axial", "coronal", "sagittal"):
             tab.locator(f"#{plane}").focus()
             tab.keyboard.press("ArrowDown")
@@ -127,6 +131,109 @@ def scan_of(folder: Path, about: dict[str, Any], case: Path) -> Path:
     raise AssertionError(case)
 
 
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_outlines_stand_out_from_the_scan_and_end_at_voxels(
+    chromium: Any, running: Any, folder: Path, ratio: int
+) -> None:
+    """By screenshots without and with labels: 3 to 1 at the edge of each structure; also for
+    neighbours, and where a pixel of the screen is none of the slice."""
+    context = chromium.new_context(
+        viewport={"width": 1400, "height": 900}, device_scale_factor=ratio
+    )
+    tab = context.new_page()
+    tab.goto(running.links["anna"])
+    tab.wait_for_selector("#filters button", state="attached")
+    for case in sorted((running.out / "cases").iterdir()):
+        open_case(tab, case.name)
+        about = asked(tab, f"/api/case/{case.name}").json()
+        index, _ = shown(tab, "axial")
+        tab.evaluate(BARE)
+        drawn = picture_of(tab)
+        tab.keyboard.press("h")
+        alone = picture_of(tab)
+        left, top, wide, high = tab.evaluate(PLACE)
+        rows, columns = (
+            np.floor(((np.arange(n) + 0.5) / ratio - low) / length * count).astype(int)
+            for n, low, length, count in (
+                (alone.shape[0], top, high, about["planes"]["axial"]["height"]),
+                (alone.shape[1], left, wide, about["planes"]["axial"]["width"]),
+            )
+        )
+        for layer in about["layers"]:
+            labels = expected(case / layer["file"], about, "axial", index)
+            inside = np.zeros(alone.shape[:2], int)
+            y, x = (
+                (n >= 0) & (n < size) for n, size in zip((rows, columns), labels.shape, strict=True)
+            )
+            inside[np.ix_(y, x)] = labels[np.ix_(rows[y], columns[x])]
+            found = contrasts(alone, drawn, inside)
+            assert found or not labels.any()
+            for number, each in found.items():
+                assert (each >= 3).mean() > 0.95, (case.name, number)
+        tab.keyboard.press("h")
+        tab.go_back()
+        tab.wait_for_selector("#filters button")
+    context.close()
+
+
+BARE = """() => {
+  for (const each of document.querySelectorAll(".line, .letter")) each.style.display = "none";
+}"""
+PLACE = """() => {
+  const style = document.querySelector("#axial canvas").style;
+  return [style.left, style.top, style.width, style.height].map(parseFloat);
+}"""
+
+
+def picture_of(tab: Any) -> np.ndarray:
+    """Return the pixels of the axial plane without its frame and caption."""
+    tab.wait_for_timeout(200)
+    box = tab.locator("#axial").bounding_box()
+    frame, caption = 2, 60
+    clip = {
+        "x": box["x"] + frame,
+        "y": box["y"] + frame,
+        "width": box["width"] - 2 * frame,
+        "height": box["height"] - caption,
+    }
+    with Image.open(io.BytesIO(tab.screenshot(clip=clip))) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_the_planes_do_not_move_when_tools_open(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"], 1400)
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    before = [tab.locator(f"#{name}").bounding_box() for name in ("axial", "coronal")]
+    tab.keyboard.press("b")
+    tab.wait_for_timeout(100)
+    assert [tab.locator(f"#{name}").bounding_box() for name in ("axial", "coronal")] == before
+
+
+def test_the_legend_is_in_view_and_the_body_fills_the_field(chromium: Any, running: Any) -> None:
+    """At 1400 x 900, without scrolling."""
+    tab, _ = opened(chromium, running.links["anna"], 1400)
+    for case in sorted((running.out / "cases").iterdir()):
+        open_case(tab, case.name)
+        for item in tab.locator("#layers li").all():
+            box = item.bounding_box()
+            assert box["y"] + box["height"] <= 900
+        tab.go_back()
+        tab.wait_for_selector("#filters button")
+
+
+def test_keys_are_shown_on_every_page(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("?")
+    assert tab.is_visible("#help")
+    tab.click("#close")
+    tab.wait_for_selector("#help", state="hidden")
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("?")
+    assert tab.is_visible("#help")
+
+
 def test_values_and_places_are_those_of_simpleitk(
     chromium: Any, running: Any, folder: Path
 ) -> None:
@@ -138,10 +245,8 @@ def test_values_and_places_are_those_of_simpleitk(
         for key in keys:
             tab.keyboard.press(key)
         tab.wait_for_timeout(150)
-        text = tab.inner_text("#readout")
-        left_mm, back, up = map(float, re.findall(r"[LPS] (-?[\d.]+)", text)[:3])
-        value = float(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
-        assert value == image.GetPixel(image.TransformPhysicalPointToIndex((left_mm, back, up)))
+        mm, value = position(tab)
+        assert value == image.GetPixel(image.TransformPhysicalPointToIndex(mm.tolist()))
 
 
 def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
@@ -259,7 +364,7 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     tab.tap("#coronal .enlarge")
     assert tab.get_attribute("#coronal", "class").split()[1:] == ["active", "main"]
     tab.evaluate("scrollTo(0, 0)")
-    box = tab.locator("#coronal canvas").bounding_box()
+    box = tab.locator("#coronal canvas").first.bounding_box()
     x, y = box["x"] + box["width"] / 4, box["y"] + box["height"] / 2
     before = tab.inner_text("#readout")
     fingers(session, "touchStart", (x, y))
@@ -272,7 +377,9 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     fingers(session, "touchMove", (x, y), (x + 80, y))
     fingers(session, "touchEnd")
     tab.wait_for_timeout(300)
-    assert tab.locator("#coronal canvas").bounding_box()["width"] == pytest.approx(2 * box["width"])
+    assert tab.locator("#coronal canvas").first.bounding_box()["width"] == pytest.approx(
+        2 * box["width"]
+    )
     assert tab.inner_text("#readout") == moved
     tab.tap("#correct")
     tab.evaluate("scrollTo(0, 0)")
@@ -322,7 +429,10 @@ def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -
     for each in (tab, twin):
         each.keyboard.press("b")
         each.fill("#radius", "1.3")
-        boxes.append(each.locator("#axial canvas").bounding_box())
+        each.locator("#axial").focus()
+        for _ in range(8):
+            each.keyboard.press("-")  # the whole slice
+        boxes.append(each.locator("#axial canvas").first.bounding_box())
     pixels = [(i, j) for i in range(axial["width"]) for j in range(axial["height"])][:80:2]
     for n, (i, j) in enumerate(pixels):
         box, window = boxes[n % 2], (tab, twin)[n % 2]
@@ -526,7 +636,9 @@ def turned_scans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
 def position(tab: Any) -> tuple[np.ndarray, int]:
     """Return the crosshair's LPS mm and value, as the page states them."""
     text = tab.inner_text("#readout")
-    mm = [float(n) for n in re.findall(r"[LPS] (-?[\d.]+)", text)[:3]]
+    signs = {"L": 1, "R": -1, "P": 1, "A": -1, "S": 1, "I": -1}  # as DICOM has it
+    places = re.findall(r"([LRPASI]) ([\d.]+)", text)[:3]
+    mm = [signs[letter] * float(n) for letter, n in places]
     return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
 
 
@@ -595,7 +707,10 @@ def test_sides_places_and_values_of_24_axis_orders(
             tab.wait_for_selector(f"body[data-opened='{name}']")
             image = sitk.ReadImage(str(scan))
             for plane in ("axial", "coronal", "sagittal"):
-                box = tab.locator(f"#{plane} canvas").bounding_box()
+                tab.locator(f"#{plane}").focus()
+                for _ in range(8):
+                    tab.keyboard.press("-")  # the whole slice
+                box = tab.locator(f"#{plane} canvas").first.bounding_box()
                 faults = {}
                 for side, (x, y) in SIDES.items():
                     tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])

@@ -19,7 +19,11 @@ class CasePage {
     const failed = (error) => this.failed(error);
     this.query = new URLSearchParams(location.search);
     this.store = new Store();
-    this.verdict = new Verdict({ saved: (id) => this.verdictSaved(id), failed });
+    this.verdict = new Verdict({
+      saved: (id) => this.verdictSaved(id),
+      failed,
+      isWriting: () => this.correction.isWriting, // the verdict would be on the result before
+    });
     this.viewer = new Viewer(this.store, this.verdict, failed);
     this.correction = new Correction(this.viewer, {
       saved: (id, revision) => this.correctionSaved(id, revision),
@@ -152,6 +156,7 @@ class CasePage {
     this.correction.show();
     this.viewer.enlarge(this.viewer.active);
     byId("preview").open = !about.image;
+    this.showCommands(about);
     this.showPreview();
   }
 
@@ -257,6 +262,32 @@ class CasePage {
     say(`Saved as revision ${revision}: please decide on it.`);
   }
 
+  measure() {
+    if (this.correction.on) this.correction.toggle();
+    this.viewer.measure(!this.viewer.isMeasuring);
+  }
+
+  // Commands that open the case in other programs, run in the output folder.
+  showCommands(about) {
+    const folder = about.revision
+      ? `review/revisions/${about.id}/${about.revision}`
+      : `cases/${about.id}`;
+    const image = `cases/${about.id}/image.nii.gz`;
+    const labels = about.layers.map((layer) => `${folder}/${layer.file}`);
+    const commands =
+      about.image === "image"
+        ? [
+            ["ITK-SNAP", `itksnap -g ${image} -s ${labels[0]}`],
+            ["3D Slicer", `Slicer --python-code "${slicerCode(image, labels)}"`],
+          ]
+        : [
+            ["Scan", `scanloom where ${about.id} -o .`],
+            ["ITK-SNAP", `itksnap -g SCAN -s ${labels[0]}`],
+            ["3D Slicer", `Slicer --python-code "${slicerCode("SCAN", labels)}"`],
+          ];
+    byId("commands").replaceChildren(...commands.map(([name, text]) => commandOf(name, text)));
+  }
+
   // Keys
 
   key(event) {
@@ -266,6 +297,12 @@ class CasePage {
     if (inField && event.key !== "Escape") return;
     if (viewer.about && isModified) {
       this.modifiedKey(event);
+      return;
+    }
+    if (correction.polygon && ["Enter", "Escape"].includes(event.key)) {
+      event.preventDefault();
+      if (event.key === "Enter") correction.closePolygon();
+      else correction.drop();
       return;
     }
     if (event.key === "Enter" && correction.on && event.target.closest(".plane") && viewer.about) {
@@ -298,6 +335,23 @@ class CasePage {
   }
 }
 
+const slicerCode = (image, labels) =>
+  [
+    `slicer.util.loadVolume('${image}')`,
+    ...labels.map((each) => `slicer.util.loadSegmentation('${each}')`),
+  ].join("; ");
+
+function commandOf(name, text) {
+  const line = element("p", `${name} `, { class: "command" });
+  const copy = element("button", "Copy", { type: "button", "aria-label": `Copy: ${name}` });
+  copy.addEventListener("click", () => {
+    navigator.clipboard.writeText(text);
+    say(`Copied, for a terminal in the output folder: ${text}`);
+  });
+  line.append(copy, element("br"), element("code", text));
+  return line;
+}
+
 /** @param {CasePage} page */
 function keysOf(page) {
   const { viewer, verdict, correction } = page;
@@ -316,11 +370,15 @@ function keysOf(page) {
     ArrowRight: () => viewer.shift("across", 1),
     "+": () => viewer.zoom(1.5),
     "-": () => viewer.zoom(1 / 1.5),
-    0: () => viewer.zoom(0), // as small as it can be
+    0: () => viewer.home(),
     o: () => viewer.toggleOutline(),
     h: () => viewer.toggleLabels(),
     d: () => page.nextDoubt(),
     b: () => correction.toggle(),
+    g: () => correction.on && correction.turnShape(),
+    t: () => correction.on && correction.toggleRange(),
+    f: () => correction.on && correction.fill(),
+    m: () => page.measure(),
     x: () => correction.erase(!correction.isEraser),
     a: () => verdict.choose("accept"),
     e: () => verdict.choose("edit"),

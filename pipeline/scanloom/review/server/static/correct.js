@@ -6,6 +6,11 @@ import { byId, element, press, say } from "./dom.js";
 const RETRY_MS = 2000;
 const counted = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 
+const optionsOf = (layer) =>
+  layer.labels.map((each) =>
+    element("option", each.name, { value: `${layer.index}:${each.value}` }),
+  );
+
 /**
  * A change of a correction that the server does not have yet.
  * @typedef {{id: string, path: string, body: object}} Step
@@ -35,10 +40,22 @@ export class Correction {
     /** @type {Step[]} */
     this.waiting = [];
     this.sending = null;
+    /** Corners of the polygon that is drawn, in pixels of its plane. @type {?{name: string, index: number, points: number[][]}} */
+    this.polygon = null;
+    /** The last slices that were painted, of one plane and structure. @type {{key: string, slices: number[]}} */
+    this.painted = { key: "", slices: [] };
+    /** Whether the server writes the correction as a revision. */
+    this.isWriting = false;
     /** Version of the correction of each case, by id. @type {Map<string, string>} */
     this.versions = new Map();
     byId("correct").addEventListener("click", () => this.toggle());
     byId("eraser").addEventListener("click", () => this.erase(!this.isEraser));
+    byId("shape").addEventListener("change", () => this.drop());
+    byId("brush-label").addEventListener("change", () => this.enableFill());
+    byId("ranged").addEventListener("change", () => this.showRange());
+    byId("fill").addEventListener("click", () => this.fill());
+    byId("smooth").addEventListener("click", () => this.tool("smooth"));
+    byId("islands").addEventListener("click", () => this.tool("islands"));
     byId("stroke-undo").addEventListener("click", () => this.send("draft/undo"));
     byId("stroke-redo").addEventListener("click", () => this.send("draft/redo"));
     byId("discard").addEventListener("click", () => this.discard());
@@ -55,13 +72,20 @@ export class Correction {
     this.set(false);
     this.erase(false);
     this.enable({ undo: 0, redo: 0, strokes: false });
-    const options = layers.flatMap((layer) =>
-      layer.labels.map((each) =>
-        element("option", each.name, { value: `${layer.index}:${each.value}` }),
-      ),
-    );
-    byId("brush-label").replaceChildren(...options);
+    const models = Map.groupBy(layers, (layer) => layer.model);
+    const groups = [...models].map(([model, each]) => {
+      const group = element("optgroup", "", { label: model });
+      group.append(...each.flatMap(optionsOf));
+      return group;
+    });
+    byId("brush-label").replaceChildren(...(models.size > 1 ? groups : layers.flatMap(optionsOf)));
     byId("correct").disabled = !layers.length;
+    byId("ranged").disabled = !this.viewer.about.image;
+    byId("ranged").checked = false;
+    this.painted = { key: "", slices: [] };
+    this.polygon = null;
+    this.showRange();
+    this.enableFill();
   }
 
   /**
@@ -100,6 +124,8 @@ export class Correction {
 
   toggle() {
     this.set(!this.on);
+    if (this.on) this.viewer.measure(false);
+    this.drop();
     say(this.on ? "Correction: drag to paint; the wheel changes the slice." : "");
     this.reload();
   }
@@ -127,9 +153,86 @@ export class Correction {
     return byId("brush-label").value.split(":").map(Number);
   }
 
+  get isPolygon() {
+    return byId("shape").value === "polygon";
+  }
+
   begin(name, point) {
     this.points = [point];
     this.trace(name);
+  }
+
+  turnShape() {
+    byId("shape").value = this.isPolygon ? "brush" : "polygon";
+    this.drop();
+  }
+
+  // Paint only where the scan lies in a range: at first that of the window.
+  toggleRange() {
+    if (byId("ranged").disabled) return;
+    byId("ranged").checked = !byId("ranged").checked;
+    this.showRange();
+  }
+
+  showRange() {
+    const isOn = byId("ranged").checked;
+    for (const [id, end] of [
+      ["lowest", "low"],
+      ["highest", "high"],
+    ]) {
+      byId(id).disabled = !isOn;
+      if (isOn && !byId(id).value) byId(id).value = Number(this.viewer.window[end].toPrecision(4));
+    }
+  }
+
+  get between() {
+    if (!byId("ranged").checked) return null;
+    const ends = ["lowest", "highest"].map((id) => byId(id).valueAsNumber);
+    return ends.some(Number.isNaN) ? null : ends;
+  }
+
+  // The polygon
+
+  corner(name, point) {
+    const index = this.viewer.at[this.viewer.about.planes[name].normal];
+    if (this.polygon?.name !== name || this.polygon.index !== index) {
+      this.polygon = { name, index, points: [] };
+    }
+    this.polygon.points.push(point);
+    this.tracePolygon();
+  }
+
+  tracePolygon() {
+    const { name, points } = this.polygon;
+    const { context } = this.viewer.planes[name];
+    context.save();
+    context.strokeStyle = "#fff";
+    context.lineWidth = 1;
+    context.beginPath();
+    for (const [n, [x, y]] of points.entries()) {
+      if (n) context.lineTo(x + 0.5, y + 0.5);
+      else context.moveTo(x + 0.5, y + 0.5);
+    }
+    context.stroke();
+    context.restore();
+  }
+
+  // Drop the polygon that is drawn; return whether there was one.
+  drop() {
+    const was = this.polygon;
+    this.polygon = null;
+    if (was && this.viewer.about) this.viewer.draw();
+    return Boolean(was);
+  }
+
+  async closePolygon() {
+    const { polygon } = this;
+    this.polygon = null;
+    if (!polygon || polygon.points.length < 3) {
+      this.viewer.draw();
+      return;
+    }
+    await this.paint(polygon.name, polygon.points, "polygon");
   }
 
   extend(name, point) {
@@ -157,18 +260,60 @@ export class Correction {
 
   async end(name) {
     const { points } = this;
-    const [layer, value] = this.brush;
     this.points = null;
-    if (!points) return;
+    if (points) await this.paint(name, points, "brush");
+  }
+
+  async paint(name, points, shape) {
+    const [layer, value] = this.brush;
+    const index = this.viewer.at[this.viewer.about.planes[name].normal];
+    this.notePainted(name, index);
     await this.send("stroke", {
       layer,
       plane: name,
-      index: this.viewer.at[this.viewer.about.planes[name].normal],
+      index,
       points,
+      shape,
+      between: shape === "brush" ? this.between : null,
       radius_mm: this.radius,
       label: this.isEraser ? 0 : value,
       only: this.isEraser && byId("only").checked ? [value] : null,
     });
+  }
+
+  // Tools
+
+  // Remember the last two slices that were painted, to fill between them.
+  notePainted(name, index) {
+    const key = `${name} ${byId("brush-label").value}`;
+    if (this.painted.key !== key) this.painted = { key, slices: [] };
+    this.painted.slices = [index, ...this.painted.slices.filter((each) => each !== index)].slice(
+      0,
+      2,
+    );
+    this.enableFill();
+  }
+
+  get gap() {
+    const [plane, label] = this.painted.key.split(" ");
+    const [one, other] = this.painted.slices;
+    const isGap = label === byId("brush-label").value && Math.abs(one - other) > 1;
+    return isGap ? { plane, slices: [one, other] } : null;
+  }
+
+  enableFill() {
+    byId("fill").disabled = !this.gap;
+  }
+
+  fill() {
+    const { gap } = this;
+    if (gap) return this.tool("fill", gap);
+    say("Paint the structure in two slices with others between them, then fill.");
+  }
+
+  tool(name, more = {}) {
+    const [layer, label] = this.brush;
+    return this.send("tool", { tool: name, layer, label, radius_mm: this.radius, ...more });
   }
 
   // Paint at the crosshair: for the keyboard.
@@ -277,6 +422,7 @@ export class Correction {
     const { id } = this.viewer.about;
     await this.sending;
     byId("save-correction").disabled = true;
+    this.isWriting = true;
     say("Writing the correction ...");
     try {
       const { revision } = await this.post({ id, path: "draft/save" });
@@ -288,6 +434,8 @@ export class Correction {
         await this.reload();
       }
       this.page.failed(error);
+    } finally {
+      this.isWriting = false;
     }
   }
 }

@@ -1,5 +1,5 @@
 // The list of cases: filters and search stand in the address.
-import { HOME, SILENT, enter, get } from "./api.js";
+import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
 import { byId, element, say } from "./dom.js";
 import { STATES, chosen, isOpen, rowsOf } from "./worklist.js";
 
@@ -14,6 +14,13 @@ class ListPage {
     this.rows = [];
     this.shown = []; // the rows that the filters leave
     this.drawn = 0; // of these, the rows that are in the table
+    /** Addresses of thumbnails, by case and revision. @type {Map<string, Promise<string>>} */
+    this.pictures = new Map();
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (isIntersecting) this.picture(target.querySelector("img"));
+      }
+    });
     this.end = new IntersectionObserver((entries) => {
       if (entries.at(-1).isIntersecting && this.drawn < this.shown.length) this.drawMore();
     });
@@ -42,15 +49,18 @@ class ListPage {
       byId("filters").querySelector(`[data-state=${state}]`).focus();
     });
     byId("next").addEventListener("click", () => this.openNext());
+    byId("keys").addEventListener("click", () => byId("help").showModal());
+    byId("close").addEventListener("click", () => byId("help").close());
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input:not([type=checkbox]), select")) return;
+    if (event.target.closest("input:not([type=checkbox]), select, dialog")) return;
+    if (event.key === "?") byId("help").showModal();
     if (event.key === "n") this.openNext();
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      const links = [...document.querySelectorAll("#rows a")];
+      const links = [...document.querySelectorAll("#rows a.id")];
       const here = links.indexOf(document.activeElement);
       const link = links[here < 0 ? 0 : here + (event.key === "ArrowDown" ? 1 : -1)];
       if (!link) return;
@@ -107,7 +117,7 @@ class ListPage {
 
   // Draw the list anew from its top; or after news, with as many rows and the focus as before.
   draw(isNews = false) {
-    const focused = document.activeElement.closest("#rows a, #filters button");
+    const focused = document.activeElement.closest("#rows a.id, #filters button");
     const count = isNews ? Math.max(this.drawn, PAGE) : PAGE;
     this.drawFilters();
     this.shown = chosen(this.rows, this.query);
@@ -117,7 +127,7 @@ class ListPage {
     if (focused) {
       const same = focused.dataset.state
         ? `[data-state=${focused.dataset.state}]`
-        : `#rows a[href="${focused.getAttribute("href")}"]`;
+        : `#rows a.id[href="${focused.getAttribute("href")}"]`;
       document.querySelector(same)?.focus({ preventScroll: true });
     }
     this.drawCounts();
@@ -173,9 +183,40 @@ class ListPage {
     this.end.observe(byId("end"));
   }
 
+  // Show the thumbnail of a row when it comes into view; a case may have none.
+  async picture(image) {
+    this.seen.unobserve(image.closest(".frame"));
+    const { id, key } = image.dataset;
+    if (!this.pictures.has(key)) {
+      const made = pixels(`${addressOf(id)}/thumbnail`).then((content) =>
+        URL.createObjectURL(new Blob([content], { type: "image/png" })),
+      );
+      this.pictures.set(key, made);
+    }
+    try {
+      image.src = await this.pictures.get(key);
+      image.hidden = false;
+    } catch {
+      image.closest(".frame").remove();
+    }
+  }
+
   rowOf(row) {
     const name = element("th", "", { scope: "row" });
-    name.append(element("a", row.id, { href: this.addressOf(row), class: "id" }));
+    const link = element("a", "", { href: this.addressOf(row), tabindex: "-1" });
+    const image = element("img", "", {
+      alt: "",
+      class: "thumbnail",
+      "data-id": row.id,
+      "data-key": `${row.id} ${row.revision}`,
+    });
+    image.hidden = true;
+    link.append(image);
+    const frame = element("div", "", { class: "frame", "aria-hidden": "true" });
+    frame.append(link);
+    this.seen.observe(frame);
+    name.append(frame, element("a", row.id, { href: this.addressOf(row), class: "id" }));
+    if (row.who.length) name.append(element("div", row.who.join(" · "), { class: "who" }));
     const doubts = element("td");
     if (row.doubts.length) {
       const list = element("ul");

@@ -1,5 +1,8 @@
 // Mouse and touch on the planes: crosshair, slices, window, zoom and pan, and strokes of the brush.
 
+import { say } from "./dom.js";
+
+const DRAG_PIXELS = 4;
 const distance = ([a, b]) => Math.hypot(a[0] - b[0], a[1] - b[1]);
 const middle = ([a, b]) => [(a[0] + b[0]) / 2, (a[1] + b[1]) / 2];
 const placeOf = (event) => [event.clientX, event.clientY];
@@ -33,6 +36,7 @@ export class Pointer {
     figure.addEventListener("pointerdown", (event) => this.press(event, name));
     figure.addEventListener("pointermove", (event) => this.drag(event));
     figure.addEventListener("pointerup", (event) => this.release(event, false));
+    figure.addEventListener("dblclick", () => this.correction.closePolygon());
     figure.addEventListener("pointercancel", (event) => this.release(event, true));
   }
 
@@ -83,7 +87,35 @@ export class Pointer {
       return this.pan(event, name);
     }
     if (event.shiftKey || event.button === 2) return this.window(event);
-    return this.correction.on ? this.stroke(event, name) : this.crosshair(event, name);
+    if (this.viewer.isMeasuring) return this.ruler(event, name);
+    if (!this.correction.on) return this.crosshair(event, name);
+    return this.correction.isPolygon ? this.corners(event, name) : this.stroke(event, name);
+  }
+
+  ruler(event, name) {
+    const plane = this.viewer.planes[name];
+    const from = plane.point(event);
+    const drag = (moved) => {
+      const length = plane.setRuler([from, plane.point(moved)]);
+      say(`${length.toFixed(1)} mm`);
+    };
+    return { drag };
+  }
+
+  // A click is a corner of a polygon; a drag goes around the whole of it.
+  corners(event, name) {
+    const plane = this.viewer.planes[name];
+    const from = placeOf(event);
+    let isDrag = false;
+    this.correction.corner(name, plane.point(event));
+    return {
+      drag: (moved) => {
+        isDrag ||= distance([from, placeOf(moved)]) > DRAG_PIXELS;
+        if (isDrag) this.correction.corner(name, plane.point(moved));
+      },
+      end: () => isDrag && this.correction.closePolygon(),
+      cancel: () => this.correction.drop(),
+    };
   }
 
   pan(event, name) {
@@ -91,6 +123,7 @@ export class Pointer {
     const before = [...plane.pan];
     const from = placeOf(event);
     const drag = (moved) => {
+      plane.isHome = false;
       plane.pan = placeOf(moved).map((n, axis) => before[axis] + n - from[axis]);
       plane.place();
     };

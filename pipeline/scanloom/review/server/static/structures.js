@@ -20,15 +20,20 @@ export class Structures {
   /** @param {Case} about */
   show(about) {
     this.off = new Set();
-    const layers = about.layers.map((layer) => {
+    const models = Map.groupBy(about.layers, (layer) => layer.model);
+    const boxes = [...models].map(([model, layers]) => {
       const box = element("div");
-      if (about.layers.length > 1) box.append(element("h2", layer.file));
+      if (models.size > 1) box.append(element("h2", model));
       const list = element("ul", "", { class: "structures" });
-      list.append(...layer.labels.map((structure) => this.itemOf(layer, structure)));
+      list.append(
+        ...layers.flatMap((layer) =>
+          layer.labels.map((structure) => this.itemOf(layer, structure)),
+        ),
+      );
       box.append(list);
       return box;
     });
-    byId("layers").replaceChildren(...layers);
+    byId("layers").replaceChildren(...boxes);
   }
 
   itemOf(layer, structure) {
@@ -50,11 +55,16 @@ export class Structures {
       item.append(element("span", `${name}: not found`, { class: "name quiet" }));
       return item;
     }
-    const button = element("button", "Go", { type: "button", "aria-label": `Go to ${name}` });
+    const button = element("button", name, {
+      type: "button",
+      class: "name",
+      title: `Go to ${name}`,
+      "aria-label": `Go to ${name}`,
+    });
     button.addEventListener("click", () => this.jump(centre));
     item.append(
-      element("span", `${name}${volumeOf(structure)}`, { class: "name" }),
       button,
+      element("span", volumeOf(structure), { class: "amount" }),
       this.verdict.ofStructure(`${layer.model}/${structure.label}`, name),
     );
     return item;
@@ -72,5 +82,5 @@ export class Structures {
 
 function volumeOf({ volume_ml: ml }) {
   if (ml === null) return "";
-  return ` ${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
+  return `${ml < 100 ? ml.toPrecision(3) : Math.round(ml)} ml`;
 }

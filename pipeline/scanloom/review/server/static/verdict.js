@@ -1,6 +1,6 @@
 // The form of the verdict: of the case, of single structures, tags and a comment.
 import { addressOf, post } from "./api.js";
-import { byId, element, press } from "./dom.js";
+import { byId, element, press, say } from "./dom.js";
 
 const DECISIONS = { accept: "Accept", edit: "Needs edit", reject: "Reject" };
 const KEYS = { accept: "a", edit: "e", reject: "r" };
@@ -137,7 +137,7 @@ export class Verdict {
     const options = Object.entries(DECISIONS).map(([value, text]) =>
       element("option", text, { value }),
     );
-    select.append(element("option", "", { value: "" }), ...options);
+    select.append(element("option", "verdict", { value: "" }), ...options);
     select.addEventListener("change", () => {
       if (select.value) this.structures[key] = select.value;
       else delete this.structures[key];
@@ -147,6 +147,10 @@ export class Verdict {
 
   async save() {
     if (!this.decision || byId("save").disabled) return;
+    if (this.page.isWriting()) {
+      say("Not saved yet: the correction is being written. Decide on it when it is here.");
+      return;
+    }
     const { id, recipe, seen } = this.subject;
     const { filled } = this;
     const seconds = (performance.now() - this.since) / 1000;

@@ -91,8 +91,9 @@ export class Viewer {
     this.window = null;
     this.greys = null;
     this.palettes = [];
-    this.isOutlined = false;
+    this.isOutlined = true;
     this.isHidden = false;
+    this.isMeasuring = false;
     this.telling = 0;
     this.structures = new Structures(
       verdict,
@@ -106,6 +107,7 @@ export class Viewer {
     );
     byId("opacity").addEventListener("input", () => this.redraw());
     byId("outline").addEventListener("click", () => this.toggleOutline());
+    byId("ruler").addEventListener("click", () => this.measure(!this.isMeasuring));
     byId("hide").addEventListener("click", () => this.toggleLabels());
   }
 
@@ -115,7 +117,10 @@ export class Viewer {
     this.slices = slicesOf(about, this.store);
     this.at = middleOf(about);
     this.planes = Object.fromEntries(
-      PLANES.map((name) => [name, new Plane(this.freshFigure(name), about.planes[name])]),
+      PLANES.map((name) => [
+        name,
+        new Plane(this.freshFigure(name), about.planes[name], about.body),
+      ]),
     );
     this.setWindow(about.windows[0] || { name: "", low: 0, high: 1, inverted: false });
     byId("windows").replaceChildren(
@@ -182,6 +187,7 @@ export class Viewer {
     const labels = this.isHidden ? [] : this.slices.labels.map((each) => each[name].at(index));
     const image = this.slices.image?.[name].at(index) ?? null;
     plane.draw(image, this.greys, labels, this.palettes, this.isOutlined);
+    if (plane.canvas.dataset.index !== String(index)) plane.setRuler(null); // of another slice
     plane.canvas.dataset.index = index;
     plane.cross([this.at[plane.about.across], this.at[plane.about.down]]);
     const title = name[0].toUpperCase() + name.slice(1);
@@ -215,10 +221,15 @@ export class Viewer {
     const { about, at, active } = this;
     const { normal, across, down, width } = about.planes[active];
     const pixel = at[down] * width + at[across];
-    const [left, back, up] = [0, 1, 2].map((row) =>
-      at.reduce((sum, n, axis) => sum + about.affine[row][axis] * n, about.affine[row][3]),
-    );
-    const texts = [`L ${left.toFixed(1)}, P ${back.toFixed(1)}, S ${up.toFixed(1)} mm`];
+    const places = ["RL", "AP", "IS"].map(([below, above], row) => {
+      const mm = at.reduce(
+        (sum, n, axis) => sum + about.affine[row][axis] * n,
+        about.affine[row][3],
+      );
+      const text = Math.abs(mm).toFixed(1);
+      return `${mm > 0 || Number(text) === 0 ? above : below} ${text}`;
+    });
+    const texts = [`${places.join(", ")} mm`];
     const stored = this.slices.image?.[active].at(at[normal])?.[pixel];
     if (stored !== undefined) {
       const value = Number((about.scale[0] * stored + about.scale[1]).toPrecision(6));
@@ -280,6 +291,14 @@ export class Viewer {
     this.draw();
   }
 
+  // Let the pointer measure distances, or not.
+  measure(on) {
+    this.isMeasuring = on;
+    press(byId("ruler"), on);
+    if (on) say("Ruler: drag from point to point.");
+    else for (const plane of Object.values(this.planes)) plane.setRuler(null);
+  }
+
   toggleLabels() {
     this.isHidden = !this.isHidden;
     press(byId("hide"), this.isHidden);
@@ -308,6 +327,11 @@ export class Viewer {
 
   zoom(factor, name = this.active) {
     this.planes[name].setZoom(this.planes[name].zoom * factor);
+  }
+
+  // Back to the body, as a case is opened.
+  home(name = this.active) {
+    this.planes[name].home();
   }
 
   mark(name) {

@@ -14,6 +14,7 @@
  * @property {?string} mine
  * @property {number} revision
  * @property {boolean} draft
+ * @property {string[]} who Patient, date and series, if the reviewer may see them.
  * @property {string} [text] The words that a search looks into.
  */
 
@@ -60,7 +61,9 @@ export function chosen(rows, query) {
     if (!["mine", "all"].includes(filter) && row.state !== filter) return false;
     if (model && !row.models.includes(model)) return false;
     if ((modality && row.modality !== modality) || (doubtful && !row.review)) return false;
-    row.text ??= [row.id, row.modality, ...row.models, ...row.doubts].join(" ").toLowerCase();
+    row.text ??= [row.id, row.modality, ...row.models, ...row.doubts, ...row.who]
+      .join(" ")
+      .toLowerCase();
     return terms.every((term) => row.text.includes(term));
   });
 }

@@ -1,0 +1,216 @@
+"""Tools of a correction: each returns the voxels of a label map that change, with new labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt, gaussian_filter, generate_binary_structure, label
+
+from scanloom.review.server.drafts import Box, Region, Stroke, painted_box
+
+_LEVELS = (0.35, 0.65)
+"""Range of the share of a structure around a voxel from which it is of the smoothed structure."""
+MAX_BETWEEN = 200
+"""Slices that are filled at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """What a tool works on.
+
+    Parameters
+    ----------
+    layer : int
+        Index of the label map.
+    labels : (X, Y, Z) array
+        As they are now, in the view.
+    spacing : (x, y, z)
+        In mm.
+    """
+
+    layer: int
+    labels: NDArray[Any]
+    spacing: tuple[float, float, float]
+
+    def changed(self, box: Box, after: NDArray[Any]) -> Region | None:
+        """Return the change of a box of the labels to others; None if there is none."""
+        return Region.of(self.layer, box, self.labels[box], after)
+
+
+def paint_between(
+    canvas: Canvas, stroke: Stroke, image: NDArray[Any], low: float, high: float
+) -> Region | None:
+    """Paint a stroke where the scan lies in a range: a brush with a threshold.
+
+    Parameters
+    ----------
+    image : (X, Y, Z) array
+        Pixels of the scan, in the view.
+    low, high : float
+        First and last pixel that is painted.
+
+    Raises
+    ------
+    IndexError
+        If there is no such slice.
+    """
+    _check_slice(canvas, stroke)
+    painted = painted_box(stroke, canvas.labels.shape, canvas.spacing)
+    if painted is None:
+        return None
+    box, inside = painted
+    return _painted(canvas, stroke, box, inside & (image[box] >= low) & (image[box] <= high))
+
+
+def paint_polygon(canvas: Canvas, stroke: Stroke) -> Region | None:
+    """Paint the inside of the polygon through the points of a stroke, by the even-odd rule.
+
+    Voxels count by their centres; the radius does not.
+
+    Raises
+    ------
+    IndexError
+        If there is no such slice.
+    """
+    _check_slice(canvas, stroke)
+    size = (canvas.labels.shape[stroke.across], canvas.labels.shape[stroke.down])
+    points = np.array(stroke.points, dtype=np.float64)
+    x, y = (np.arange(n, dtype=np.float64) for n in size)
+    inside = np.zeros(size, bool)
+    for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
+        if y0 == y1:
+            continue
+        # rows whose centre the edge passes; it turns over all voxels on its right
+        rows = (y >= min(y0, y1)) & (y < max(y0, y1))
+        crossing = x0 + (y[rows] - y0) / (y1 - y0) * (x1 - x0)
+        inside[:, rows] ^= x[:, None] > crossing[None, :]
+    box: list[slice] = [slice(None)] * 3
+    box[stroke.normal] = slice(stroke.index, stroke.index + 1)
+    plane = inside if stroke.across < stroke.down else inside.T
+    return _painted(canvas, stroke, (box[0], box[1], box[2]), np.expand_dims(plane, stroke.normal))
+
+
+def _check_slice(canvas: Canvas, stroke: Stroke) -> None:
+    if not 0 <= stroke.index < canvas.labels.shape[stroke.normal]:
+        raise IndexError("there is no such slice")
+
+
+def _painted(canvas: Canvas, stroke: Stroke, box: Box, inside: NDArray[np.bool_]) -> Region | None:
+    before = canvas.labels[box]
+    if stroke.only is not None:
+        inside = inside & np.isin(before, stroke.only)
+    return canvas.changed(box, np.where(inside, before.dtype.type(stroke.label), before))
+
+
+def fill_between(canvas: Canvas, number: int, normal: int, first: int, last: int) -> Region | None:
+    """Interpolate a structure between two slices, by the distances to its borders in both.
+
+    Slices between them get a shape that changes evenly (Raya and Udupa 1990, doi 10.1109/42.52980);
+    what they had of the structure before is replaced.
+
+    Raises
+    ------
+    IndexError
+        If there are no such slices, or more than `MAX_BETWEEN` between them.
+    """
+    first, last = sorted((first, last))
+    count = canvas.labels.shape[normal]
+    if not 0 <= first < last < count or last - first > MAX_BETWEEN:
+        raise IndexError(f"slices {first} and {last} of {count}")
+    box: list[slice] = [slice(None)] * 3
+    box[normal] = slice(first + 1, last)
+    chosen = (box[0], box[1], box[2])
+    flat = [canvas.spacing[axis] for axis in range(3) if axis != normal]
+    depths = [
+        _depth(np.moveaxis(canvas.labels, normal, 0)[index] == number, flat)
+        for index in (first, last)
+    ]
+    if any(depth is None for depth in depths):
+        return None
+    begin, end = (np.asarray(depth) for depth in depths)
+    share = (np.arange(first + 1, last) - first) / (last - first)
+    steps = share.reshape(-1, 1, 1)
+    inside = np.moveaxis((1 - steps) * begin + steps * end > 0, 0, normal)
+    return canvas.changed(chosen, _replaced(canvas.labels[chosen], number, inside, canvas.spacing))
+
+
+def _depth(mask: NDArray[np.bool_], spacing: list[float]) -> NDArray[np.float64] | None:
+    """Return the distance (mm) of each voxel to the border: positive inside; None if empty."""
+    if not mask.any():
+        return None
+    within = distance_transform_edt(mask, sampling=spacing)
+    return np.asarray(within - distance_transform_edt(~mask, sampling=spacing))
+
+
+def smooth(canvas: Canvas, number: int, radius_mm: float) -> Region | None:
+    """Smooth the surface of a structure: what is thinner than the radius, about, vanishes.
+
+    Its volume stays, about: a threshold of half would shrink what is round.
+    """
+    mask = canvas.labels == number
+    box = _box_of(mask, [int(np.ceil(2 * radius_mm / mm)) + 1 for mm in canvas.spacing])
+    if box is None:
+        return None
+    sigma = [radius_mm / 2 / mm for mm in canvas.spacing]
+    blurred = gaussian_filter(mask[box].astype(np.float32), sigma, mode="nearest")
+    count = int(np.count_nonzero(mask[box]))
+    level = np.partition(blurred.ravel(), -count)[-count]
+    # but what is thin all over must not swell
+    inside = blurred >= np.clip(level, *_LEVELS)
+    return canvas.changed(box, _replaced(canvas.labels[box], number, inside, canvas.spacing))
+
+
+def erase_islands(canvas: Canvas, number: int) -> Region | None:
+    """Keep the largest part of a structure, and the structure around each other part in its place.
+
+    Voxels that share a corner are of one part.
+    """
+    mask = canvas.labels == number
+    box = _box_of(mask, [1, 1, 1])
+    if box is None:
+        return None
+    parts, count = label(mask[box], generate_binary_structure(3, 3))
+    if count < 2:
+        return None
+    sizes = np.bincount(parts.ravel())
+    sizes[0] = 0
+    inside = parts == sizes.argmax()
+    return canvas.changed(box, _replaced(canvas.labels[box], number, inside, canvas.spacing))
+
+
+def _box_of(mask: NDArray[np.bool_], margin: list[int]) -> Box | None:
+    """Return the box around a mask with a margin in voxels; None if it is empty."""
+    ends = []
+    for axis, more in enumerate(margin):
+        hit = np.flatnonzero(mask.any(axis=tuple(n for n in range(3) if n != axis)))
+        if not hit.size:
+            return None
+        ends.append(slice(max(0, int(hit[0]) - more), int(hit[-1]) + 1 + more))
+    return ends[0], ends[1], ends[2]
+
+
+def _replaced(
+    before: NDArray[Any],
+    number: int,
+    inside: NDArray[np.bool_],
+    spacing: tuple[float, float, float],
+) -> NDArray[Any]:
+    """Return labels in which a structure is where `inside` says.
+
+    What it leaves gets the nearest other label, which may be none.
+    """
+    after = np.where(inside, before.dtype.type(number), before)
+    left = (before == number) & ~inside
+    others = before != number
+    if left.any():
+        if not others.any():
+            after[left] = 0
+            return after
+        nearest = distance_transform_edt(
+            ~others, sampling=spacing, return_distances=False, return_indices=True
+        )
+        after[left] = before[tuple(axis[left] for axis in nearest)]
+    return after
