@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
+from torch import nn
 from torch.nn import functional
 
 from scanloom.cards.card import Window
@@ -363,9 +364,15 @@ def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
     """Return the networks of a model for a device, which share its memory by turns if scarce."""
     networks = [loaded, *loaded.folds]
     turns = TakingTurns(device) if take_turns(networks, device) else None
+
+    def place(network: nn.Module) -> nn.Module:
+        # A look at one value costs less than to move all to where they are: the device waits
+        first = next(itertools.chain(network.parameters(), network.buffers()), None)
+        return network if first is not None and first.device == device else network.to(device)
+
     return [
         Fold(
-            turns.wrap(each.network) if turns else each.network.to(device),
+            turns.wrap(each.network) if turns else place(each.network),
             each.head and each.head.to(device),
         )
         for each in networks
