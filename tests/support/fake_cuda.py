@@ -232,6 +232,17 @@ class DeviceTensor(torch.Tensor):
         return _current().run(func, args, kwargs or {})
 
 
+class TimedTensor(DeviceTensor):
+    """A tensor of a stand-in with a clock, which stops for all that the stand-in adds to a call."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with _current().stopped(), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 def _basic_index(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[Any]]:
     """Return the view that integers, slices, None and an ellipsis select, and further tensors."""
     entries = list(index) if isinstance(index, tuple) else [index]
@@ -432,8 +443,10 @@ class Timeline:
         Seconds of all operations of the device.
     """
 
-    LAUNCH = 6e-6
-    """Seconds that the host needs to launch an operation on a real device."""
+    LAUNCH, VIEW = 6e-6, 1.5e-6
+    """Seconds that the host needs to launch an operation on a real device, and for a view."""
+    entry = 0.0
+    """Seconds that the stand-in adds to each call before it can stop the clock."""
 
     def __init__(self, seconds: Callable[[str, int], float]) -> None:
         self._seconds, self._hidden, self._depth = seconds, 0.0, 0
@@ -445,9 +458,9 @@ class Timeline:
         return self._stopped_at if self._depth else time.thread_time() - self._hidden
 
     @contextlib.contextmanager
-    def stopped(self, launches: int = 0) -> Iterator[None]:
-        """Stop the clock for a block in which the stand-in works; count launches."""
-        self._stopped_at = self.now() + launches * self.LAUNCH
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock for a block in which the stand-in works."""
+        self._stopped_at = self.now() - (0.0 if self._depth else self.entry)
         self._depth += 1
         try:
             yield
@@ -455,6 +468,10 @@ class Timeline:
             self._depth -= 1
             if not self._depth:
                 self._hidden = time.thread_time() - self._stopped_at
+
+    def spend(self, seconds: float) -> None:
+        """Let the host need seconds, within a block in which the clock is stopped."""
+        self._stopped_at += seconds
 
     def charge(self, name: str, size: int, stream: Stream) -> None:
         """Let a stream take an operation that is launched now."""
@@ -638,7 +655,7 @@ class StandIn:
                 self.peak[number] = max(self.peak[number], self.live[number])
                 weakref.finalize(storage, self._forget, key)
         with torch.inference_mode(False):  # views of a tensor of either mode are made in both
-            return DeviceTensor(inner, device)
+            return (DeviceTensor if self.timeline is None else TimedTensor)(inner, device)
 
     def _forget(self, key: int) -> None:
         with self._lock:
@@ -664,11 +681,13 @@ class StandIn:
         """Run an operation of torch as CUDA would."""
         if self.timeline is None:
             return self._run(func, args, kwargs)
-        with self.timeline.stopped(launches=1):
-            before = self.ledger.operations
+        with self.timeline.stopped():
+            before, began = self.ledger.operations, time.thread_time()
             result = self._run(func, args, kwargs)
             if self.ledger.operations > before:
                 self._charge(func._schema.name.split("::")[-1], args, kwargs, result)
+            else:  # of tensors on the host
+                self.timeline.spend(time.thread_time() - began)
             return result
 
     def _charge(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
@@ -677,13 +696,13 @@ class StandIn:
         operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         read = [x for x in operands if isinstance(x, DeviceTensor)]
         new = [x for x in tree_leaves(result) if isinstance(x, DeviceTensor)]
-        if name in {*_COPIES, "copy_"} and (len(read) < len(operands) or not new):
-            return
-        if name.startswith(("empty", "new_empty")):  # memory is there already
-            return
+        over_the_bus = name in {*_COPIES, "copy_"} and (len(read) < len(operands) or not new)
         views = any(_same_memory(x.inner, y.inner) for x in new for y in read)
+        # Memory is there already: neither it nor a view takes time of the device
+        no_work = name.startswith(("empty", "new_empty")) or (views and not name.endswith("_"))
+        self.timeline.spend(self.timeline.VIEW if no_work else self.timeline.LAUNCH)
         tensors = [*read, *new]
-        if tensors and (name.endswith("_") or not views):  # a view takes no time of the device
+        if tensors and not (over_the_bus or no_work):
             size = sum(x.nbytes for x in tensors)
             self.timeline.charge(name, size, self.stream(tensors[0].device))
 
@@ -996,7 +1015,8 @@ def _patch_kernels(patch: pytest.MonkeyPatch) -> None:
             compute(scores, where, decision, out, rounded)
             return
         size = scores.nbytes + sum(each.nbytes for each in out)
-        with fake.timeline.stopped(launches=2):
+        with fake.timeline.stopped():
+            fake.timeline.spend(2 * fake.timeline.LAUNCH)
             fake.timeline.charge("restore", size, fake.stream(scores.device))
 
     def compute(scores: Any, where: Any, decision: Any, out: Sequence[Any], rounded: bool) -> None:

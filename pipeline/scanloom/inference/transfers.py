@@ -115,6 +115,29 @@ class ArrivingTensor:
         return self._values
 
 
+class LateAnswer:
+    """A yes or no of a device, for which the host waits when it asks, not for what follows it.
+
+    Parameters
+    ----------
+    answer : () bool tensor
+        On any device.
+    """
+
+    def __init__(self, answer: torch.Tensor) -> None:
+        self._answer, self._copied = answer, None
+        if answer.device.type == "cuda":
+            self._answer = torch.empty_like(answer, device="cpu", pin_memory=True)
+            self._answer.copy_(answer, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record(torch.cuda.current_stream(answer.device))
+
+    def __bool__(self) -> bool:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._answer)
+
+
 class LabelCopies:
     """Copies of labels from a CUDA device to arrays, while the device and the host go on."""
 
@@ -136,13 +159,19 @@ class LabelCopies:
 
         If much is on its way, the host waits for a part of it first.
         """
-        while self._waiting and self._bytes + labels.nbytes > _MOST_WAITING_BYTES:
-            self._finish_first()
         device = labels.device
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
         labels.record_stream(self._stream)
+        step = max(1, SLAB_BYTES // max(1, labels[0].nbytes))
+        for start in range(0, len(target), step):
+            self._add_slab(target[start : start + step], labels[start : start + step])
+
+    def _add_slab(self, target: NDArray[Any], labels: torch.Tensor) -> None:
+        """Start the copy of a part of the labels: each part has a thread of its own."""
+        while self._waiting and self._bytes + labels.nbytes > _MOST_WAITING_BYTES:
+            self._finish_first()
         with torch.cuda.stream(self._stream):
             locked = torch.empty_like(labels, device="cpu", pin_memory=True)
             locked.copy_(labels, non_blocking=True)
