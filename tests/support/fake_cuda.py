@@ -682,12 +682,10 @@ class StandIn:
         if self.timeline is None:
             return self._run(func, args, kwargs)
         with self.timeline.stopped():
-            before, began = self.ledger.operations, time.thread_time()
+            before = self.ledger.operations
             result = self._run(func, args, kwargs)
             if self.ledger.operations > before:
                 self._charge(func._schema.name.split("::")[-1], args, kwargs, result)
-            else:  # of tensors on the host
-                self.timeline.spend(time.thread_time() - began)
             return result
 
     def _charge(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
@@ -717,7 +715,10 @@ class StandIn:
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
         if not ours and (target is None or target.type != "cuda"):
+            began = time.thread_time()
             result = func(*args, **kwargs)
+            if self.timeline is not None:  # what the host computes, it computes
+                self.timeline.spend(time.thread_time() - began)
             if pinned:
                 self._pinned.add(result.untyped_storage())
             return result

@@ -787,7 +787,8 @@ def accumulate(
     if sums.dtype is torch.float32:
         chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
         for total, chunk in zip(*chunks, strict=True):
-            total.addcmul_(chunk.to(torch.float32), weight)
+            # A GPU converts while it multiplies, with the same bits
+            total.addcmul_(chunk.to(torch.float32) if chunk.is_cpu else chunk, weight)
     else:
         _add_half(sums, scores, weight)
     counts.add_(weight)

@@ -2,12 +2,14 @@
 
 From or to other memory than page-locked, a copy over the bus is several times slower, and the host
 waits for it. So arrays pass through page-locked memory, which torch keeps for later copies, slab by
-slab: threads copy between it and the arrays, and the bus has a stream of its own.
+slab: threads copy between it and the arrays, and the bus has a stream of its own. Who waits for the
+device sleeps (`blocking` events): one that spins takes a core from readers and writers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 from collections import deque
 from collections.abc import Iterator
@@ -31,8 +33,13 @@ _MADV_POPULATE_WRITE = 23
 """Advice of Linux's madvise, from 5.14 on: pages are made as if they were written to."""
 
 
+@functools.cache
+def _thread_count() -> int:
+    return min(_MOST_THREADS, core_count())
+
+
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_THREADS, core_count()), "copies")
+    return ThreadPoolExecutor(_thread_count(), "copies")
 
 
 class StagedArray:
@@ -129,7 +136,7 @@ class LateAnswer:
         if answer.device.type == "cuda":
             self._answer = torch.empty_like(answer, device="cpu", pin_memory=True)
             self._answer.copy_(answer, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record(torch.cuda.current_stream(answer.device))
 
     def __bool__(self) -> bool:
@@ -175,7 +182,6 @@ class LabelCopies:
         with torch.cuda.stream(self._stream):
             locked = torch.empty_like(labels, device="cpu", pin_memory=True)
             locked.copy_(labels, non_blocking=True)
-            # A thread that spins would take a core
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record(self._stream)
 
