@@ -171,6 +171,9 @@ class LabelCopies:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
         labels.record_stream(self._stream)
+        # Parts that lie together in memory, whatever the order of the axes is
+        slowest = max(range(labels.ndim), key=labels.stride)
+        target, labels = np.moveaxis(target, slowest, 0), labels.movedim(slowest, 0)
         step = max(1, SLAB_BYTES // max(1, labels[0].nbytes))
         for start in range(0, len(target), step):
             self._add_slab(target[start : start + step], labels[start : start + step])
