@@ -3,7 +3,7 @@
 #   make test     the whole suite, lint, types, floors
 #   make test-thorough   further cases of the same checks; CI runs both
 #   make test-lowest   the unit tests with the lowest versions that pyproject.toml allows
-#   make test-python   the unit tests with another Python (OTHER_PYTHON=python3.12) and torch 2.11
+#   make test-python   the suite with another Python (OTHER_PYTHON=python3.12) and torch 2.11
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make bench-smoke   every script of benchmarks/ in its smallest form
 #   make gpu-trial   the commands that measure a GPU, in small and without one; TRIAL_PYTHON is tried
@@ -102,7 +102,7 @@ build/other-python/.installed: $(UV) pyproject.toml
 	@touch $@
 
 test-python: build/other-python/.installed
-	build/other-python/bin/python -m pytest $(PARALLEL) tests/unit
+	build/other-python/bin/python -m pytest $(PARALLEL) tests/unit tests/integration tests/fake_gpu
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not gpu and not reference'

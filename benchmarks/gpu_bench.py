@@ -49,6 +49,7 @@ from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import LinearWeights
 from scanloom.inference.restore import cuda
 from scanloom.inference.restore.restorers import ScoreRestorer, decide_torch
+from scanloom.inference.transfers import ArrivingTensor, LabelCopies, StagedArray
 from support import model_cards, nnunet_folders
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,6 +183,19 @@ def copies(bench: Bench) -> Iterator[Row]:
     target = used.pin_memory()
     page_locked = bench.milliseconds(lambda: target.copy_(labels, non_blocking=True))
     yield Row("labels to page-locked memory", page_locked, "ms", "2")
+
+    def sent() -> None:
+        ArrivingTensor(StagedArray(stored), bench.device).until()
+
+    yield Row("the scan to the device, by scanloom", bench.milliseconds(sent), "ms", "8 to 16")
+
+    def returned() -> None:
+        into, on_their_way = np.zeros(bench.size.scan, np.uint8, order="F").T, LabelCopies()
+        on_their_way.prepare(into)
+        on_their_way.add(into, labels)
+        on_their_way.wait()
+
+    yield Row("labels to new pages, by scanloom", bench.milliseconds(returned), "ms", "8 to 20")
 
 
 def plain_unet(classes: int, filters: tuple[int, ...]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 HOST = torch.device("cpu")
 TO_DEVICE, TO_HOST, WAIT = "copy to the device", "copy to the host", "wait of the host"
+BESIDE = "wait of a thread that launches nothing"
 
 _WAITS = {
     "_local_scalar_dense",
@@ -164,6 +165,9 @@ class DeviceTensor(torch.Tensor):
         """Return the number of the device."""
         return self.device.index
 
+    def record_stream(self, stream: Stream) -> None:
+        """Do nothing: memory that is freed is not used by a stream any more."""
+
     # torch's own methods set CUDA's current device first, which a build for CPUs can't
     def contiguous(
         self, memory_format: torch.memory_format = torch.contiguous_format
@@ -202,10 +206,15 @@ class DeviceTensor(torch.Tensor):
         return self.cpu().tolist()
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        view, tensors = _basic_index(self, index)
-        return torch.ops.aten.index.Tensor(view, tensors) if tensors else view
+        with _current().stopped():
+            view, tensors = _basic_index(self, index)
+            return torch.ops.aten.index.Tensor(view, tensors) if tensors else view
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        with _current().stopped():
+            self._set(index, value)
+
+    def _set(self, index: Any, value: Any) -> None:
         view, tensors = _basic_index(self, index)
         if not isinstance(value, torch.Tensor):
             value = torch.ops.aten.full.default(
@@ -221,6 +230,17 @@ class DeviceTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         return _current().run(func, args, kwargs or {})
+
+
+class TimedTensor(DeviceTensor):
+    """A tensor of a stand-in with a clock, which stops for all that the stand-in adds to a call."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with _current().stopped(), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def _basic_index(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[Any]]:
@@ -264,25 +284,30 @@ class _Dispatch(TorchDispatchMode):
 
 
 class Stream:
-    """A stream, which knows its device; all work is done at once."""
+    """A stream, which knows its device; all work is done at once, but for its time."""
 
     def __init__(self, device: Any = None, **_: object) -> None:
         self.device = _current().device(device)
         self.device_index, self.cuda_stream = self.device.index, 0
+        self.free_at = 0.0
 
     def synchronize(self) -> None:
         """Count a wait."""
-        _current().wait("stream")
+        _current().wait("stream", self.free_at)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Do nothing: work is done already."""
+        """Let work that follows begin after that of another stream."""
+        self.free_at = max(self.free_at, stream.free_at)
 
     def wait_event(self, event: Event) -> None:
-        """Do nothing: work is done already."""
+        """Let work that follows begin after an event."""
+        self.free_at = max(self.free_at, event.at)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event."""
-        return event or Event()
+        """Return an event after all work until now."""
+        event = event or Event()
+        event.record(self)
+        return event
 
     def query(self) -> bool:
         """Return that all work is done."""
@@ -293,17 +318,19 @@ class Event:
     """An event of a stream."""
 
     def __init__(self, **_: object) -> None:
-        self._counter = 0
+        self.at = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Do nothing: work is done already."""
+        """Take the time at which the work of a stream until now is done."""
+        self.at = (stream or torch.cuda.current_stream()).free_at
 
     def synchronize(self) -> None:
         """Count a wait."""
-        _current().wait("event")
+        _current().wait("event", self.at)
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Do nothing: work is done already."""
+        """Let work of a stream that follows begin after the event."""
+        (stream or torch.cuda.current_stream()).wait_event(self)
 
     def query(self) -> bool:
         """Return that the event has happened."""
@@ -400,9 +427,10 @@ class Properties:
 class Timeline:
     """A clock that counts the time of a device in place of the stand-in's own.
 
-    Operations queue on the device, the host needs `LAUNCH` for each, and a wait of the host lasts
-    until the device has done all. What the host does beside that takes the time that it takes.
-    Convolutions return zeros, since a large network would take the stand-in hours.
+    Operations queue on their stream, the host needs `LAUNCH` for each, and a wait of the host lasts
+    until the stream has done all. What the host does beside that takes the processor time that it
+    takes here, so that other programs do not count. One thread may use the clock.
+    Convolutions and kernels return zeros, since large ones would take the stand-in hours.
 
     Parameters
     ----------
@@ -412,40 +440,101 @@ class Timeline:
     Attributes
     ----------
     busy : float
-        Seconds in which the device had work.
+        Seconds of all operations of the device.
     """
 
-    LAUNCH = 6e-6
-    """Seconds that the host needs to launch an operation on a real device."""
+    LAUNCH, VIEW = 6e-6, 1.5e-6
+    """Seconds that the host needs to launch an operation on a real device, and for a view."""
+    entry = 0.0
+    """Seconds that the stand-in adds to each call before it can stop the clock."""
 
     def __init__(self, seconds: Callable[[str, int], float]) -> None:
         self._seconds, self._hidden, self._depth = seconds, 0.0, 0
-        self.busy = self._free_at = 0.0
+        self._stopped_at, self._begins = 0.0, list[float]()
+        self.busy = self.done_at = 0.0
 
     def now(self) -> float:
         """Return the seconds of this clock, from any start."""
-        return time.perf_counter() - self._hidden
+        return self._stopped_at if self._depth else time.thread_time() - self._hidden
 
     @contextlib.contextmanager
-    def launch(self) -> Iterator[None]:
-        """Count a launch for a block in which the stand-in computes."""
-        began, self._depth = time.perf_counter(), self._depth + 1
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock for a block in which the stand-in works."""
+        self._stopped_at = self.now() - (0.0 if self._depth else self.entry)
+        self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if not self._depth:
-                self._hidden += time.perf_counter() - began - self.LAUNCH
+                self._hidden = time.thread_time() - self._stopped_at
 
-    def charge(self, name: str, size: int) -> None:
-        """Let the device take an operation that is launched now."""
+    def spend(self, seconds: float) -> None:
+        """Let the host need seconds, within a block in which the clock is stopped."""
+        self._stopped_at += seconds
+
+    def charge(self, name: str, size: int, stream: Stream) -> None:
+        """Let a stream take an operation that is launched now."""
         seconds = self._seconds(name, size)
-        self._free_at = max(self._free_at, self.now()) + seconds
+        stream.free_at = max(stream.free_at, self.now()) + seconds
+        self.done_at = max(self.done_at, stream.free_at)
         self.busy += seconds
 
-    def wait(self) -> None:
-        """Let the host wait until the device has done all."""
-        self._hidden -= max(0.0, self._free_at - self.now())
+    def wait(self, until: float | None = None) -> None:
+        """Let the host, or the task of its thread, wait until a time; until all work is done."""
+        until = self.done_at if until is None else until
+        if self._begins:
+            self._begins[-1] = max(self._begins[-1], until)
+        elif self._depth:
+            self._stopped_at = max(self._stopped_at, until)
+        else:
+            self._hidden -= max(0.0, until - self.now())
+
+    def beside(self, work: Callable[[], Any], begins: float, pace: float) -> tuple[Any, float]:
+        """Return the result of a task of another thread, and the time at which it ends.
+
+        It begins when the thread is free, and when what it waits for is done. It is run at once,
+        and takes `pace` times the seconds that it takes alone, none of them of the caller.
+        """
+        before = self.now()
+        self._begins.append(max(before, begins))
+        result = work()
+        took = self.now() - before
+        self._hidden += took
+        return result, self._begins.pop() + pace * took
+
+
+class HostThreads:
+    """Threads on a timeline, in the place of a `ThreadPoolExecutor` that copies in memory.
+
+    Together they are as fast as one thread that needs `pace` times the time of a thread here.
+    """
+
+    def __init__(self, timeline: Timeline, pace: float) -> None:
+        self._timeline, self._pace, self._free_at = timeline, pace, 0.0
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> HostFuture:
+        """Run a task, and return its result, which is there when the threads have come to it."""
+        task = partial(work, *args)
+        result, self._free_at = self._timeline.beside(task, self._free_at, self._pace)
+        return HostFuture(self._timeline, result, self._free_at)
+
+    def shutdown(self, **_: object) -> None:
+        """Do nothing: all tasks are done."""
+
+
+@dataclass(frozen=True)
+class HostFuture:
+    """A task's result, for which the host waits."""
+
+    timeline: Timeline
+    value: Any
+    ready_at: float
+
+    def result(self) -> Any:
+        """Wait, and return the result."""
+        self.timeline.wait(self.ready_at)
+        return self.value
 
 
 class StandIn:
@@ -473,6 +562,8 @@ class StandIn:
         self.share = dict.fromkeys(range(devices), 1.0)
         self.live, self.peak = Counter[int](), Counter[int]()
         self.streams: dict[int, Stream] = {}
+        self._default_streams: dict[int, Stream] = {}
+        self._launching = set[int]()
         self.capturing: list[tuple[CUDAGraph, Stream]] = []
         self.capture_stream: Stream | None = None
         self._fault: tuple[int, Callable[[], Exception]] | None = None
@@ -485,6 +576,11 @@ class StandIn:
         """Forget what was counted, and the peak of memory."""
         self.ledger = Ledger()
         self.peak = Counter(self.live)
+
+    def start(self, timeline: Timeline) -> None:
+        """Count time from now on, with a clock that is new."""
+        self.timeline = timeline
+        self._default_streams.clear()
 
     def fail(self, error: Callable[[], Exception], after: int = 0, times: int = 1) -> None:
         """Let the operation after `after` more operations fail, and those that follow it."""
@@ -511,19 +607,33 @@ class StandIn:
             raise RuntimeError("CUDA error: invalid device ordinal")
         return torch.device("cuda", number)
 
-    def wait(self, what: str) -> None:
-        """Count a wait of the host for a device."""
+    def wait(self, what: str, until: float | None = None) -> None:
+        """Count a wait of the host for a device; on a timeline, until then or all is done."""
         if self.capturing:
             raise RuntimeError(f"CUDA error: {_CAPTURED}")
-        self._note_wait(what)
+        self._note_wait(what, until)
 
-    def _note_wait(self, what: str) -> None:
-        self.ledger.note(WAIT, what=f"({what})")
+    def _note_wait(self, what: str, until: float | None = None) -> None:
+        # A thread that launches no operations keeps none from the device while it waits
+        launches = threading.get_ident() in self._launching
+        self.ledger.note(WAIT if launches else BESIDE, what=f"({what})")
         if self.timeline is not None:
-            self.timeline.wait()
+            self.timeline.wait(until)
+
+    def stopped(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which a clock, if there is one, does not count the stand-in's work."""
+        return contextlib.nullcontext() if self.timeline is None else self.timeline.stopped()
+
+    def stream(self, device: Any = None) -> Stream:
+        """Return the current stream of a device."""
+        number = self.device(device).index
+        if number in self.streams:
+            return self.streams[number]
+        return self._default_streams.setdefault(number, Stream(number))
 
     def count_operation(self) -> None:
         """Count an operation; raise the fault that is due."""
+        self._launching.add(threading.get_ident())
         number = self.ledger.operations
         self.ledger.operations += 1
         if self._fault is not None and self._fault[0] <= number < self._fault_end:
@@ -545,7 +655,7 @@ class StandIn:
                 self.peak[number] = max(self.peak[number], self.live[number])
                 weakref.finalize(storage, self._forget, key)
         with torch.inference_mode(False):  # views of a tensor of either mode are made in both
-            return DeviceTensor(inner, device)
+            return (DeviceTensor if self.timeline is None else TimedTensor)(inner, device)
 
     def _forget(self, key: int) -> None:
         with self._lock:
@@ -558,6 +668,11 @@ class StandIn:
         self._pinned.add(copy.untyped_storage())
         return copy
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of live tensors in page-locked memory."""
+        return sum(storage.nbytes() for storage in list(self._pinned))
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in page-locked memory."""
         return not isinstance(tensor, DeviceTensor) and tensor.untyped_storage() in self._pinned
@@ -566,17 +681,28 @@ class StandIn:
         """Run an operation of torch as CUDA would."""
         if self.timeline is None:
             return self._run(func, args, kwargs)
-        with self.timeline.launch():
+        with self.timeline.stopped():
             before = self.ledger.operations
             result = self._run(func, args, kwargs)
-        name = func._schema.name.split("::")[-1]
-        if self.ledger.operations > before and name not in {*_COPIES, "copy_"}:
-            read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)]
-            new = [x for x in tree_leaves(result) if isinstance(x, DeviceTensor)]
-            views = any(_same_memory(x.inner, y.inner) for x in new for y in read)
-            if name.endswith("_") or not views:  # a view takes no time of the device
-                self.timeline.charge(name, sum(x.nbytes for x in (*read, *new)))
-        return result
+            if self.ledger.operations > before:
+                self._charge(func._schema.name.split("::")[-1], args, kwargs, result)
+            return result
+
+    def _charge(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Let the device take an operation; a copy over the bus is taken where it is counted."""
+        assert self.timeline is not None
+        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        read = [x for x in operands if isinstance(x, DeviceTensor)]
+        new = [x for x in tree_leaves(result) if isinstance(x, DeviceTensor)]
+        over_the_bus = name in {*_COPIES, "copy_"} and (len(read) < len(operands) or not new)
+        views = any(_same_memory(x.inner, y.inner) for x in new for y in read)
+        # Memory is there already: neither it nor a view takes time of the device
+        no_work = name.startswith(("empty", "new_empty")) or (views and not name.endswith("_"))
+        self.timeline.spend(self.timeline.VIEW if no_work else self.timeline.LAUNCH)
+        tensors = [*read, *new]
+        if tensors and not (over_the_bus or no_work):
+            size = sum(x.nbytes for x in tensors)
+            self.timeline.charge(name, size, self.stream(tensors[0].device))
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.split("::")[-1]
@@ -589,7 +715,10 @@ class StandIn:
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
         if not ours and (target is None or target.type != "cuda"):
+            began = time.thread_time()
             result = func(*args, **kwargs)
+            if self.timeline is not None:  # what the host computes, it computes
+                self.timeline.spend(time.thread_time() - began)
             if pinned:
                 self._pinned.add(result.untyped_storage())
             return result
@@ -611,6 +740,8 @@ class StandIn:
             compute = partial(_half_convolution, func)
         result = compute(*plain_args, **plain_kwargs)
         if device.type != "cuda":
+            if pinned:
+                self._pinned.add(result.untyped_storage())
             return result
         self._record(func, plain_args, plain_kwargs, result, device)
         known = {id(tensor.inner): tensor for tensor in ours}
@@ -679,7 +810,7 @@ class StandIn:
             result = result.clone(memory_format=torch.preserve_format)
         if here.type != there.type:
             kind = TO_HOST if here.type == "cuda" else TO_DEVICE
-            self._note_copy(kind, source, result, free)
+            self._note_copy(kind, source, result, there if kind is TO_DEVICE else here, free)
         elif here.type == "cuda":
             self._record(func, args, kwargs, result, here)
         return self.wrap(result, there) if there.type == "cuda" else result
@@ -691,14 +822,22 @@ class StandIn:
         if into.device.type != source.device.type:
             kind = TO_HOST if source.device.type == "cuda" else TO_DEVICE
             free = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-            self._note_copy(kind, source, into, free)
+            device = into.device if kind is TO_DEVICE else source.device
+            self._note_copy(kind, source, into, device, free)
         result = torch.ops.aten.copy_.default(*plain_args[:2])
         if into.device.type == source.device.type == "cuda":
             self._record(torch.ops.aten.copy_.default, plain_args[:2], {}, result, into.device)
         return into
 
-    def _note_copy(self, kind: str, source: torch.Tensor, into: torch.Tensor, free: bool) -> None:
-        """Count a copy over the bus of `source` into memory of its type there.
+    def _note_copy(
+        self,
+        kind: str,
+        source: torch.Tensor,
+        into: torch.Tensor,
+        device: torch.device,
+        free: bool,
+    ) -> None:
+        """Count a copy over the bus of a device, of `source` into memory of its type there.
 
         `free` is whether the host need not wait. A copy to pageable memory is over when CUDA
         returns, whatever was asked for.
@@ -707,8 +846,11 @@ class StandIn:
         size = _plain(into).nbytes
         self._transfer(kind, size, "" if self.is_pinned(source) or not free else "(pageable)")
         if self.timeline is not None:
-            self.timeline.charge(kind, size)
-        if not free:
+            stream = self.stream(device)
+            self.timeline.charge(kind, size, stream)
+            if not free:
+                self._note_wait(kind, stream.free_at)
+        elif not free:
             self._note_wait(kind)
         if kind is TO_HOST and source.is_floating_point() and source.numel() > 1:
             self.ledger.floats_to_host += size
@@ -815,8 +957,8 @@ def _patch_torch(patch: pytest.MonkeyPatch, fake: StandIn) -> None:
         "set_per_process_memory_fraction": limit,
         "empty_cache": gc.collect,
         "synchronize": lambda _=None: fake.wait("synchronize"),
-        "current_stream": lambda device=None: fake.streams.get(number(device)) or Stream(device),
-        "default_stream": Stream,
+        "current_stream": fake.stream,
+        "default_stream": fake.stream,
         "Stream": Stream,
         "Event": Event,
         "stream": _on_stream,
@@ -871,10 +1013,12 @@ def _patch_kernels(patch: pytest.MonkeyPatch) -> None:
         fake.count_operation()
         fake.count_operation()
         if fake.timeline is None:
-            return compute(scores, where, decision, out, rounded)
-        fake.timeline.charge("restore", scores.nbytes + sum(each.nbytes for each in out))
-        with fake.timeline.launch():
-            return compute(scores, where, decision, out, rounded)
+            compute(scores, where, decision, out, rounded)
+            return
+        size = scores.nbytes + sum(each.nbytes for each in out)
+        with fake.timeline.stopped():
+            fake.timeline.spend(2 * fake.timeline.LAUNCH)
+            fake.timeline.charge("restore", size, fake.stream(scores.device))
 
     def compute(scores: Any, where: Any, decision: Any, out: Sequence[Any], rounded: bool) -> None:
         at = []

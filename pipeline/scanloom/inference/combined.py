@@ -333,10 +333,12 @@ class Ensemble(TorchPredictor):
             reserved += need.host_peak if device.type == "cpu" else need.device_peak
         return super().memory_plans(volume, plan, dtype, reserved)
 
-    def restorer(self, plan: NetworkPlan) -> Restorer:
+    def restorer(self, plan: NetworkPlan, device: torch.device) -> Restorer:
         """Return the restorer of the mean of probabilities."""
         if self._activation is None or plan.mode == "area" or self.card.restore != "scores":
-            return super().restorer(plan)  # linear, or decided before: means may be restored
+            return super().restorer(
+                plan, device
+            )  # linear, or decided before: means may be restored
         rounded = self.members[0].card.window.sums == "float16"
         decision, classes = self.card.decision, self.card.n_outputs
         return MeanRestorer(plan, decision, classes, self._activation, rounded=rounded)

@@ -71,6 +71,14 @@ def apply_steps(
     return image
 
 
+def is_pointwise(step: IntensityStep) -> bool:
+    """Return whether a step changes each voxel by its own value alone: parts may be passed."""
+    if isinstance(step, Normalize):
+        constant = step.subtrahend is not None and step.divisor is not None
+        return constant and not (step.nonzero or step.filled)
+    return isinstance(step, ScaleRange | Clip | Truncate | Round)
+
+
 def scale_range(image: torch.Tensor, step: ScaleRange) -> torch.Tensor:
     """Map [a_min, a_max] to [b_min, b_max] (MONAI ScaleIntensityRange)."""
     # In MONAI's order of operations, in float32: another order gives other last bits

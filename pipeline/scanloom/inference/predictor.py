@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold, with_small_removed
@@ -214,7 +215,13 @@ class TorchPredictor(PlacedModel):
         scan = ModelInput(volumes, None if previous is None else previous.layers[0].labels)
         with clock.step("resample"):
             box = source_box(volumes, self.card.grid.crop)
-            task = Task(scan.crop(box), clock, shared, uncertainty)
+            scan = scan.crop(box)
+            seen = scan.volumes[0]
+            plan = plan_grid(seen.grid, as_nifti(self.card.grid, seen))
+            kept = shared is not None and shared.holds(self.card, self.device_name)
+            if self.device.device.type == "cuda" and not kept:
+                scan = scan.stage(plan.lead)  # while another scan has the device
+            task = Task(scan, plan, clock, shared, uncertainty)
         with clock.device_turn(), deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(task)
         with clock.step("clean"):
@@ -294,8 +301,7 @@ class TorchPredictor(PlacedModel):
 
     def _predict_with_fallback(self, task: Task, dtype: torch.dtype) -> Prediction:
         """Return label maps, made with the first memory plan for which memory suffices."""
-        clock, volume = task.clock, task.scan.volumes[0]
-        plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
+        clock, plan = task.clock, task.plan
         plans, changes = self._plans_with_sharing(task, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
@@ -334,8 +340,8 @@ class TorchPredictor(PlacedModel):
 
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
         """Return label maps on the source grid, and their uncertainty if requested."""
-        restorer, uncertain, clock = self.restorer(plan), None, task.clock
-        axis = plan.network_axis(plan.lead)
+        restorer, uncertain = self.restorer(plan, memory_plan.device), None
+        axis, clock = plan.network_axis(plan.lead), task.clock
         if task.uncertainty:
             uncertain = uncertainty_restorer(plan, self.card, self.n_members)
         boxes: list[GridBox] | None = None
@@ -365,9 +371,9 @@ class TorchPredictor(PlacedModel):
             found = None if uncertain is None else uncertain.finish()
         return Prediction(maps, memory_plan, uncertainty=found)
 
-    def restorer(self, plan: NetworkPlan) -> Restorer:
-        """Return what decides the labels on the scan's grid."""
-        return make_restorer(plan, self.card, fused=self.compute.compiled_restore)
+    def restorer(self, plan: NetworkPlan, device: torch.device) -> Restorer:
+        """Return what decides the labels on the scan's grid, from scores on a device."""
+        return make_restorer(plan, self.card, device, fused=self.compute.compiled_restore)
 
     def scores(
         self,
@@ -467,9 +473,10 @@ class TorchPredictor(PlacedModel):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A scan to label, its timer, the resampled scan that later models share, and requests."""
+    """A scan to label, grids, timer, the resampled scan that later models share, and requests."""
 
     scan: ModelInput
+    plan: NetworkPlan
     clock: StepTimer
     shared: SharedScan | None = None
     uncertainty: bool = False
@@ -488,8 +495,10 @@ class Prediction:
     def segmentation(self, card: ModelCard, volume: Volume) -> Segmentation:
         """Return the label maps as layers of a card's structures, on a scan's grid."""
         if not isinstance(card.decision, Threshold):
-            numbers = {s.number for s in card.structures}
-            layers = [Layer(only_numbers(self.maps[0], numbers), card.structures)]
+            numbers, labels = {s.number for s in card.structures}, self.maps[0]
+            argmax = isinstance(card.decision, Argmax)
+            largest = card.n_outputs - 1 if argmax else np.iinfo(labels.dtype).max
+            layers = [Layer(only_numbers(labels, numbers, largest), card.structures)]
         else:
             layers = [Layer(self.maps[s.number - 1], (s,)) for s in card.structures]
         reordered = as_nifti(card.grid, volume) is not card.grid

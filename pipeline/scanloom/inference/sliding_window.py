@@ -15,13 +15,14 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter1d
+from torch import nn
 from torch.nn import functional
 
 from scanloom.cards.card import Window
@@ -31,6 +32,7 @@ from scanloom.inference.geometry import Shape
 from scanloom.inference.network.layers import FinalLayer
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
 from scanloom.inference.resampling.resample import SLAB_BYTES
+from scanloom.inference.transfers import LateAnswer
 
 _LARGEST_WEIGHT = 10.0
 """Maximum of nnU-Net's weights: the smallest are not rounded to 0 in half precision."""
@@ -45,6 +47,9 @@ CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
 HEAD_SLABS = 4
 """Slabs of scores that a final layer computes at once: labelling more planes at once is faster."""
+_NOT_FINITE = "scores are not finite"
+_ROWS_AT_ONCE = 16
+"""Rows of windows that are looked at together."""
 _BATCH_WINDOWS = 0.25
 """Windows whose time the start of a batch takes: single windows would waste none."""
 Network = Callable[[torch.Tensor], torch.Tensor]
@@ -363,9 +368,15 @@ def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
     """Return the networks of a model for a device, which share its memory by turns if scarce."""
     networks = [loaded, *loaded.folds]
     turns = TakingTurns(device) if take_turns(networks, device) else None
+
+    def place(network: nn.Module) -> nn.Module:
+        # A look at one value costs less than to move all to where they are: the device waits
+        first = next(itertools.chain(network.parameters(), network.buffers()), None)
+        return network if first is not None and first.device == device else network.to(device)
+
     return [
         Fold(
-            turns.wrap(each.network) if turns else each.network.to(device),
+            turns.wrap(each.network) if turns else place(each.network),
             each.head and each.head.to(device),
         )
         for each in networks
@@ -457,15 +468,12 @@ class SlidingWindow:
         done, total = 0, layout.count * len(folds)
         if self.on_windows is not None:  # a scan may be a single window
             self.on_windows(done, total)
-        for row in layout.rows():
-            corners = self._windows_to_run(row.corners, layout.size, seen, low)
+        finite = None
+        for row, corners, uniform in self._chosen(layout, padded, seen, low):
             for fold_sums in sums:
                 fold_sums.gaps |= len(corners) < len(row.corners)
             done += (len(row.corners) - len(corners)) * len(folds)
-            uniform = {}
-            if self.share_uniform and len(corners) > 1:
-                uniform = uniform_windows(padded, corners, layout.size)
-                self.passed.shared += SharedScores(uniform).saved
+            self.passed.shared += SharedScores(uniform).saved
             for fold, fold_sums in zip(folds, sums, strict=True):
                 shared = SharedScores(uniform)
                 for corner, scores in self._run(fold.network, padded, corners, layout, shared):
@@ -475,7 +483,29 @@ class SlidingWindow:
                     if self.on_windows is not None:
                         self.on_windows(done, total)
             along = (low[axis], shape[axis])
-            yield from self._finish(sums, row.following, crop, along, image.device)
+            before = finite
+            finite = yield from self._finish(sums, row.following, crop, along, image.device)
+            # Of the row before: a GPU has the next row to do while the host waits for its answer
+            _refuse_infinite(before)
+        _refuse_infinite(finite)
+
+    def _chosen(
+        self, layout: WindowLayout, padded: torch.Tensor, seen: torch.Tensor | None, low: Shape
+    ) -> Iterator[tuple[WindowRow, list[Shape], dict[Shape, Values]]]:
+        """Yield each row, its windows that are run, and the values of those that share scores.
+
+        Several rows at once are looked at, before any of them is run: the host waits for a GPU.
+        """
+        rows = layout.rows()
+        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            corners = [corner for row in some for corner in row.corners]
+            kept = self._windows_to_run(corners, layout.size, seen, low)
+            uniform = uniform_windows(padded, kept, layout.size) if self.share_uniform else {}
+            run = set(kept)
+            for row in some:
+                own = [corner for corner in row.corners if corner in run]
+                alike = {corner: uniform[corner] for corner in own if corner in uniform}
+                yield row, own, alike if len(own) > 1 else {}
 
     def _windows_to_run(
         self, corners: list[Shape], size: Shape, seen: torch.Tensor | None, low: Shape
@@ -559,10 +589,11 @@ class SlidingWindow:
         crop: list[slice],
         along: tuple[int, int],
         device: torch.device,
-    ) -> Iterator[ScorePlanes]:
+    ) -> Generator[ScorePlanes, None, LateAnswer | None]:
         """Yield the planes before `following`, without padding, and drop them.
 
         `along` are the first plane of the image in the padded image, and its number of planes.
+        Returns whether all scores are finite, if that is not known yet.
         """
         low, count = along
         first, last = max(sums[0].first, low), min(following, low + count)
@@ -571,23 +602,20 @@ class SlidingWindow:
         for start in range(first, last, step):
             stop = min(start + step, last)
             (scores, *members), empty = self._means(sums, (start, stop), crop, device)
-            # Comparisons with NaN are false: such a voxel would become background silently. The
-            # host waits for a GPU's answer: it asks for the first planes, then for all others
-            if scores.is_cpu or start == first:
-                if not all_finite(scores):
-                    raise FloatingPointError("scores are not finite")
-            else:
+            # Comparisons with NaN are false: such a voxel would become background silently
+            if not scores.is_cpu:
                 ends += scores.aminmax()
+            elif not all_finite(scores):
+                raise FloatingPointError(_NOT_FINITE)
             for each in (scores, *members):
                 if empty is not None:  # background
                     each.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
                 self._activate(each)
             known = None if empty is None else ~empty
             yield ScorePlanes(start - low, scores, tuple(members), known)
-        if ends and not bool(torch.stack(ends).isfinite().all()):
-            raise FloatingPointError("scores are not finite")
         for fold_sums in sums:
             fold_sums.advance(following)
+        return LateAnswer(torch.stack(ends).isfinite().all()) if ends else None
 
     def _planes_at_once(self, sums: ScoreAccumulator, count: int, device: torch.device) -> int:
         """Return how many of `count` planes are yielded together."""
@@ -637,6 +665,11 @@ class SlidingWindow:
                 chunk.copy_(torch.softmax(chunk.contiguous(), dim=0))
 
 
+def _refuse_infinite(finite: LateAnswer | None) -> None:
+    if finite is not None and not finite:
+        raise FloatingPointError(_NOT_FINITE)
+
+
 class ScoreAccumulator:
     """Weighted sums of the planes that windows still overlap.
 
@@ -663,7 +696,7 @@ class ScoreAccumulator:
     def __init__(self, layout: WindowLayout, weight: torch.Tensor) -> None:
         self.axis, self.first, self.gaps = layout.axis, 0, False
         self._weight = weight
-        self._size = layout.size
+        self._size, self._length = layout.size, layout.padded[layout.axis]
         self._single = layout.count == 1 and bool((weight == 1).all())
         shape = [layout.planes if x == self.axis else n for x, n in enumerate(layout.padded)]
         self.whole = layout.together == 0
@@ -720,8 +753,10 @@ class ScoreAccumulator:
         return sums.div_(counts.masked_fill(empty, 1.0)).to(device), empty.to(device)
 
     def advance(self, following: int) -> None:
-        """Drop the planes before `following` and append as many new ones."""
+        """Drop the planes before `following` and append as many new ones, if any follow."""
         shift = following - self.first
+        if following == self._length:
+            return
         for slab in (self._sum, self._count):
             planes = slab.movedim(self.axis + 1, 0)
             size = len(planes)
@@ -754,7 +789,8 @@ def accumulate(
     if sums.dtype is torch.float32:
         chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
         for total, chunk in zip(*chunks, strict=True):
-            total.addcmul_(chunk.to(torch.float32), weight)
+            # A GPU converts while it multiplies, with the same bits
+            total.addcmul_(chunk.to(torch.float32) if chunk.is_cpu else chunk, weight)
     else:
         _add_half(sums, scores, weight)
     counts.add_(weight)

@@ -27,10 +27,13 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import NetworkSpec, Window
+from scanloom.inference.device import to_device
 from scanloom.inference.network.architectures import build_network, meta_dispatch
 
 _NARROW_CHANNELS = 16
 """Maximum number of channels of a narrow layer: it averages too few values to hide rounding."""
+_PLANES = 16
+"""Planes to which the final layer is applied at once on a GPU: they are copied for it."""
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PROBE: Final = 64
 """Length of the input, in voxels, for a forward pass on the meta device if the card has no window
@@ -53,13 +56,20 @@ class FinalLayer:
     bias: torch.Tensor
 
     def to(self, device: torch.device) -> FinalLayer:
-        """Return the layer on a device."""
-        return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
+        """Return the layer, which is on the CPU, on a device."""
+        weight, bias = (to_device(each.numpy(), device) for each in (self.weight, self.bias))
+        return replace(self, weight=weight, bias=bias)
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
         """Return the scores (N, C, ., .) of features (N, F, ., .), both float32."""
         count, _, *plane = features.shape
         scores = features.new_empty((count, len(self.weight), *plane))
+        if not features.is_cpu:  # hundreds of planes one by one would keep a GPU waiting
+            parts = (torch.split(values, _PLANES) for values in (features, scores))
+            for values, out in zip(*parts, strict=True):
+                torch.matmul(self.weight, values.flatten(2), out=out.flatten(2))
+                out.add_(self.bias[:, :, None])
+            return scores
         for values, out in zip(features, scores, strict=True):
             flat = values.reshape(len(values), -1)
             torch.addmm(self.bias, self.weight, flat, out=out.view(len(out), -1))

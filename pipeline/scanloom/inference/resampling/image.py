@@ -24,9 +24,11 @@ from scanloom.inference.resampling.resample import (
     ResampleOptions,
     decisive_values,
     orient,
+    planes_across,
     to_network,
 )
 from scanloom.inference.sliding_window import ScorePlanes
+from scanloom.inference.transfers import StagedArray
 
 BoxSlices = tuple[slice, slice, slice]
 
@@ -93,9 +95,30 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> BoxSlices | None
     """Return the box on the scan's grid that the network sees; None for the whole scan."""
     if crop is None or crop.grid != "source":
         return None
-    mask = foreground([volume.array for volume in volumes], crop.foreground)
-    axes = [np.asarray(mask.any(axis=across)) for across in ((1, 2), (0, 2), (0, 1))]
-    return bounding_box(axes, crop)
+    arrays = [volume.array for volume in volumes]
+    shape = arrays[0].shape
+
+    def occupied(axis: int, box: list[slice]) -> NDArray[np.bool_]:
+        """Return whether a box has foreground, of each index along an axis."""
+        mask = foreground([array[tuple(box)] for array in arrays], crop.foreground)
+        return np.asarray(mask.any(axis=tuple(n for n in range(3) if n != axis)))
+
+    # The body in the middle planes need not be searched again, only the margins around it
+    along = []
+    for axis in range(3):
+        box, across = [slice(None)] * 3, 1 if axis == 2 else 2
+        box[across] = slice(shape[across] // 2, shape[across] // 2 + 1)
+        along.append(occupied(axis, box))
+    box = [slice(None)] * 3
+    for axis in (2, 1, 0):  # planes that lie together in memory first: less is left for others
+        body = np.flatnonzero(along[axis])
+        first, last = (body[0], body[-1]) if len(body) else (shape[axis], shape[axis])
+        for margin in (slice(0, first), slice(last + 1, shape[axis])):
+            box[axis] = margin
+            along[axis][margin] = occupied(axis, box)
+        body = np.flatnonzero(along[axis])
+        box[axis] = slice(body[0], body[-1] + 1) if len(body) else slice(None)
+    return bounding_box(along, crop)
 
 
 def network_bounds(channels: Sequence[torch.Tensor], crop: Crop) -> list[tuple[int, int]] | None:
@@ -306,16 +329,24 @@ class ModelInput:
         The input channels, on the same grid.
     stage_labels : (I, J, K) integer array or None
         Label map of the previous stage on that grid, if its structures are further channels.
+    staged : tuple of StagedArray
+        The planes of each channel, for a CUDA device; empty if they are not staged yet.
     """
 
     volumes: tuple[Volume, ...]
     stage_labels: NDArray[Any] | None = None
+    staged: tuple[StagedArray, ...] = ()
 
     def crop(self, box: BoxSlices | None) -> ModelInput:
         """Return the part of the scan in a box."""
         labels = self.stage_labels
         cropped = labels if labels is None or box is None else labels[box]
         return ModelInput(tuple(crop_volume(volume, box) for volume in self.volumes), cropped)
+
+    def stage(self, lead: int) -> ModelInput:
+        """Return the scan with its planes across an axis staged from now on, for a CUDA device."""
+        planes = (planes_across(volume.array, lead) for volume in self.volumes)
+        return replace(self, staged=tuple(map(StagedArray, planes)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,9 +400,10 @@ def network_image(
     def resample() -> list[torch.Tensor]:
         options = ResampleOptions(decisive_values(card), _filled(scan.volumes, card))
         steps = [(*channel.steps, *card.before) for channel in card.channels]
+        staged = scan.staged or (None,) * len(scan.volumes)
         return [
-            to_network(volume.array, plan, device, own_steps, where[1], options)
-            for volume, own_steps in zip(scan.volumes, steps, strict=True)
+            to_network(volume.array, plan, device, own, where[1], replace(options, staged=planes))
+            for volume, own, planes in zip(scan.volumes, steps, staged, strict=True)
         ]
 
     channels = shared.channels(card, str(where[0]), resample) if shared else resample()
@@ -469,6 +501,10 @@ class SharedScan:
         if key not in self._kept:
             self._kept[key] = make()
         return [channel.clone() for channel in self._kept[key]]
+
+    def holds(self, card: ModelCard, device: str) -> bool:
+        """Return whether an earlier model left the channels."""
+        return (sharing_key(card), device) in self._kept
 
     def is_shared(self, card: ModelCard, device: str) -> bool:
         """Return whether a later model needs the same channels."""

@@ -27,7 +27,7 @@ from torch.nn import functional
 from scanloom.cards.card import IntensityStep, ModelCard, Normalize, ScaleRange, Truncate
 from scanloom.inference.device import to_device
 from scanloom.inference.geometry import NetworkPlan, Shape
-from scanloom.inference.intensity import apply_steps
+from scanloom.inference.intensity import apply_steps, is_pointwise
 from scanloom.inference.resampling.sampling import (
     BandedMatrix,
     area_matrix,
@@ -36,6 +36,7 @@ from scanloom.inference.resampling.sampling import (
     sampling_theta,
     selection_matrix,
 )
+from scanloom.inference.transfers import ArrivingTensor, StagedArray
 
 SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
@@ -108,6 +109,8 @@ class StoredPlanes:
         Steps that are applied to the whole scan, which is then stored as float32.
     foreground : (I, J, K) bool array, optional
         The voxels that `Normalize.filled` measures and changes.
+    staged : StagedArray, optional
+        The planes of the array, for a CUDA device, if they are staged already.
     """
 
     def __init__(
@@ -117,26 +120,44 @@ class StoredPlanes:
         device: torch.device,
         steps: Sequence[IntensityStep] = (),
         foreground: NDArray[np.bool_] | None = None,
+        staged: StagedArray | None = None,
     ) -> None:
-        self._lead = lead
-        stored = np.moveaxis(array.T, 2 - lead, 0)
+        self._lead, self._steps = lead, tuple[IntensityStep, ...]()
+        self._arriving: ArrivingTensor | None = None
+        stored = planes_across(array, lead)
         self._host = stored if device.type == "cpu" else None
-        if self._host is None:
+        if device.type == "cuda":
+            self._arriving = ArrivingTensor(staged or StagedArray(stored), device)
+        elif self._host is None:
             self._on_device = to_device(stored, device)
-        if steps:
+        if steps and self._arriving is not None and all(map(is_pointwise, steps)):
+            self._steps, self._stepped = tuple(steps), 0
+            self._on_device = torch.empty(stored.shape, device=device)
+        elif steps:
             mask = None
             if foreground is not None:
-                moved = np.ascontiguousarray(np.moveaxis(foreground.T, 2 - lead, 0))
-                mask = to_device(moved, device)
+                mask = to_device(np.ascontiguousarray(planes_across(foreground, lead)), device)
             self._on_device = apply_steps(self.take(0, array.shape[lead] - 1), steps, mask)
-            self._host = None
+            self._host = self._arriving = None
 
     def take(self, first: int, last: int) -> torch.Tensor:
         """Return a copy (N, ., .) of planes `first` to `last` inclusive, later axes first."""
         if self._host is None:
-            return self._on_device[first : last + 1].to(torch.float32, copy=True)
+            return self._arrived(last + 1)[first : last + 1].to(torch.float32, copy=True)
         with np.errstate(over="ignore"):  # an overflow is refused after the card's steps
             return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
+
+    def _arrived(self, count: int | None = None) -> torch.Tensor:
+        """Return the planes on the device, of which the first `count`, or all, may be used now."""
+        if self._arriving is None:
+            return self._on_device
+        stored = self._arriving.until(count)
+        if not self._steps:
+            return stored
+        new = slice(self._stepped, max(self._stepped, len(stored) if count is None else count))
+        self._on_device[new] = apply_steps(stored[new].to(torch.float32), self._steps)
+        self._stepped = new.stop
+        return self._on_device
 
     def bounds(self, axis: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return minimum and maximum, of each plane across `axis` of `take` if it is given."""
@@ -145,12 +166,17 @@ class StoredPlanes:
             ends = np.stack([f(self._host, axis=across) for f in (np.min, np.max)])
             low, high = torch.from_numpy(ends.astype(np.float32))
             return low, high
-        values = self._on_device.to(torch.float32)
+        values = self._arrived().to(torch.float32)
         return values.amin(dim=across), values.amax(dim=across)
 
     def on_host(self) -> NDArray[np.float32]:
         """Return the whole scan (I, J, K) on the host, after the steps."""
-        return np.moveaxis(self._on_device.cpu().numpy(), 0, 2 - self._lead).T
+        return np.moveaxis(self._arrived().cpu().numpy(), 0, 2 - self._lead).T
+
+
+def planes_across(array: NDArray[Any], lead: int) -> NDArray[Any]:
+    """Return the planes (N, ., .) of an array (I, J, K) across an axis, later axes first."""
+    return np.moveaxis(array.T, 2 - lead, 0)
 
 
 def other_axes(lead: int) -> tuple[int, int]:
@@ -169,10 +195,13 @@ class ResampleOptions:
         Values at which the last bit decides: voxels close to them are exact (`correct`).
     foreground : (I, J, K) bool array, optional
         The voxels that `Normalize.filled` measures and changes.
+    staged : StagedArray, optional
+        The scan's planes, for a CUDA device, if they are staged already.
     """
 
     decisive: Decisive | None = None
     foreground: NDArray[np.bool_] | None = None
+    staged: StagedArray | None = None
 
 
 def to_network(
@@ -205,7 +234,7 @@ def to_network(
     """
     lead = plan.lead
     # Steps are applied before resampling if the card says so: they measure stored voxels
-    planes = StoredPlanes(array, lead, device, steps, options.foreground)
+    planes = StoredPlanes(array, lead, device, steps, options.foreground, options.staged)
     if plan.mode == "nearest" and plan.alignment == "first" and plan.resampled:
         scan = planes.on_host() if steps else array
         values = to_device(np.array(orient(scan, plan), np.float32, order="C"), device)
@@ -227,18 +256,19 @@ def _linear(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: in
     """Write the linearly resampled scan, `slab` planes at a time, in the axes of `planes`."""
     lead, (b, c), device = plan.lead, other_axes(plan.lead), out.device
     positions, shape = plan.to_source(lead), plan.source.shape
-    size = shape[lead]
+    inner: list[LinearWeights] = []
     for start in range(0, len(positions), slab):
-        at = positions[start : start + slab]
-        # Twice: on the axis, to know which planes to take, then within these planes
-        neighbours = LinearWeights(at, size, device)
-        first, last = int(neighbours.below.min()), int(neighbours.above.max())
-        values = LinearWeights(np.clip(at, 0, size - 1) - first, last - first + 1, device).along(
-            planes.take(first, last), 0
-        )
-        for axis in (b, c):  # two transpositions, so that whole rows are selected in each pass
-            taps = LinearWeights(plan.to_source(axis, float(at[0])), shape[axis], device)
-            values = taps.along(values, 1).transpose(1, 2).contiguous()
+        inside = np.clip(positions[start : start + slab], 0, shape[lead] - 1)
+        first, last = int(inside.min()), min(int(inside.max()) + 1, shape[lead] - 1)
+        if start == 0 or any(plan.lean):
+            at = float(positions[start])
+            inner = [
+                LinearWeights(plan.to_source(axis, at), shape[axis], device) for axis in (b, c)
+            ]
+        weights = LinearWeights(inside - first, last - first + 1, device)
+        values = weights.along(planes.take(first, last), 0)
+        for weights in inner:  # two transpositions, so that whole rows are selected in each pass
+            values = weights.along(values, 1).transpose(1, 2).contiguous()
         out[start : start + slab] = values
 
 
@@ -252,13 +282,6 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
     positions, device = plan.to_source(lead), out.device
     alone = plan.nearest[0]  # the network axis across slices that are resampled one by one
     across = None if alone is None else (lead, b, c).index(plan.follows[alone])
-    low, high = planes.bounds(across)
-    size = [1, 1, 1]
-    if alone is not None and across is not None:
-        index = to_device(plan.to_source(plan.follows[alone]).astype(np.int64), device)
-        size[across] = -1
-        low, high = low[index], high[index]
-    low, high = low.view(size), high.view(size)
 
     def matrix(axis: int, at: NDArray[np.float64]) -> BandedMatrix:
         if plan.mode == "area":
@@ -279,8 +302,15 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
         values = weights.along_rows(taken.flatten(1)).view(-1, *taken.shape[1:])
         for weights in inner:
             values = weights.along_rows(values[:, weights.first :]).transpose(1, 2)
-        ends = slice(start, start + slab) if across == 0 else slice(None)
-        out[start : start + slab] = values.clamp(low[ends], high[ends])
+        out[start : start + slab] = values
+    # Last: planes are resampled while later ones are on their way to a device
+    low, high = planes.bounds(across)
+    size = [1, 1, 1]
+    if alone is not None and across is not None:
+        index = to_device(plan.to_source(plan.follows[alone]).astype(np.int64), device)
+        size[across] = -1
+        low, high = low[index], high[index]
+    out.clamp_(low.view(size), high.view(size))
 
 
 def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:

@@ -26,6 +26,7 @@ from scanloom.cards.card import Argmax, Decision, Paint
 from scanloom.inference.device import is_out_of_memory, to_device
 from scanloom.inference.restore.cpu import Coordinates, KernelChoice
 from scanloom.inference.restore.decisions import lowest_score, map_count, painted
+from scanloom.inference.transfers import LabelCopies
 
 BLOCK = 4
 """Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
@@ -37,44 +38,6 @@ _BLOCK_VALUES = 256
 """Classes x blocks whose bounds one program holds: 8 values per thread; 32 spill registers."""
 _CLASSES_PER_WORD = 31
 """Classes per word of a bit mask of remaining classes, as in the kernels."""
-_MOST_COPIED_BYTES = 64 * 1024**2
-"""Bytes of labels on their way to the host: page-locked memory is scarce, and a wait is short."""
-
-
-class LabelCopies:
-    """Copies of labels from a device to the host, for many of which the host waits once.
-
-    They pass through page-locked memory, which torch keeps for later copies.
-    """
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._stream: Any = None
-        self._bytes = 0
-
-    def add(self, target: torch.Tensor, labels: torch.Tensor) -> None:
-        """Start the copy of `labels` on a CUDA device, which `target` on the host has after `wait`.
-
-        If much is on its way, the host waits for it first.
-        """
-        stream = torch.cuda.current_stream(labels.device)
-        if self._bytes + labels.nbytes > _MOST_COPIED_BYTES:
-            self.wait()
-        staged = torch.empty_like(target, pin_memory=True)
-        staged.copy_(labels, non_blocking=True)
-        self._stream = stream
-        self._pending.append((target, staged))
-        self._bytes += labels.nbytes
-
-    def wait(self) -> None:
-        """Wait for all copies, and write them to their targets."""
-        if not self._pending:
-            return
-        self._stream.synchronize()
-        for target, staged in self._pending:
-            target.copy_(staged)
-        self._pending.clear()
-        self._bytes = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,16 +143,15 @@ def label(
         If shapes don't match, or there are more than `MAX_CLASSES` classes.
     """
     out, at = _in_memory_direction(out, at)
-    on_host = [torch.from_numpy(labels) for labels in out]
-    on_device = [torch.empty_like(labels, device=scores.device) for labels in on_host]
+    on_device = [torch.empty_like(torch.from_numpy(labels), device=scores.device) for labels in out]
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
     decide(scores, where, decision, on_device, rounded=rounded)
     if scores.device.type != "cuda":  # Triton's interpreter
-        for target, labels in zip(on_host, on_device, strict=True):
-            target.copy_(labels)
+        for target, labels in zip(out, on_device, strict=True):
+            target[...] = labels.numpy()
         return
     started = LabelCopies() if copies is None else copies
-    for target, labels in zip(on_host, on_device, strict=True):
+    for target, labels in zip(out, on_device, strict=True):
         started.add(target, labels)
     if copies is None:
         started.wait()

@@ -56,11 +56,17 @@ def decide_on_grid(scores: torch.Tensor, decision: Decision) -> torch.Tensor:
     return labels
 
 
-def only_numbers(labels: NDArray[Any], numbers: set[int]) -> NDArray[Any]:
-    """Return the label map without the channels that have no structure in the card."""
+def only_numbers(labels: NDArray[Any], numbers: set[int], largest: int) -> NDArray[Any]:
+    """Return the label map without the channels that have no structure in the card.
+
+    `largest` is the largest number that the label map may have.
+    """
     # Numbers are consecutive in nearly all cards: then no voxel is looked up
     highest = max(numbers)
+    if numbers == set(range(1, highest + 1)) and (
+        largest <= highest or int(labels.max()) <= highest
+    ):
+        return labels
     table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
     table[list(numbers)] = list(numbers)
-    unchanged = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
-    return labels if unchanged else table[labels]
+    return np.asarray(table[labels])

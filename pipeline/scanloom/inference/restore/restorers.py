@@ -43,6 +43,7 @@ from scanloom.inference.restore.decisions import (
     painted,
 )
 from scanloom.inference.sliding_window import ScorePlanes
+from scanloom.inference.transfers import LabelCopies
 
 CPU_SLAB_BYTES = 2 * 1024**2
 """Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
@@ -118,14 +119,22 @@ class Restorer(Protocol):
         """Return the label maps; `clean` is applied to labels on the network grid."""
 
 
-def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> Restorer:
-    """Return the restorer of a model; `fused` uses compiled kernels where available."""
+def make_restorer(
+    plan: NetworkPlan, card: ModelCard, device: torch.device, *, fused: bool = True
+) -> Restorer:
+    """Return the restorer of a model, for scores on a device.
+
+    `fused` uses compiled kernels where available.
+    """
     if card.restore == "scores" and plan.mode == "area":
         return AreaRestorer(plan, card.decision, card.n_outputs)
     if card.restore == "scores":
         # nnU-Net resamples scores in half precision, and compares them rounded
         rounded = card.window.sums == "float16"
-        return ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused, rounded=rounded)
+        restorer = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused, rounded=rounded)
+        if device.type == "cuda":
+            restorer.make_pages()
+        return restorer
     return LabelRestorer(plan, card.decision, card.n_outputs)
 
 
@@ -171,8 +180,13 @@ class ScoreRestorer:
             np.zeros(plan.source.shape, dtype, order="F")
             for _ in range(map_count(decision, classes))
         ]
-        self._copies = cuda.LabelCopies()
+        self._copies = LabelCopies()
         self._slices = SourceSlices(plan, self.labels, self._label)
+
+    def make_pages(self) -> None:
+        """Start to make the pages of the label maps, while a device computes scores."""
+        for labels in self.labels:
+            self._copies.prepare(labels)
 
     def add(self, planes: ScorePlanes) -> None:
         """Take the next planes; label the source slices that now have planes on both sides.

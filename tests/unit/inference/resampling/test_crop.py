@@ -90,6 +90,27 @@ def test_box_holds_what_is_foreground_in_any_channel() -> None:
     assert source_box([volume(second * 0)], Crop("nonzero")) is None
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_box_is_numpys(seed: int) -> None:
+    """Wherever the foreground is: in the middle planes, beside them only, at an end, nowhere."""
+    source = np.random.default_rng(seed)
+    scans = []
+    for _ in range(1 + seed % 2):
+        low, size = source.integers(0, 28, 3), source.integers(1, 20, 3)
+        inside = tuple(slice(a, a + n) for a, n in zip(low, size, strict=True))
+        array = np.zeros(SHAPE, np.int16, order="F")
+        array[inside] = source.choice((-5, 0, 7), array[inside].shape, p=(0.02, 0.96, 0.02))
+        scans.append(array)
+
+    for kind in ("nonzero", "positive"):
+        mask = np.any([array != 0 if kind == "nonzero" else array > 0 for array in scans], axis=0)
+        if not mask.any():
+            continue
+        box = source_box([volume(array) for array in scans], Crop(kind))
+        expected = tuple(slice(n.min(), n.max() + 1) for n in np.nonzero(mask))
+        assert box == expected, kind
+
+
 def test_voxels_of_a_box_keep_their_positions() -> None:
     scan = volume(boxed_scan(), "PIR", turn=9)
 
