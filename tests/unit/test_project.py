@@ -46,13 +46,14 @@ OPTIONS_OF_OTHERS = {
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
     "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
     "monai.bundle": {"--batch", "--config_file", "--steps"},
-    "nnU-Net": {"--verify_dataset_integrity"},
+    "nnU-Net": {"--disable_tta", "--save_probabilities", "--verify_dataset_integrity"},
     "pip": {"--upgrade"},
     "rsync": {"--exclude"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
     "torchrun": {"--nproc_per_node"},
-    "TotalSegmentator": {"--roi_subset", "--remove_small_blobs"},
+    "TotalSegmentator": {"--ml", "--output_type", "--preview", "--remove_small_blobs"}
+    | {"--roi_subset", "--statistics", "--task"},
     "scanloom before 0.1": {"--body-box", "--fused-restore", "--output", "--price"},
 }
 

@@ -27,6 +27,20 @@ USER_FILES = ("config.yaml", "config.toml")
 SOURCES = "scanloom.option_files"
 """Key of a context's `meta`: the file from which an option's value came, by the option's name."""
 EMPTY = "the text is empty, as if a variable of the shell were not set"
+OF_OTHER_TOOLS = {
+    "--gpu": "use --device cuda",
+    "--cpu": "use --device cpu",
+    "--ml": "use -o labels.nii.gz",
+    "--output_type": "use -o labels.dcm",
+    "--task": "use --model",
+    "--roi_subset": "use --structures liver,spleen",
+    "--remove_small_blobs": "use --remove-small 200",
+    "--statistics": "measurements are always written",
+    "--preview": "a preview is always written",
+    "--disable_tta": "use --mirror no",
+    "--save_probabilities": "--also uncertainty writes their entropy",
+}
+"""Options of TotalSegmentator and nnU-Net, and what `segment` has in their place."""
 # Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
@@ -275,7 +289,16 @@ def _explained() -> Iterator[None]:
         if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
             error.message = clean(error.message.replace(_PREFIX, ""))  # type: ignore[attr-defined]
             _name_source(error)
+            _translate(error)
         raise
+
+
+def _translate(error: Any) -> None:
+    """For an option of another tool, name ours in place of those of similar spelling."""
+    hint = OF_OTHER_TOOLS.get(getattr(error, "option_name", ""))
+    if hint and error.ctx.info_name == "segment":
+        error.possibilities = None
+        error.message = f"{error.message}; {hint}"
 
 
 def _name_source(error: Any) -> None:

@@ -28,8 +28,9 @@ from typing import Any, Final
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.card_file import CARD_FILE, WEIGHTS_FOLDER, is_card, read_card, write_card
+from scanloom.convert.files import NO_OPTIONS
 from scanloom.convert.provenance import PROVENANCE_FILE, read_provenance
-from scanloom.convert.readers import NO_OPTIONS, find_reader, source_folders
+from scanloom.convert.readers import find_reader, source_folders
 from scanloom.convert.weights import MAX_WEIGHTS, convert_weights
 from scanloom.core import Reason, ScanError, user_cache_folder
 from scanloom.core.process import lock_file

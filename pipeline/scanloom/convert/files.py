@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Final
 
 from scanloom.core import Reason, ScanError, format_bytes, printable
@@ -17,7 +19,8 @@ MAX_MEMBERS: Final = 20_000
 GROWTH: Final = 4
 """Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
 most two tensors share memory."""
-
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
+"""Of a model that has no options."""
 
 TORCHSCRIPT: Final = (
     "TorchScript and exported programs would run. Save the weights of the network by "

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scanloom.cards import card
 from scanloom.cards.codes import coded_structure
 from scanloom.convert.files import (
+    NO_OPTIONS,
     damaged,
     find_file,
     read_bytes,
@@ -25,7 +26,6 @@ from scanloom.convert.files import (
     unsupported,
 )
 from scanloom.convert.monai.metadata import Text
-from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Flag, Reason, ScanError, Structure, counted, slug
 

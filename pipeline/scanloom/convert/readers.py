@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from scanloom.cards.card import ModelCard
+from scanloom.convert.files import NO_OPTIONS
 from scanloom.core import Reason, ScanError, printable, slug
-
-NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -186,3 +186,20 @@ def test_a_blank_variable_is_refused_by_name(
     assert ended.code == 2
     assert "'SCANLOOM_OUT': the text is empty" in ended.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--gpu", "use --device cuda"),
+        ("--ml", "use -o labels.nii.gz"),
+        ("--roi_subset=liver", "use --structures liver,spleen"),
+        ("--disable_tta", "use --mirror no"),
+    ],
+)
+def test_an_option_of_another_tool_is_translated(option: str, hint: str, tmp_path: Path) -> None:
+    ended = scanloom("segment", tmp_path, option)
+
+    assert ended.code == 2
+    assert hint in ended.err
+    assert "Possible options" not in ended.err

@@ -99,3 +99,11 @@ def test_a_message_says_what_why_and_what_to_do():
     text = str(ScanError(Reason.TRUNCATED, "slice 7 of 20"))
 
     assert text == f"TRUNCATED: slice 7 of 20. {Reason.TRUNCATED.advice}."
+
+
+def test_a_message_says_where_the_list_of_series_is():
+    """Names of series may name a patient: they are no part of the message."""
+    error = ScanError(Reason.SERIES_AMBIGUOUS, "there are 2 series", " # name\n 1 CT of Ann\n")
+
+    assert str(error).endswith("The list is in the error's `private`.")
+    assert "Ann" not in str(error)

@@ -14,6 +14,7 @@ import numpy as np
 from scanloom.cards import card
 from scanloom.convert.files import (
     MAX_BYTES,
+    NO_OPTIONS,
     TORCHSCRIPT,
     damaged,
     find_file,
@@ -41,7 +42,6 @@ from scanloom.convert.monai.network import (
 from scanloom.convert.monai.postprocessing import Postprocessing, read_postprocessing
 from scanloom.convert.monai.preprocessing import Preprocessing, read_preprocessing
 from scanloom.convert.monai.runner import Load, Obstacles, Run, read_run, read_start
-from scanloom.convert.readers import NO_OPTIONS
 from scanloom.convert.unread import unread_error
 from scanloom.convert.weights import find_weights, load_torch
 from scanloom.core import Reason, ScanError, Structure, did_you_mean, format_bytes, slug
