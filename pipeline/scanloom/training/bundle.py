@@ -256,6 +256,14 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
     return kept, random
 
 
+def _weights(recipe: TrainingRecipe) -> Json:
+    """Return the loss's weights of background and structures, unless all are 1."""
+    weights = [recipe.schedule.background, *(each.weight for each in recipe.structures)]
+    if all(weight == 1.0 for weight in weights):
+        return {}
+    return {"weight": f"$torch.tensor({weights}, device=@device)"}
+
+
 def epoch_length(recipe: TrainingRecipe, count: int) -> int:
     """Return the steps of an epoch with a number of cases.
 
@@ -381,6 +389,7 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "softmax": True,
             "smooth_nr": 1e-5,
             "smooth_dr": 1e-5,
+            **_weights(recipe),
         },
         "optimizer": {
             "_target_": "torch.optim.AdamW",

@@ -88,6 +88,9 @@ class TrainedStructure(Section, frozen=True):
     type: CodeFields | None = Field(default=None, description="Its type, coded")
     laterality: CodeFields | None = Field(default=None, description="Its side, coded")
     color: tuple[int, int, int] | None = Field(default=None, description="R, G, B, 0 to 255")
+    weight: Positive = Field(
+        default=1.0, description="Weight in the loss: above 1 for small ones among many"
+    )
 
 
 class Augmentation(Section, frozen=True):
@@ -180,6 +183,7 @@ class Schedule(Section, frozen=True):
         "over the cases, or 50 steps if that is more",
     )
     validate_every: int = Field(default=5, ge=1, description="Epochs between validations")
+    background: Positive = Field(default=1.0, description="Weight of the background in the loss")
     precision: Literal["float32", "bfloat16"] = Field(
         default="bfloat16", description="Precision of the network; weights stay float32"
     )

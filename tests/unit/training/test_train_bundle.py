@@ -500,3 +500,22 @@ def test_weights_to_start_from_are_those_of_a_file(trained: Path, tmp_path: Path
     page = prepare(recipe(network=network), data).recipe
     start = train_config(page, data, 5)["start"]
     assert Path(start).read_bytes() == (trained / "models" / "model.pt").read_bytes()
+
+
+def test_weights_of_structures_are_those_of_the_loss(tmp_path: Path) -> None:
+    from monai.bundle import ConfigParser
+
+    from scanloom.training.bundle import train_config
+
+    structures = [{"label": "near", "values": 1, "weight": 3}, {"label": "far", "values": 2}]
+    losses = []
+    for page in (recipe(), recipe(structures=structures)):
+        config = train_config(page, tmp_path, 5)
+        parts = {"imports": ["$import torch"], "device": "cpu", "loss": config["loss"]}
+        losses.append(ConfigParser(parts).get_parsed_content("loss"))
+    scores = torch.zeros(1, 3, 4, 4, 4)
+    far, near = torch.full((1, 1, 4, 4, 4), 2), torch.full((1, 1, 4, 4, 4), 2)
+    near[0, 0, 0] = 1
+    scores[:, 2] = 3  # all is said to be far
+    plain, weighted = ([float(loss(scores, label)) for label in (far, near)] for loss in losses)
+    assert weighted[1] - weighted[0] > 1.5 * (plain[1] - plain[0])
