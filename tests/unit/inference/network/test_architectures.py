@@ -60,8 +60,9 @@ def unet() -> torch.nn.Module:
     return build_network(NetworkSpec("UNet", SMALL_UNET))
 
 
-TESTED_APART = {"DiNTS", "DynUNetWithoutClicks", "MeshNet", "UNesT", "Vista3d"}
-"""Networks whose arguments or inputs are of other kinds: see `tests/unit/inference/nets`."""
+TESTED_APART = {"DiNTS", "DynUNetWithoutClicks", "MeshNet", "OnnxGraph", "UNesT", "Vista3d"}
+"""Networks whose arguments or inputs are of other kinds: see `tests/unit/inference/nets`, and for
+ONNX `tests/unit/convert/test_onnx_model.py`."""
 
 
 def test_every_listed_network_is_tested() -> None:
