@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
-from meter import table
+from meter import parse, table, unavailable
 from nibabel.orientations import ornt_transform
 from nibabel.processing import resample_to_output
 from numpy.typing import NDArray
@@ -198,12 +198,16 @@ def colin(model: Predictor, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Load the model, and do what is asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("drawn", "heads", "axes", "colin"))
-    parser.add_argument("scans", nargs="+")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("drawn", "heads", "axes", "colin"), nargs="?")
+    parser.add_argument("scans", nargs="*")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--count", type=int, default=50)
-    options = parser.parse_args()
+    options = parse(parser)
+    if not (Path(options.model) / "models").is_dir():
+        unavailable(f"weights of brain_anatomy in {options.model}")
+    if not options.scans:
+        parser.error("what, and where?")
     model = scanloom.load_model(options.model, device="cpu")
     {"drawn": drawn, "heads": heads, "axes": axes, "colin": colin}[options.what](model, options)
 

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from meter import SAMPLE, parse, table
+from meter import SAMPLE, parse, table, unavailable
 
 import scanloom
 from scanloom.convert.store import find_model
-from scanloom.core import ComputeOptions, ScanError, Segmentation, StepTimer
+from scanloom.core import ComputeOptions, Reason, ScanError, Segmentation, StepTimer
 from scanloom.inference.predictor import TorchPredictor
 
 LEAST = 0.998
@@ -49,7 +49,12 @@ def main() -> int:
     options = parse(parser, device="cpu")
     card = find_model(options.model)
     full = TorchPredictor(card, device=options.device, compute=ComputeOptions(precision="float32"))
-    half = TorchPredictor(card, device=options.device, compute=ComputeOptions(precision="half"))
+    try:
+        half = TorchPredictor(card, device=options.device, compute=ComputeOptions(precision="half"))
+    except ScanError as exc:
+        if exc.reason is Reason.DEVICE_UNAVAILABLE:
+            unavailable(exc.detail)
+        raise
     rows, worst, unused = [], 1.0, 0
     for number, path in enumerate(options.scans, start=1):
         try:
