@@ -85,7 +85,7 @@ def test_a_server_of_another_user_gets_nothing_and_can_do_nothing(
     server = Running(out, folder / "key", "--reviewers", "anna")
     try:
         tab, _ = opened(chromium, server.links["anna"])
-        origin, name = origin_of(tab.url), tab.inner_text("#rows a >> nth=0")
+        origin, name = origin_of(tab.url), tab.inner_text("#rows a.id >> nth=0")
         about = asked(tab, f"/api/case/{name}").json()
         verdict = {"decision": "reject", "recipe": about["recipe"], "seen": about["seen"]}
         second_tab = tab.context.new_page()

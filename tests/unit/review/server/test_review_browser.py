@@ -660,6 +660,7 @@ def test_pixels_of_24_axis_orders(
         for n, (name, scan) in enumerate(scans.items()):
             tab.goto(f"{origin}case/{name}")
             tab.wait_for_selector(f"body[data-opened='{name}']")
+            tab.keyboard.press("o")  # fill instead of outlines
             about = asked(tab, f"/api/case/{name}").json()
             for plane in ("axial", "coronal", "sagittal"):
                 middle = about["planes"][plane]["count"] // 2
