@@ -60,7 +60,7 @@ def test_labels_are_the_frameworks_own(
     for engine in ("openvino", "onnxruntime"):
         if importlib.util.find_spec(engine) is None:
             continue
-        compute = ComputeOptions(engine=engine)  # type: ignore[arg-type]
+        compute = ComputeOptions(engine=engine)  # type: ignore[arg-type]  # a name
         predictor = TorchPredictor(load_card(folder), compute, device="cpu")
         labels = predictor.predict(Volume(scan, grid, "HU", "CT")).layers[0].labels
         assert predictor.engine.name == engine

@@ -8,13 +8,10 @@ device sleeps (`blocking` events): one that spins takes a core from readers and 
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import mmap
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,8 +26,6 @@ _MOST_THREADS = 4
 """Threads that copy in memory: one uses a part of its speed, and more of it than the bus has."""
 _MOST_WAITING_BYTES = 64 * 1024**2
 """Bytes of labels on their way to the host: page-locked memory is scarce."""
-_MADV_POPULATE_WRITE = 23
-"""Advice of Linux's madvise, from 5.14 on: pages are made as if they were written to."""
 
 
 @functools.cache
@@ -100,7 +95,7 @@ class ArrivingTensor:
     def __init__(self, staged: StagedArray, device: torch.device) -> None:
         self._slabs, self._sent, self._device = staged.slabs(), 0, device
         self._values = torch.empty(staged.shape, dtype=staged.dtype, device=device)
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
         # Its memory may have been that of tensors with which the device still computes
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._values.record_stream(self._stream)
@@ -136,7 +131,7 @@ class LateAnswer:
         if answer.device.type == "cuda":
             self._answer = torch.empty_like(answer, device="cpu", pin_memory=True)
             self._answer.copy_(answer, non_blocking=True)
-            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch
             self._copied.record(torch.cuda.current_stream(answer.device))
 
     def __bool__(self) -> bool:
@@ -151,24 +146,27 @@ class LabelCopies:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._zeroed = list[Future[None]]()
         self._waiting = deque[tuple[Future[None], int]]()
         self._bytes = 0
 
     def prepare(self, labels: NDArray[Any]) -> None:
-        """Start to make the pages of a new array, to which labels will be copied.
+        """Start to write zeros to a new array, to which labels will be copied.
 
         The system makes a page when it is first written to, which takes longer than the copy.
         """
-        self._pool().submit(_make_pages, labels)
+        self._zeroed.append(self._pool().submit(labels.fill, 0))
 
     def add(self, target: NDArray[Any], labels: torch.Tensor) -> None:
         """Start the copy of `labels` on a device to `target`, which has them after `wait`.
 
         If much is on its way, the host waits for a part of it first.
         """
+        while self._zeroed:  # zeros come before labels
+            self._zeroed.pop().result()
         device = labels.device
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
         self._stream.wait_stream(torch.cuda.current_stream(device))
         labels.record_stream(self._stream)
         # Parts that lie together in memory, whatever the order of the axes is
@@ -185,7 +183,7 @@ class LabelCopies:
         with torch.cuda.stream(self._stream):
             locked = torch.empty_like(labels, device="cpu", pin_memory=True)
             locked.copy_(labels, non_blocking=True)
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch
             copied.record(self._stream)
 
         def write() -> None:
@@ -197,6 +195,8 @@ class LabelCopies:
 
     def wait(self) -> None:
         """Wait until all arrays have their labels."""
+        while self._zeroed:  # without a copy, too: the array is its caller's from now on
+            self._zeroed.pop().result()
         while self._waiting:
             self._finish_first()
         if self._threads is not None:
@@ -212,13 +212,3 @@ class LabelCopies:
         if self._threads is None:
             self._threads = _threads()
         return self._threads
-
-
-def _make_pages(array: NDArray[Any]) -> None:
-    """Have the system make the pages of a new array; its values stay as they are."""
-    with suppress(AttributeError, OSError):  # another system than Linux
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = array.ctypes.data + array.nbytes - first
-        madvise(first, size // mmap.PAGESIZE * mmap.PAGESIZE, _MADV_POPULATE_WRITE)

@@ -72,7 +72,7 @@ class SlicedConv3d(nn.Conv3d):
         """Return the convolution of a batch (n, channel, i, j, k), float32 or under autocast."""
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return super().forward(inputs)
-        return cast(Tensor, _Sliced.apply(inputs, self.weight))  # type: ignore[no-untyped-call]
+        return cast(Tensor, _Sliced.apply(inputs, self.weight))  # type: ignore[no-untyped-call]  # torch
 
 
 class _Sliced(torch.autograd.Function):

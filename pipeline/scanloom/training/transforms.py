@@ -20,7 +20,7 @@ CONTROL_POINTS: Final = 5
 them would tear small structures, fewer are an affine map."""
 
 
-class SeededDataset(CacheDataset):  # type: ignore[misc]
+class SeededDataset(CacheDataset):  # type: ignore[misc]  # MONAI's are untyped
     """`monai.data.CacheDataset` of an epoch's patches, drawn from seed, epoch and index only.
 
     A patch is the same whichever process draws it, and after a killed run as without it: neither
@@ -56,7 +56,7 @@ class SeededDataset(CacheDataset):  # type: ignore[misc]
         return super()._transform(int(order[position]))
 
 
-class LoadVolumed(MapTransform):  # type: ignore[misc]
+class LoadVolumed(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Read scans of any format that scanloom reads as tensors (1, i, j, k) with their affine.
 
     Parameters
@@ -77,7 +77,7 @@ class LoadVolumed(MapTransform):  # type: ignore[misc]
         return {**data, **{key: volume.to_metatensor() for key, volume in read.items()}}
 
 
-class AutocastInferer(SimpleInferer):  # type: ignore[misc]
+class AutocastInferer(SimpleInferer):  # type: ignore[misc]  # MONAI's are untyped
     """`SimpleInferer` in mixed precision on any device; MONAI's engines know it on CUDA only.
 
     Parameters
@@ -100,7 +100,7 @@ class AutocastInferer(SimpleInferer):  # type: ignore[misc]
         return scores.float()
 
 
-class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]
+class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Cut a patch, deformed by one random map: position, affine and smooth displacement at once.
 
     One interpolation instead of three, of the patch's voxels only, which costs a CPU less than a
@@ -346,7 +346,7 @@ def standard_normal(
     return torch.randn(tuple(shape), generator=generator, device=device)
 
 
-class RandBiasd(Randomizable, MapTransform):  # type: ignore[misc]
+class RandBiasd(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Multiply images by a smooth field: exp of normal values at four points along each axis.
 
     Parameters
@@ -375,7 +375,7 @@ class RandBiasd(Randomizable, MapTransform):  # type: ignore[misc]
         return result
 
 
-class RandAcquisitiond(Randomizable, MapTransform):  # type: ignore[misc]
+class RandAcquisitiond(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Blur images to a random resolution, add noise there, and interpolate them back.
 
     A third of the images have larger voxels, a third thick slices along a random axis, a third
@@ -463,7 +463,7 @@ def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
     return image
 
 
-class RandFieldOfViewd(Randomizable, MapTransform):  # type: ignore[misc]
+class RandFieldOfViewd(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Set what is outside a random box to 0, as a window's part outside the scan is.
 
     Parameters
@@ -496,7 +496,7 @@ class RandFieldOfViewd(Randomizable, MapTransform):  # type: ignore[misc]
         return result
 
 
-class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]
+class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
     """Mirror a case along axes, each with probability one half; sides change with left and right.
 
     Parameters

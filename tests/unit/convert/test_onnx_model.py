@@ -65,7 +65,7 @@ def converted(folder: Path) -> ModelCard:
 
 
 def labels_of(folder: Path, engine: str) -> Any:
-    compute: Any = ComputeOptions(engine=engine)  # type: ignore[arg-type]
+    compute: Any = ComputeOptions(engine=engine)  # type: ignore[arg-type]  # a name
     predictor = TorchPredictor(converted(folder), compute, device="cpu")
     labels = predictor.predict(volume()).layers[0].labels
     assert predictor.engine.name == ("onnxruntime" if engine == "onnxruntime" else "openvino")
