@@ -40,8 +40,8 @@ if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the option's older name
     # Scans of many shapes would leave gaps between blocks of fixed size, which fit no later scan
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-MOST_WINDOWS = 8
-"""Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
+MOST_WINDOWS = 16
+"""Maximum batch size: with more, a large GPU is hardly faster (see `_BATCH_WINDOWS`)."""
 MOST_PLANES = 64
 """Maximum batch size of windows of one plane."""
 OLDEST_TORCH_FOR_CUDA = (2, 10)

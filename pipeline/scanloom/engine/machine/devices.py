@@ -188,7 +188,8 @@ class EnergyMeter:
                 used = now - start if now >= start else now - start + range_uj
                 spent["cpu"] = spent.get("cpu", 0.0) + used / 1e6
         for uuid, after in _gpu_millijoules().items():
-            if uuid in self._gpus:
+            # the counter moves a few times a second: what was shorter is not known, not 0
+            if uuid in self._gpus and after > self._gpus[uuid]:
                 spent["gpu"] = spent.get("gpu", 0.0) + (after - self._gpus[uuid]) / 1e3
         return {kind: round(joules, 3) for kind, joules in spent.items()} or None
 
