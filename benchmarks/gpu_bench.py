@@ -402,7 +402,7 @@ def beside_python(bench: Bench, name: str, card: ModelCard, volume: Volume) -> I
         predictor.predict(volume)
         for interval in (CALM, PROMPT, PROMPT / 10):
             with busy_thread(interval):
-                beside = bench.milliseconds(lambda: predictor.predict(volume), 3)  # noqa: B023 - run at once
+                beside = bench.milliseconds(partial(predictor.predict, volume), 3)
             each = f"switches each {1000 * interval:g} ms, {engine}"
             yield Row(f"{name}: beside a Python thread, {each}", beside)
 

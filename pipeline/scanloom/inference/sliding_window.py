@@ -51,8 +51,8 @@ _NOT_FINITE = "scores are not finite"
 _ROWS_AT_ONCE = 16
 """Rows of windows that are looked at together."""
 _BATCH_WINDOWS = 2.75
-"""Windows whose time the start of a batch takes. On an H200, 1, 2, 4 and 8 windows of 128^3 voxels of
-nnU-Net's largest network take 21, 27, 38 and 61 ms: few channels of few windows do not fill it."""
+"""Windows whose time the start of a batch takes. On an H200, 1, 2, 4 and 8 windows of 128^3 voxels
+of nnU-Net's largest network take 21, 27, 38 and 61 ms: a few windows do not fill it."""
 Network = Callable[[torch.Tensor], torch.Tensor]
 _CHANNELS_AT_ONCE = 16
 """Channels of a window's scores that are weighted at a time."""
