@@ -155,7 +155,10 @@ class LabelCopies:
 
         The system makes a page when it is first written to, which takes longer than the copy.
         """
-        self._zeroed.append(self._pool().submit(labels.fill, 0))
+        planes = np.moveaxis(labels, int(np.argmax(labels.strides)), 0)  # as they lie in memory
+        step = max(1, SLAB_BYTES // max(1, planes[0].nbytes))
+        for start in range(0, len(planes), step):
+            self._zeroed.append(self._pool().submit(planes[start : start + step].fill, 0))
 
     def add(self, target: NDArray[Any], labels: torch.Tensor) -> None:
         """Start the copy of `labels` on a device to `target`, which has them after `wait`.
