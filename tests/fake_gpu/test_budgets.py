@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -101,6 +101,24 @@ def test_labels_are_those_of_the_cpu(
         [ours] = TorchPredictor(card, compute, device="cuda").predict(volume).layers
 
         assert np.mean(ours.labels == layer.labels) >= least
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_nearest_neighbours_at_ties_are_those_of_the_cpu(
+    fake: StandIn, card: ModelCard, volume: Volume, mode: Literal["linear", "nearest"]
+) -> None:
+    """Six planes of the scan lie in the middle of two voxels of the network."""
+    card = replace(card, restore="labels", grid=replace(card.grid, mode=mode))
+
+    here, on_device = (
+        TorchPredictor(card, ComputeOptions(precision="float32", engine="torch"), device=device)
+        .predict(volume)
+        .layers[0]
+        .labels
+        for device in ("cpu", "cuda")
+    )
+
+    np.testing.assert_array_equal(on_device, here)
 
 
 def test_a_predictor_that_is_gone_leaves_nothing_on_the_device(
