@@ -70,6 +70,16 @@ def test_indexing_is_that_of_torch(fake: StandIn, index: object) -> None:
     assert device.cpu().equal(changed)
 
 
+def test_a_number_divides_by_its_reciprocal(fake: StandIn) -> None:
+    """As torch's kernel for CUDA: 5 * (1 / 49) is less than 5 / 49 rounded."""
+    host = torch.arange(1.0, 50.0, dtype=torch.float64)
+    divided = (host.to(CUDA) / 49).cpu()
+
+    assert divided.equal(host * (1 / 49))
+    assert not divided.equal(host / 49)
+    assert host.to(CUDA).div_(49).cpu().equal(divided)
+
+
 def test_copies_and_waits_are_counted(fake: StandIn) -> None:
     tensor = torch.zeros(5, dtype=torch.int16).to(CUDA)
     assert float(tensor.sum()) == 0.0

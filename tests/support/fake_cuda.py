@@ -738,6 +738,8 @@ class StandIn:
             compute = partial(_no_convolution, func)
         elif name in CONVOLUTIONS and plain_args[0].dtype is torch.float16:
             compute = partial(_half_convolution, func)
+        elif device.type == "cuda" and _divides_by_number(name, plain_args, plain_kwargs):
+            compute = partial(_by_reciprocal, name)
         result = compute(*plain_args, **plain_kwargs)
         if device.type != "cuda":
             if pinned:
@@ -890,6 +892,22 @@ def _no_convolution(func: Any, *args: Any) -> torch.Tensor:
     """Return zeros of the shape that a convolution gives."""
     on_meta = tree_map(lambda x: x.to("meta") if _is_tensor(x) else x, args)
     return torch.zeros_like(func(*on_meta), device="cpu")
+
+
+def _divides_by_number(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether an operation divides a tensor of floats by one number."""
+    return (
+        name in ("div", "div_")
+        and not kwargs
+        and isinstance(args[0], torch.Tensor)
+        and args[0].is_floating_point()
+        and (isinstance(args[1], (int, float)) or args[1].dim() == 0)
+    )
+
+
+def _by_reciprocal(name: str, values: torch.Tensor, divisor: Any) -> torch.Tensor:
+    """Multiply by the reciprocal of a number, as CUDA divides: the last bit is another."""
+    return values.mul_(1 / float(divisor)) if name == "div_" else values * (1 / float(divisor))
 
 
 _STAND_IN: list[StandIn] = []

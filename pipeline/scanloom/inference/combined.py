@@ -207,10 +207,8 @@ class PaintedPredictor(PlacedModel):
         with clock.step("clean"):
             labels = clean(labels, self._cleaning, grid.spacing, "before")
         with clock.step("restore"):
-            labels = restore_labels(labels, plan, torch.device("cpu"))
-            restored = change_maps(
-                uncertain[0], lambda values: restore_labels(values, plan, torch.device("cpu"))
-            )
+            labels = restore_labels(labels, plan)
+            restored = change_maps(uncertain[0], lambda values: restore_labels(values, plan))
         with clock.step("clean"):
             labels = clean(labels, card.cleaning, volume.grid.spacing, "after")
         return replace(

@@ -147,7 +147,7 @@ def device_count(kind: str) -> int:
 def float64_device(device: torch.device) -> torch.device:
     """Return a device, or the CPU in the place of one that has no float64.
 
-    On it scans are resampled, and labels by nearest neighbour: the last bit of float64 decides.
+    On it scans are resampled.
     """
     lacks = device.type == "mps" or (
         device.type == "xpu" and not torch.xpu.get_device_properties(device).has_fp64

@@ -201,15 +201,17 @@ def estimate_network(
         steps["network"] += scores
         steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
+    decided = 0
     if card.restore == "labels":
-        # float64 during nearest neighbour
-        steps["restore"] += 4 * FLOAT_BYTES * math.prod(plan.network.shape)
+        # Labels of all planes, as integers, joined; copied to the host, cleaned and resampled there
+        decided = 2 * FLOAT_BYTES * math.prod(plan.network.shape)
+        steps["restore"] += 2 * decided
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
     on_host, copied = sizes.open if budget.scores == "host" else 0, stored * sizes.scan
     copied += _sorted_on_host(card, plan)
-    labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host}
+    labels = {"network": sizes.maps + on_host, "restore": sizes.maps + on_host + decided}
     own = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
     own["resample"] += stored * sizes.scan
     for step in labels:

@@ -4,7 +4,8 @@ Interpolation is separable, since the network grid shares the source's axes: one
 by slab. Linear interpolation agrees with MONAI's float64 `grid_sample` up to float32 rounding. A
 cubic spline is a product with one matrix per axis, in float64 (`sampling`). Nearest neighbours are
 computed in MONAI's own order of operations in float64 (normalise, affine_grid, grid_sample): at
-exact ratios, such as 2, the last bit decides which neighbour is the nearest.
+exact ratios, such as 2, the last bit decides which neighbour is the nearest, of whole planes of
+voxels. So they are computed on the host, whatever the device.
 
 Linear interpolation in float32 is exact to 1e-4 of a scan's values, which is enough except where
 the last bit decides: whether a value is exactly 0 (`Normalize.nonzero`, `Crop`), or just below an
@@ -32,7 +33,10 @@ from scanloom.inference.resampling.sampling import (
     BandedMatrix,
     area_matrix,
     cubic_bands,
+    grid_coordinates,
+    nearest_index,
     sampling_base,
+    sampling_coordinates,
     sampling_theta,
     selection_matrix,
 )
@@ -237,8 +241,8 @@ def to_network(
     planes = StoredPlanes(array, lead, device, steps, options.foreground, options.staged)
     if plan.mode == "nearest" and plan.alignment == "first" and plan.resampled:
         scan = planes.on_host() if steps else array
-        values = to_device(np.array(orient(scan, plan), np.float32, order="C"), device)
-        return nearest(values, plan.step, plan.network.shape)
+        values = nearest(orient(scan, plan), plan.step, plan.network.shape)
+        return to_device(np.array(values, np.float32, order="C"), device)
     order = [plan.network_axis(axis) for axis in (lead, *other_axes(lead))]
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
     slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
@@ -326,18 +330,18 @@ def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:
         values.movedim(plan.network_axis(axis), 0)[empty] = 0.0
 
 
-def unorient(values: torch.Tensor, plan: NetworkPlan) -> torch.Tensor:
+def unorient(values: NDArray[Any], plan: NetworkPlan) -> NDArray[Any]:
     """Flip and permute voxels from the network's axes to (I, J, K)."""
-    flipped = values.flip([x for x in range(3) if plan.flipped[x]])
-    return flipped.permute([plan.network_axis(axis) for axis in range(3)])
+    flipped = np.flip(values, tuple(x for x in range(3) if plan.flipped[x]))
+    return flipped.transpose([plan.network_axis(axis) for axis in range(3)])
 
 
-def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape) -> torch.Tensor:
+def nearest(values: NDArray[Any], step: NDArray[np.floating[Any]], shape: Shape) -> NDArray[Any]:
     """Resample by nearest neighbour, in MONAI's order of operations (AffineTransform) in float64.
 
     Parameters
     ----------
-    values : (X, Y, Z) tensor
+    values : (X, Y, Z) array
         The input.
     step : (4, 4) array
         Maps an index of the result to an index in `values`.
@@ -346,23 +350,46 @@ def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape)
 
     Returns
     -------
-    (X', Y', Z') tensor
-        Same type as `values`. Indices beyond the ends are clipped to them.
+    (X', Y', Z') array
+        Same type as `values`. Indices beyond the ends are clipped to them. Exactly between two
+        voxels the even one is taken, as far as rounding leaves it there.
     """
-    # In float64 throughout: float32 chooses other neighbours at exact ratios
-    theta = sampling_theta(values.shape, step, shape).to(values.device)
-    ends = [sampling_base(n, values.device) for n in shape]
-    out = torch.empty(shape, dtype=values.dtype, device=values.device)
-    source = values.to(torch.float64)[None, None].contiguous()
-    slab = max(1, SLAB_BYTES // (64 * shape[1] * shape[2]))
-    for start in range(0, shape[0], slab):
-        x, y, z = torch.meshgrid(ends[0][start : start + slab], ends[1], ends[2], indexing="ij")
-        base = torch.stack((z, y, x, torch.ones_like(x)), dim=-1)
-        grid = (base.view(1, -1, 4) @ theta).view(1, *base.shape[:3], 3)
-        out[start : start + slab] = functional.grid_sample(
-            source, grid, mode="nearest", padding_mode="border", align_corners=False
-        )[0, 0]
+    size, out, ties = values.shape, values, list[NDArray[np.int64]]()
+    # What other axes contribute at most: rounding if the grids are turned, more if one is sheared
+    others = np.abs(step[:3, :3] - np.diag(np.diag(step)[:3])) @ shape
+    for axis in range(3):
+        at = sampling_coordinates(size, step, shape, axis)
+        out = out.take(nearest_index(torch.from_numpy(at), size[axis]).numpy(), axis)
+        near = np.abs(at - np.floor(at) - 0.5) < others[axis] + SAME_POSITION
+        ties.append(np.flatnonzero(near & (others[axis] > 0)))
+    # Only at ties are other axes considered: all coordinates of a grid take fifty times as long
+    planes = [np.arange(n) for n in shape]
+    for axis in range(3):
+        rest, planes[axis] = np.setdiff1d(planes[axis], ties[axis]), ties[axis]
+        slab = max(1, SLAB_BYTES // (64 * max(1, len(planes[1]) * len(planes[2]))))
+        for start in range(0, len(planes[0]), slab):
+            index = [planes[0][start : start + slab], *planes[1:]]
+            out[np.ix_(*index)] = _nearest_voxels(values, step, index, shape)
+        planes[axis] = rest  # voxels of two such planes are done
     return out
+
+
+def _nearest_voxels(
+    values: NDArray[Any],
+    step: NDArray[np.floating[Any]],
+    index: Sequence[NDArray[np.int64]],
+    shape: Shape,
+) -> NDArray[Any]:
+    """Return the result of `nearest` at the product of some indices along its axes."""
+    ends = [sampling_base(n)[torch.from_numpy(at)] for n, at in zip(shape, index, strict=True)]
+    x, y, z = torch.meshgrid(*ends, indexing="ij")
+    base = torch.stack((z, y, x, torch.ones_like(x)), dim=-1)
+    grid = base @ sampling_theta(values.shape, step, shape)
+    i, j, k = (
+        nearest_index(grid_coordinates(grid[..., 2 - n], size), size).numpy()
+        for n, size in enumerate(values.shape)
+    )
+    return np.asarray(values[i, j, k])
 
 
 def decisive_values(card: ModelCard) -> Decisive | None:
@@ -444,9 +471,8 @@ def _monai(size: Shape, plan: NetworkPlan) -> Callable[[NDArray[Any], Index, Sha
     def interpolate(oriented: NDArray[Any], index: Index, _: Shape) -> Float64:
         x, y, z = (base[torch.from_numpy(at)] for base, at in zip(bases, index, strict=True))
         grid = torch.stack((z, y, x, torch.ones_like(x)), dim=-1) @ theta
-        ends = [float(n) for n in size]
         at = [
-            np.clip(((grid[:, 2 - n].numpy() + 1) * ends[n] - 1) / 2, 0.0, ends[n] - 1)
+            np.clip(grid_coordinates(grid[:, 2 - n], size[n]).numpy(), 0.0, size[n] - 1)
             for n in range(3)
         ]
         low = [np.floor(a) for a in at]

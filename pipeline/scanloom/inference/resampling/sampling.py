@@ -5,7 +5,7 @@ Interpolation is separable: a volume takes one product with a matrix per axis, o
 Sampling coordinates are in the order of operations of MONAI's AffineTransform. It normalises
 indices to -1 .. 1, multiplies (torch's affine_grid), and takes the result back to indices (torch's
 grid_sample), in float64. The last bit decides about nearest neighbours at exact ratios, and whether
-an interpolated value is exactly 0.
+an interpolated value is exactly 0. They are computed on the host: a GPU rounds in another order.
 
 An area is a mean as of PyTorch's adaptive average pooling. The matrices of splines are those of
 SciPy's spline of order 3 with mode "nearest", which scikit-image's resize uses: edges are continued
@@ -50,10 +50,20 @@ def sampling_theta(size: Sequence[int], step: NDArray[Any], shape: Sequence[int]
     return theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].T
 
 
-def sampling_base(size: int, device: torch.device | None = None) -> torch.Tensor:
+def sampling_base(size: int) -> torch.Tensor:
     """Return the centres of `size` voxels between -1 and 1, as in torch's affine_grid."""
-    ends = torch.linspace(-1, 1, size, dtype=torch.float64, device=device)
-    return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype, device=device)
+    ends = torch.linspace(-1, 1, size, dtype=torch.float64)
+    return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype)
+
+
+def grid_coordinates(grid: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the coordinates on an axis of `size` voxels from those of torch's sampling grid."""
+    return ((grid + 1) * float(size) - 1) / 2
+
+
+def nearest_index(at: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the nearest voxel of an axis, the even of two, as torch's grid_sample."""
+    return at.round().clamp_(0, size - 1).long()
 
 
 def _normalizer(shape: Sequence[int]) -> NDArray[np.float64]:
@@ -74,8 +84,8 @@ def sampling_coordinates(
     at = sampling_base(shape[axis])
     base = torch.zeros((len(at), 4), dtype=at.dtype)
     base[:, 2 - axis], base[:, 3] = at, 1.0
-    grid = (base @ sampling_theta(size, step, shape))[:, 2 - axis].numpy()
-    return np.asarray(((grid + 1) * float(size[axis]) - 1) / 2)
+    grid = base @ sampling_theta(size, step, shape)
+    return grid_coordinates(grid[:, 2 - axis], size[axis]).numpy()
 
 
 def area_matrix(index: NDArray[np.int64], count: int, size: int) -> NDArray[np.float64]:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.core.segmentation import UNCERTAINTY_STEPS, Uncertainty
-from scanloom.inference.device import float64_device, to_device
+from scanloom.inference.device import to_device
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resampling.image import GridBox
 from scanloom.inference.resampling.resample import LinearWeights, nearest, other_axes, unorient
@@ -387,7 +387,6 @@ class LabelRestorer:
             restore_labels(
                 self._on_grid(clean(values.movedim(0, axis).cpu().numpy().astype(dtype))),
                 self._plan,
-                self._planes[0].device,
             )
             for values in torch.cat(self._planes, dim=1)
         ]
@@ -401,24 +400,22 @@ class LabelRestorer:
         return whole
 
 
-def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> Labels:
+def restore_labels(labels: Labels, plan: NetworkPlan) -> Labels:
     """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
-    known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
-    values = to_device(known, float64_device(device))
+    values = labels
     # The order of operations is MONAI's: at exact ratios its rounding decides the neighbour
     if plan.unturned is not None:  # as MONAI: turned back first, then resampled
         values, plan = unorient(values, plan), plan.unturned
     if plan.alignment != "first" and plan.resampled:
-        values = values.permute([plan.network_axis(axis) for axis in range(3)])
+        values = values.transpose([plan.network_axis(axis) for axis in range(3)])
         for axis in range(3):
-            index = to_device(plan.label_index(axis), values.device)
-            values = values.index_select(axis, index)
+            values = values.take(plan.label_index(axis), axis)
     else:
         if plan.resampled:
             step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
             values = nearest(values, step, plan.oriented.shape)
         values = unorient(values, plan)
-    restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
+    restored = np.array(values, order="F")
     clear_uncovered([restored], plan)
     return restored
 
@@ -826,8 +823,7 @@ class _UncertaintyFromLabels(_UncertaintyBase):
     def finish(self) -> Uncertainty:
         axis = self._plan.network_axis(self._plan.lead)
         whole = (np.moveaxis(np.concatenate(planes), 0, axis) for planes in self._planes)
-        host = torch.device("cpu")
-        return Uncertainty(*(restore_labels(values.copy(), self._plan, host) for values in whole))
+        return Uncertainty(*(restore_labels(values, self._plan) for values in whole))
 
 
 class _UncertaintyFromArea(_UncertaintyBase):
