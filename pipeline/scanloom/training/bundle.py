@@ -248,9 +248,14 @@ def drawing(recipe: TrainingRecipe) -> tuple[list[Json], list[Json]]:
             largest_slice=page.largest_slice,
             noise=page.noise,
         ),
-        _step("RandAdjustContrastd", "image", prob=chosen.gamma, gamma=[0.6, 1.6]),
+        _step(f"{TRANSFORMS}.RandGammad", "image", prob=chosen.gamma, gamma=[0.6, 1.6]),
         *_mirroring(recipe),
-        _intensity(recipe),
+        # the same as in inference, but that the host does not wait for a device
+        (
+            _step(f"{TRANSFORMS}.ZScored", "image")
+            if isinstance(recipe.intensity, str)
+            else _intensity(recipe)
+        ),
         _step(f"{TRANSFORMS}.RandFieldOfViewd", BOTH, prob=page.partial, smallest=0.6),
     ]
     return kept, random
@@ -348,6 +353,8 @@ def train_config(recipe: TrainingRecipe, root: Path, count: int) -> Json:
             "_target_": "TensorBoardStatsHandler",
             "log_dir": "@log_dir",
             "tag_name": "train_loss",
+            # of each tenth step, since the host waits for the device's loss
+            "iteration_log": "$lambda engine, step: step % 10 == 1",
             "output_transform": "$lambda output: output['loss'].item()",
             "_disabled_": "$not @first",
         },

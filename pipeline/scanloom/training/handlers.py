@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import resource
 import sys
@@ -100,7 +101,8 @@ class TrainingRecord:
         self.folder, self.epochs, self.evaluator = Path(folder), epochs, evaluator
         self.optimizer = optimizer
         self.rows: list[dict[str, float | None]] = []
-        self.losses: list[float] = []
+        self.total: torch.Tensor | None = None
+        self.loss = math.nan
         self.began: tuple[float, int] | None = None
         self.epoch_began = self.stepped = self.validation_began = 0.0
         self.validation_s: float | None = None
@@ -127,8 +129,14 @@ class TrainingRecord:
         ]
 
     def _note(self, engine: Any) -> None:
-        loss = engine.state.output["loss"].detach().float()
-        self.losses.append(float(idist.all_reduce(loss, "SUM")) / idist.get_world_size())
+        loss = engine.state.output["loss"].detach().double()
+        self.total = loss if self.total is None else self.total + loss
+        steps = engine.state.epoch_length
+        if engine.state.iteration % steps:
+            return
+        # once in an epoch: here the host waits for all steps of a device, the clock after it
+        total = float(idist.all_reduce(self.total, "SUM"))
+        self.loss, self.total = total / steps / idist.get_world_size(), None
         self.stepped = time.monotonic()
 
     def _begin_validation(self, _: Any) -> None:
@@ -149,7 +157,7 @@ class TrainingRecord:
         row = {
             "epoch": state.epoch,
             "step": state.iteration,
-            "loss": float(np.mean(self.losses)),
+            "loss": self.loss,
             "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
             "mean_dice": None if dice is None else float(dice),
             "seconds": self.stepped - self.epoch_began,
@@ -157,7 +165,7 @@ class TrainingRecord:
             "memory_bytes": _largest_memory(),
         }
         self.rows.append(row)
-        self.losses, self.validation_s = [], None
+        self.validation_s = None
         if idist.get_rank() > 0:
             return
         self.folder.mkdir(exist_ok=True)

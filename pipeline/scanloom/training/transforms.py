@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
@@ -162,9 +163,10 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         classes = () if self.centre_key is None else result.pop(self.centre_key)
         shape = result[self.keys[0]].shape[1:]
         device = torch.as_tensor(result[self.keys[0]]).device
-        positions = self._positions(self._centre(shape, classes), device)
+        positions, box = self._positions(self._centre(shape, classes), shape, device)
+        grid = box_grid(positions, box)
         for key, mode in zip(self.keys, self.modes, strict=True):
-            result[key] = sample(torch.as_tensor(result[key]), positions, mode)
+            result[key] = sample(torch.as_tensor(result[key])[(slice(None), *box)], grid, mode)
         return result
 
     def _centre(self, shape: Sequence[int], classes: Sequence[Any]) -> np.ndarray:
@@ -183,29 +185,46 @@ class RandDeformedPatchd(Randomizable, MapTransform):  # type: ignore[misc]  # M
         inside = np.clip(np.round(drawn - low) + low, low, np.maximum(low, high))
         return np.where(size < lengths, inside, middle)
 
-    def _positions(self, centre: np.ndarray, device: torch.device) -> torch.Tensor:
-        """Return the voxel of the scan, (i, j, k), for each voxel of the patch."""
+    def _positions(
+        self, centre: np.ndarray, shape: Sequence[int], device: torch.device
+    ) -> tuple[torch.Tensor, tuple[slice, ...]]:
+        """Return the voxel of a scan for each voxel of the patch, and the box that holds them all.
 
-        def tensor(array: np.ndarray) -> torch.Tensor:
-            return torch.as_tensor(array, dtype=torch.float32).to(device)
-
-        axes = [tensor(np.arange(n) - (n - 1) / 2) for n in self.size]
-        offsets = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
+        The box is found on the host, which need not wait for a device. It can be larger than the
+        voxels reach: it adds the extremes of the affine map to those of the displacement.
+        """
         ratio = np.array(self.spacing) / np.array(self.scan_spacing)
+        linear, field = np.diag(ratio), None
+        low = high = np.zeros(3)
         if self.R.uniform() < self.prob:
             spacing = np.array(self.spacing)
             matrix = _rotation(np.radians(self.R.uniform(-self.rotate, self.rotate, size=3)))
             matrix = matrix @ np.diag(1 + self.R.uniform(-self.scale, self.scale, size=3))
-            voxels = matrix * spacing[None] / spacing[:, None]
+            linear = ratio[:, None] * matrix * spacing[None] / spacing[:, None]
             drawn = self.R.normal(scale=self.elastic, size=(3, *[CONTROL_POINTS] * 3))
+            drawn *= (ratio / spacing)[:, None, None, None]
+            low, high = drawn.min((1, 2, 3)), drawn.max((1, 2, 3))
             field = functional.interpolate(
-                tensor(drawn / spacing[:, None, None, None])[None],
-                self.size,
-                mode="trilinear",
-                align_corners=True,
-            )[0]
-            offsets = offsets @ tensor(voxels.T) + field.movedim(0, -1)
-        return offsets * tensor(ratio) + tensor(centre)
+                to_device(drawn, device)[None], self.size, mode="trilinear", align_corners=True
+            )[0].movedim(0, -1)
+        reach = np.abs(linear) @ ((np.array(self.size) - 1) / 2)
+        box = covering_box(centre + low - reach, centre + high + reach, shape)
+        # a row for each axis of the patch, and the centre; not a product of matrices, which a
+        # device may round to ten bits
+        *rows, positions = to_device(np.vstack([linear.T, centre]), device)
+        for axis, (row, length) in enumerate(zip(rows, self.size, strict=True)):
+            offsets = torch.arange(length, device=device) - (length - 1) / 2
+            sides = [length if axis == other else 1 for other in range(3)]
+            positions = positions + offsets.reshape(*sides, 1) * row
+        return positions if field is None else positions + field, box
+
+
+def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return a small array in float32 on a device, for which the host does not wait."""
+    tensor = torch.as_tensor(values, dtype=torch.float32)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _rotation(angles: np.ndarray) -> np.ndarray:
@@ -220,37 +239,45 @@ def _rotation(angles: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def sample(image: torch.Tensor, positions: torch.Tensor, mode: str) -> torch.Tensor:
-    """Return an image at positions of its voxels, 0 outside.
+def sample(image: torch.Tensor, grid: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return an image at points of a grid, 0 outside.
 
     Parameters
     ----------
     image : Tensor
         Array (channel, i, j, k) of any type; float32 is returned for "bilinear", else its type.
-    positions : Tensor
-        Voxel coordinates (..., 3) with three axes before the last.
+        Only the box that the grid reaches should be given, since all of it is converted.
+    grid : Tensor
+        Points of `box_grid`.
     mode : str
         "bilinear" or "nearest".
     """
-    box = covering_box(positions, image.shape[1:])
-    cut = image[(slice(None), *box)]  # only this box is converted, not the whole scan
-    lengths = torch.tensor(cut.shape[1:], dtype=torch.float32, device=image.device)
-    start = torch.tensor([each.start for each in box], dtype=torch.float32, device=image.device)
-    grid = ((positions - start) * 2 + 1) / lengths - 1
     values = functional.grid_sample(
-        cut[None].float(), grid.flip(-1)[None], mode=mode, padding_mode="zeros", align_corners=False
+        image[None].float(), grid[None], mode=mode, padding_mode="zeros", align_corners=False
     )[0]
     return values if mode == "bilinear" else values.round().to(image.dtype)
 
 
-def covering_box(positions: torch.Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the box of an array of a shape, of a voxel at least, that positions (..., 3) reach."""
-    low = [max(0, int(n)) for n in positions.amin((0, 1, 2)).floor()]
-    high = [int(n) + 2 for n in positions.amax((0, 1, 2)).floor()]
-    return tuple(
-        slice(min(a, n - 1), max(min(b, n), min(a, n - 1) + 1))
-        for a, b, n in zip(low, high, shape, strict=True)
-    )
+def box_grid(positions: torch.Tensor, box: Sequence[slice]) -> torch.Tensor:
+    """Return voxel positions (..., 3) of an array as points in a box of it, as torch has them.
+
+    The last axis comes first; -1 and 1 are the outer faces of the first and last voxels.
+    """
+    start, stop = (np.array([getattr(each, end) for each in box]) for end in ("start", "stop"))
+    scale = 2 / (stop - start)
+    rows = np.stack([scale, scale * (0.5 - start) - 1])[:, ::-1]
+    factor, shift = to_device(rows.copy(), positions.device)
+    return torch.addcmul(shift, positions.flip(-1), factor)
+
+
+def covering_box(low: np.ndarray, high: np.ndarray, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return the box of an array, of a voxel at least, for positions between two corners (3,)."""
+    rounding = 1e-3  # of positions in float32, voxels
+    box = []
+    for start, stop, length in zip(low - rounding, high + rounding, shape, strict=True):
+        first = min(max(0, math.floor(start)), length - 1)
+        box.append(slice(first, max(min(math.floor(stop) + 2, length), first + 1)))
+    return tuple(box)
 
 
 class RandDrawnPatchd(RandDeformedPatchd):
@@ -294,8 +321,8 @@ class RandDrawnPatchd(RandDeformedPatchd):
         super().__init__(keys, ["nearest"], **geometry)
         (self.label_key,) = self.keys
         self.image_key, self.strip = image_key, strip
-        self.structures = torch.tensor(structures, dtype=torch.uint8)
-        self.classes, self.tissues = np.array(classes), np.array(tissues)
+        self.structures, self.classes = np.array(structures), np.array(classes)
+        self.tissues = np.array(tissues)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case with image and structures (1, i, j, k) of a patch."""
@@ -303,17 +330,18 @@ class RandDrawnPatchd(RandDeformedPatchd):
         centres = () if self.centre_key is None else result.pop(self.centre_key)
         numbers = torch.as_tensor(result[self.label_key])
         shape, device = numbers.shape[1:], numbers.device
-        positions = self._positions(self._centre(shape, centres), device)
-        means, deviations = (torch.as_tensor(each).to(device) for each in self._statistics())
-        cut = numbers[(slice(None), *covering_box(positions, shape))]
-        start = [each.start for each in covering_box(positions, shape)]
-        inside = positions - torch.tensor(start, dtype=torch.float32, device=device)
-        patch = sample(cut, inside, "nearest")
+        positions, box = self._positions(self._centre(shape, centres), shape, device)
+        grid, cut = box_grid(positions, box), numbers[(slice(None), *box)]
+        means, deviations = self._statistics()
         # the air's mean is taken off, so that outside the map, where 0 is sampled, is air
-        image = sample(look_up(means - means[0], cut), inside, "bilinear") + means[0]
+        air = float(means[0])
+        tables = np.stack([means - means[0], deviations, self.structures])
+        means_of, deviations_of, structures_of = to_device(tables, device)
+        patch = sample(cut, grid, "nearest")
+        image = sample(look_up(means_of, cut), grid, "bilinear") + air
         noise = standard_normal(image.shape, self.R, device)
-        result[self.image_key] = (image + look_up(deviations, patch) * noise).clamp_(min=0)
-        result[self.label_key] = look_up(self.structures.to(device), patch)
+        result[self.image_key] = (image + look_up(deviations_of, patch) * noise).clamp_(min=0)
+        result[self.label_key] = look_up(structures_of.byte(), patch)
         return result
 
     def _statistics(self) -> tuple[np.ndarray, np.ndarray]:
@@ -329,7 +357,7 @@ class RandDrawnPatchd(RandDeformedPatchd):
             means[0], deviations[0] = self.R.uniform(0, 0.06), self.R.uniform(0, 0.03)
         chosen = self.classes
         if self.R.uniform() < self.strip:
-            chosen = np.where(self.structures.numpy() > 0, chosen, 0)
+            chosen = np.where(self.structures > 0, chosen, 0)
         return means[chosen].astype(np.float32), deviations[chosen].astype(np.float32)
 
 
@@ -367,7 +395,7 @@ class RandBiasd(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's ar
         for key in self.keys:
             image = torch.as_tensor(result[key])
             drawn = self.R.normal(scale=self.R.uniform(0, self.largest), size=(1, 1, 4, 4, 4))
-            points = torch.as_tensor(drawn, dtype=torch.float32, device=image.device)
+            points = to_device(drawn, image.device)
             field = functional.interpolate(
                 points, image.shape[1:], mode="trilinear", align_corners=True
             )
@@ -453,14 +481,65 @@ def blur(image: torch.Tensor, sigmas: Sequence[float]) -> torch.Tensor:
         if sigma < 0.1:
             continue
         radius = max(1, round(3 * float(sigma)))
-        steps = torch.arange(-radius, radius + 1, dtype=torch.float32, device=image.device)
-        weights = torch.exp(-0.5 * (steps / float(sigma)) ** 2)
+        weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+        kernel = to_device(weights / weights.sum(), image.device)
         shape, padding = [1] * 5, [0] * 6
-        shape[axis + 2] = len(steps)
+        shape[axis + 2] = len(weights)
         padding[4 - 2 * axis] = padding[5 - 2 * axis] = radius
         padded = functional.pad(image[None], padding, mode="replicate")
-        image = functional.conv3d(padded, (weights / weights.sum()).reshape(shape))[0]
+        image = functional.conv3d(padded, kernel.reshape(shape))[0]
     return image
+
+
+class RandGammad(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
+    """Raise images to a random power on their own range: MONAI's RandAdjustContrastd without waits.
+
+    It draws the same numbers.
+
+    Parameters
+    ----------
+    keys : str or sequence of str
+        Images, all under one power.
+    prob : float
+        Probability of a change.
+    gamma : sequence of float
+        Smallest and largest power.
+    """
+
+    def __init__(self, keys: KeysCollection, prob: float, gamma: Sequence[float]) -> None:
+        MapTransform.__init__(self, keys)
+        self.prob, self.gamma = prob, tuple(gamma)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with its images changed or not."""
+        result = dict(data)
+        if self.R.uniform() >= self.prob:
+            return result
+        gamma = self.R.uniform(*self.gamma)
+        for key in self.keys:
+            low, high = torch.aminmax(torch.as_tensor(result[key]))
+            share = (result[key] - low) / (high - low + 1e-7)
+            result[key] = share**gamma * (high - low) + low
+        return result
+
+
+class ZScored(MapTransform):  # type: ignore[misc]  # MONAI's are untyped
+    """Subtract images' mean and divide by their deviation: NormalizeIntensityd without waits.
+
+    Parameters
+    ----------
+    keys : str or sequence of str
+        Images.
+    """
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the case with its images of mean 0 and deviation 1, a constant one 0."""
+        result = dict(data)
+        for key in self.keys:
+            image = torch.as_tensor(result[key]).float()
+            deviation, mean = torch.std_mean(image, correction=0)
+            result[key] = (image - mean) / (deviation + (deviation == 0))
+        return result
 
 
 class RandFieldOfViewd(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's are untyped
@@ -506,7 +585,7 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
     axes : sequence of int
         Axes that are mirrored.
     label_key : str
-        Key of the label map.
+        Key of the label map, of type uint8.
     sided_axis : int
         Axis from left to right.
     pairs : sequence of (int, int)
@@ -523,7 +602,10 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
     ) -> None:
         MapTransform.__init__(self, keys)
         self.axes, self.label_key, self.sided_axis = tuple(axes), label_key, sided_axis
-        self.pairs = [(int(left), int(right)) for left, right in pairs]
+        changed = np.arange(256)
+        for left, right in pairs:
+            changed[left], changed[right] = right, left
+        self.changed = changed
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """Return the case, mirrored or not."""
@@ -535,8 +617,5 @@ class RandMirrord(Randomizable, MapTransform):  # type: ignore[misc]  # MONAI's 
             result[key] = torch.flip(torch.as_tensor(result[key]), [axis + 1 for axis in drawn])
         if self.sided_axis in drawn:
             label = result[self.label_key]
-            changed = label.clone()
-            for left, right in self.pairs:
-                changed[label == left], changed[label == right] = right, left
-            result[self.label_key] = changed
+            result[self.label_key] = look_up(to_device(self.changed, label.device).byte(), label)
         return result

@@ -7,7 +7,12 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from monai.transforms import Compose, RandGaussianNoised
+from monai.transforms import (
+    Compose,
+    NormalizeIntensityd,
+    RandAdjustContrastd,
+    RandGaussianNoised,
+)
 from scipy import ndimage
 
 from scanloom.training.transforms import (
@@ -16,9 +21,13 @@ from scanloom.training.transforms import (
     RandDeformedPatchd,
     RandDrawnPatchd,
     RandFieldOfViewd,
+    RandGammad,
     RandMirrord,
     SeededDataset,
+    ZScored,
     blur,
+    box_grid,
+    covering_box,
     look_up,
     sample,
 )
@@ -63,9 +72,63 @@ def test_interpolation_is_that_of_scipy() -> None:
     positions = torch.rand(4, 5, 6, 3, generator=generator) * torch.tensor([8.0, 7.0, 6.0])
     points = positions.reshape(-1, 3).T.numpy()
     expected = ndimage.map_coordinates(image[0].numpy(), points, order=1).reshape(4, 5, 6)
-    assert np.allclose(sample(image, positions, "bilinear")[0], expected, atol=1e-5)
+    for box in (np.s_[0:9, 0:8, 0:7], exact_box(positions, (9, 8, 7))):
+        cut = image[(slice(None), *box)]
+        assert np.allclose(
+            sample(cut, box_grid(positions, box), "bilinear")[0], expected, atol=1e-5
+        )
     # positions outside are 0, wherever the box of voxels is cut
-    assert (sample(image, positions + 20, "bilinear") == 0).all()
+    box = covering_box(np.full(3, 20.0), np.full(3, 29.0), (9, 8, 7))
+    outside = sample(image[(slice(None), *box)], box_grid(positions + 20, box), "bilinear")
+    assert outside.numel() > 0
+    assert (outside == 0).all()
+
+
+def exact_box(positions: torch.Tensor, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return the box of voxels between which positions (..., 3) lie."""
+    low, high = (
+        each.floor().int().tolist() for each in torch.aminmax(positions.flatten(0, 2), dim=0)
+    )
+    first = [min(max(0, n), length - 1) for n, length in zip(low, shape, strict=True)]
+    return tuple(
+        slice(a, max(min(b + 2, length), a + 1))
+        for a, b, length in zip(first, high, shape, strict=True)
+    )
+
+
+def test_the_box_found_without_positions_holds_them_and_changes_no_value() -> None:
+    generator = torch.Generator().manual_seed(5)
+    image = torch.rand(1, 30, 26, 34, generator=generator)
+    label = torch.randint(0, 9, image.shape, generator=generator, dtype=torch.uint8)
+    shape = image.shape[1:]
+    deform = RandDeformedPatchd(
+        ["image", "label"],
+        ["bilinear", "nearest"],
+        (12, 10, 8),
+        (1.5, 2.0, 1.0),
+        prob=0.9,
+        rotate=30,
+        scale=0.2,
+        elastic=2.0,
+        scan_spacing=(1, 1, 1.25),
+    ).set_random_state(seed=1)
+    smaller, ties = 0, 0
+    for _ in range(200):
+        # off the scan too, so that the box is clipped
+        centre = deform.R.uniform(-4, np.array(shape) + 4)
+        positions, box = deform._positions(centre, shape, torch.device("cpu"))
+        exact = exact_box(positions, shape)
+        assert all(a.start <= b.start and b.stop <= a.stop for a, b in zip(box, exact, strict=True))
+        grids = [(box_grid(positions, each), (slice(None), *each)) for each in (box, exact)]
+        values = [sample(image[cut], grid, "bilinear") for grid, cut in grids]
+        assert torch.allclose(*values, rtol=0, atol=1e-5)
+        labels = [sample(label[cut], grid, "nearest") for grid, cut in grids]
+        middle = ((positions - positions.floor() - 0.5).abs() < 1e-4).any(-1)
+        assert not ((labels[0] != labels[1])[0] & ~middle).any()
+        ties += int(middle.sum())
+        smaller += np.prod([each.stop - each.start for each in box]) < image.numel() / 2
+    assert ties < 0.1 * 200 * 12 * 10 * 8
+    assert smaller > 50
 
 
 def test_image_and_label_map_are_deformed_alike() -> None:
@@ -130,6 +193,52 @@ def test_mirroring_left_and_right_swaps_sides_and_other_axes_do_not() -> None:
         assert torch.equal(turned[0]["label"], expected)
         assert torch.equal(turned[0]["image"], torch.flip(data["image"], [axes[0] + 1]))
     assert data["label"].max() == 2  # the cached case is unchanged
+
+
+def test_sides_change_as_by_masks() -> None:
+    """A table of all numbers, whatever pairs and types, is the assignment of each pair."""
+    pairs = [[1, 9], [2, 14], [255, 7], [4, 4]]
+    mirror = RandMirrord(["label"], [0], pairs=pairs)
+    label = torch.randint(
+        0, 256, (1, 9, 20, 8), generator=torch.Generator().manual_seed(2), dtype=torch.uint8
+    )
+    for seed in range(20):
+        mirrored = mirror.set_random_state(seed=seed)({"label": label})["label"]
+        if torch.equal(mirrored, label):
+            continue
+        flipped = torch.flip(label, [1])
+        expected = flipped.clone()
+        for left, right in pairs:
+            expected[flipped == left], expected[flipped == right] = right, left
+        assert mirrored.dtype == label.dtype
+        assert torch.equal(mirrored, expected)
+        return
+    raise AssertionError("never mirrored")
+
+
+def test_a_power_is_that_of_monai() -> None:
+    image = torch.rand(1, 9, 8, 7, generator=torch.Generator().manual_seed(2)) * 3 - 1
+    ours = RandGammad("image", prob=0.5, gamma=[0.6, 1.6])
+    theirs = RandAdjustContrastd("image", prob=0.5, gamma=[0.6, 1.6])
+    changed = 0
+    for seed in range(20):
+        for data in ({"image": image}, {"image": torch.full_like(image, 0.3)}):
+            own, expected = (t.set_random_state(seed=seed)(data)["image"] for t in (ours, theirs))
+            assert torch.allclose(own, torch.as_tensor(expected), rtol=0, atol=1e-6)
+        changed += not torch.equal(
+            ours.set_random_state(seed=seed)({"image": image})["image"], image
+        )
+    assert 4 < changed < 16
+
+
+def test_a_z_score_is_that_of_monai() -> None:
+    image = torch.rand(1, 9, 8, 7, generator=torch.Generator().manual_seed(2)) * 3 + 5
+    for each in (image, torch.full_like(image, 0.25), (image * 40).byte()):
+        own, expected = (
+            t("image")({"image": each})["image"] for t in (ZScored, NormalizeIntensityd)
+        )
+        assert own.dtype == torch.float32
+        assert torch.allclose(own, torch.as_tensor(expected), rtol=0, atol=1e-6)
 
 
 def dataset(patches: int, seed: int = 5) -> SeededDataset:
