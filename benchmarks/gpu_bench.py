@@ -305,20 +305,21 @@ def monai_card(folder: Path, classes: int, size: Size) -> ModelCard:
 
 def studies(bench: Bench) -> Iterator[Row]:
     """Compare studies of 26 and 118 classes with their bare network, and tell the host's share."""
-    volume = bench.size.volume()
-    for classes in bench.size.classes:
-        with tempfile.TemporaryDirectory() as folder:
-            card = nnunet_card(Path(folder) / "plain", classes, bench.size, ())
-            yield Row("host: the check of the scan", _once(partial(check_scan, volume, card)))
-            name = f"nnU-Net, {classes} classes"
-            yield from study(bench, name, card, volume, "1.4 to 2.2")
-            if classes == bench.size.classes[0]:
-                yield from beside_python(bench, name, card, volume)
-                axes = (0, 1, 2) if bench.size is FULL else (0,)
-                flips = nnunet_card(Path(folder) / "flips", classes, bench.size, axes)
-                yield from study(bench, f"{name}, {1 << len(axes)} flips", flips, volume, "1.3")
-            monai = monai_card(Path(folder), classes, bench.size)
-            yield from study(bench, f"MONAI, {classes} classes", monai, volume, "1.4 to 1.6")
+    volume, (few, most) = bench.size.volume(), (bench.size.classes[0], bench.size.classes[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        card = nnunet_card(Path(folder) / "plain", few, bench.size, ())
+        yield Row("host: the check of the scan", _once(partial(check_scan, volume, card)))
+        yield from study(bench, f"nnU-Net, {few} classes", card, volume, "1.4 to 2.2")
+        monai = monai_card(Path(folder), few, bench.size)
+        yield from study(bench, f"MONAI, {few} classes", monai, volume, "1.4 to 1.6")
+        if most != few:
+            large = nnunet_card(Path(folder) / "large", most, bench.size, ())
+            yield from study(bench, f"nnU-Net, {most} classes", large, volume, "1.4 to 2.2")
+        axes = (0, 1, 2) if bench.size is FULL else (0,)
+        flips = nnunet_card(Path(folder) / "flips", few, bench.size, axes)
+        name = f"nnU-Net, {few} classes, {1 << len(axes)} flips"
+        yield from study(bench, name, flips, volume, "1.3")
+        yield from beside_python(bench, f"nnU-Net, {few} classes", card, volume)
 
 
 def _once(work: Callable[[], Any]) -> float:
@@ -350,9 +351,12 @@ def study(
     for step, spent in clock.steps.items():
         yield Row(f"{name}: step {step}", 1000 * spent.wall)
     if cuda_device:
-        busy = device_milliseconds(lambda: predictor.predict(volume))
-        share = None if busy is None else 100 * busy / whole
-        yield Row(f"{name}: share in which the device is busy", share, "%")
+        used = device_use(lambda: predictor.predict(volume))
+        if used is not None:
+            yield Row(f"{name}: share in which the device is busy", 100 * used.busy / whole, "%")
+            yield Row(f"{name}: the device waits for its first work", used.first)
+            yield Row(f"{name}: the device waits later on", used.between)
+            yield Row(f"{name}: the host after the device's last work", used.last)
         del predictor
         graphs = bench.predictor(card, "half", "cudagraphs")
         replayed = bench.milliseconds(lambda: graphs.predict(volume), 3)
@@ -378,20 +382,45 @@ def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> flo
         return bench.milliseconds(work, 3)
 
 
-def device_milliseconds(work: Callable[[], Any]) -> float | None:
-    """Return the milliseconds of all kernels and copies of some work; None without a profiler."""
-    from torch.profiler import ProfilerActivity, profile
+@dataclass(frozen=True)
+class DeviceUse:
+    """Milliseconds of some work in which a device is busy, and in which it waits."""
 
+    busy: float
+    first: float
+    between: float
+    last: float
+
+
+def device_use(work: Callable[[], Any]) -> DeviceUse | None:
+    """Return how kernels and copies fill the time of some work; None without a profiler."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+
+    if ProfilerActivity.CUDA not in supported_activities():  # a build without CUPTI
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions warn of options that others lack
         try:
-            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                work()
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                with record_function("the work"):
+                    work()
                 torch.cuda.synchronize()
-        except (AssertionError, RuntimeError) as exc:  # a build, or a container, without CUPTI
+        except (AssertionError, RuntimeError) as exc:  # a container without CUPTI
             print(f"torch's profiler: {type(exc).__name__}: {exc}", file=sys.stderr)
             return None
-        return sum(event.self_device_time_total for event in profiler.key_averages()) / 1000
+    spans = [(each.time_range.start, each.time_range.end, each) for each in profiler.events()]
+    whole = next(e for _, _, e in spans if e.name == "the work" and e.device_type == DeviceType.CPU)
+    start, stop = whole.time_range.start, whole.time_range.end
+    busy, end, first = 0.0, start, None
+    for begun, ended, each in sorted(spans, key=lambda span: span[:2]):
+        if each.device_type == DeviceType.CUDA and each.name != "the work":
+            first = begun - start if first is None else first
+            busy += max(0.0, ended - max(begun, end))
+            end = max(end, ended)
+    first = stop - start if first is None else first
+    between = end - start - first - busy
+    return DeviceUse(busy / 1000, first / 1000, between / 1000, (stop - end) / 1000)
 
 
 def beside_python(bench: Bench, name: str, card: ModelCard, volume: Volume) -> Iterator[Row]:

@@ -158,7 +158,8 @@ def check_devices() -> Iterator[CheckResult]:
             advice = "float32 is used, which takes longer: install a newer torch with its own cuDNN"
             yield CheckResult(DEVICES, name, "warn", f"{seen}: {device.half_fault}", advice)
         else:
-            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly; {UNTRIED}")
+            known = f"; {UNTRIED}" if inventory.hip else ""
+            yield CheckResult(DEVICES, name, "ok", f"{seen}: computes correctly{known}")
     for gpu in inventory.further:
         seen, name = gpu.hardware, gpu.name or "GPU"
         if gpu.fault:

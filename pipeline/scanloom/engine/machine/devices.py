@@ -39,7 +39,7 @@ def nvml_handles() -> Iterator[list[Any] | None]:
             yield handles
 
 
-NEVER_RUN = ("CUDA", "ROCm", "MPS", "XPU")
+NEVER_RUN = ("ROCm", "MPS", "XPU")
 """Kinds of devices, but for the CPU, on which no release of scanloom was run. Their code was tested
 without a device."""
 

@@ -195,7 +195,7 @@ def test_devices_of_this_machine() -> None:
 
     names = {"processor", "memory", "torch", "torch on the CPU", "energy", "never run on"}
     assert names <= set(seen)
-    assert "CUDA" in seen["never run on"].seen
+    assert "ROCm" in seen["never run on"].seen
     assert seen["processor"].seen.split()[0].rstrip(",") == os.uname().machine
 
 
