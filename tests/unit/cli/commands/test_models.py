@@ -60,7 +60,7 @@ def test_show_as_json(own_models: Path) -> None:
     assert [s["number"] for s in model["structures"]] == [1, 2]
     assert model["structures"][0]["type"]["scheme"] == "SCT"
     assert model["channels"] == [{"name": "image", "modality": "CT"}]
-    assert "CUDA" in model["never_run_on"]
+    assert "ROCm" in model["never_run_on"]
     (network,) = model["networks"]
     assert network["weights_sha256"] == [model["weights_sha256"]]
 
