@@ -48,6 +48,7 @@ EXTRAS: Final = {
     "image": "the scan, as image.nii.gz",
     "masks": "a mask for each structure",
     "uncertainty": "maps of the uncertainty of labels",
+    "segnrrd": "a segmentation for 3D Slicer",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""
@@ -279,7 +280,7 @@ class SegmentOptions:
     )
     out: Path = option(
         DEFAULT_OUT,
-        "The output folder; or one file for one scan: labels.nii.gz or, as DICOM SEG, labels.dcm",
+        "The output folder; or one file for one scan: labels.nii.gz, labels.seg.nrrd or labels.dcm",
         panel="Output",
         help="Output folder, or a file.",
         flags=("--out", "-o"),

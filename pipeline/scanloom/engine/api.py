@@ -111,7 +111,7 @@ def segment(
     model : str, sequence of str, or None
         Names or bundle folders; None for the only model of the store that fits the scans.
     out : path
-        The output folder; or one file for one scan: labels.nii.gz or, as DICOM SEG, labels.dcm.
+        The output folder; or one file for one scan: labels.nii.gz, labels.seg.nrrd or labels.dcm.
     progress : callable, optional
         Is called with a stage, the number of its parts that are done, and that of all. The stage
         "scans" counts scans; their total grows with `series="all"`. Each step of a scan, such as

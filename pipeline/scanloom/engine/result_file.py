@@ -1,4 +1,4 @@
-"""A result as one file with a name of the user's: a label map or a DICOM SEG, and its JSON.
+"""A result as one file with a name of the user's (label map, DICOM SEG, `.seg.nrrd`), and its JSON.
 
 `segment -o labels.nii.gz` runs as with an output folder: a case is written, read back and published
 in a hidden folder next to the file, and its label map is renamed to the file. `labels.json` comes
@@ -19,6 +19,7 @@ from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, printable
 from scanloom.core.reasons import known_flags
 from scanloom.engine.prepare import Prepared
+from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.measurements import parse_measurements
@@ -29,8 +30,8 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import HIDDEN_PREFIX, locked_temporary_folder
 from scanloom.options import SegmentOptions
 
-NIFTI, DICOM_SEG = ".nii.gz", ".dcm"
-WRITABLE: Final = (NIFTI, DICOM_SEG)
+NIFTI, DICOM_SEG, SLICER = ".nii.gz", ".dcm", ".seg.nrrd"
+WRITABLE: Final = (NIFTI, DICOM_SEG, SLICER)
 """Formats of a result that is one file, by their suffix."""
 _OTHER_FORMATS: Final = (
     *(".nii", ".hdr", ".img", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".mnc", ".gz"),
@@ -101,7 +102,7 @@ class ResultFile:
         if not suffix:
             return None
         if suffix not in WRITABLE:
-            written = " and ".join(WRITABLE)
+            written = f"{', '.join(WRITABLE[:-1])} and {WRITABLE[-1]}"
             raise _refused(f"{suffix} files can't be written, but {written}")
         if options.out.name.lower() == suffix:
             raise _refused(f"the file has no name before {suffix}")
@@ -126,9 +127,19 @@ class ResultFile:
         """Names of the writers of a case that do not run, since their files are not kept."""
         return frozenset({"preview"} if self._is_seg else {"preview", "dicom_seg"})
 
+    def requesting(self, options: SegmentOptions) -> SegmentOptions:
+        """Return the options with which a case has the file."""
+        if not self._is_slicer:
+            return options
+        return replace(options, outputs=replace(options.outputs, also=(SEGNRRD.name,)))
+
     @property
     def _is_seg(self) -> bool:
         return self.path.name.lower().endswith(DICOM_SEG)
+
+    @property
+    def _is_slicer(self) -> bool:
+        return self.path.name.lower().endswith(SLICER)
 
     def check_models(self, cards: Sequence[ModelCard], outputs: Outputs) -> None:
         """Refuse a model whose result has several label maps, since structures may overlap.
@@ -145,9 +156,10 @@ class ResultFile:
                 if s.label in outputs.structures or not outputs.structures
             ]
             overlap = isinstance(card.decision, Threshold) and len(kept) > 1
-            if overlap and not (self._is_seg and outputs.seg == "binary"):
+            holds = self._is_slicer or (self._is_seg and outputs.seg == "binary")
+            if overlap and not holds:
                 detail = f"structures of {card.name} may overlap, which one label map can't hold"
-                raise _refused(f"{detail}: name one with --structures, or a .dcm file")
+                raise _refused(f"{detail}: name one with --structures, or a .dcm or .seg.nrrd file")
 
     def earlier(self, case: Case) -> CaseRecord | None:
         """Return the record of the file if it has the result of a case already.
@@ -250,7 +262,11 @@ class ResultFile:
             raise ValueError("the case was not published")
         models = [model["name"] for model in read_json(record.folder / file_names.CASE)["models"]]
         name = file_names.seg_name if self._is_seg else file_names.label_map_name
-        labels = record.folder / name("segmentation", models[0], models)
+        labels = record.folder / (
+            file_names.slicer_name(models[0], models)
+            if self._is_slicer
+            else name("segmentation", models[0], models)
+        )
         if not labels.is_file():
             raise _refused("the series lacks attributes that a DICOM SEG must refer to")
         self.check_source(case)

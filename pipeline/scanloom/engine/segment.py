@@ -99,6 +99,7 @@ def iter_segment(
         If the models, the key or the output folder cannot be used.
     """
     file = ResultFile.of(options, paths)
+    options = file.requesting(options) if file else options
     request = Request.of(segment_workflow(options))
     check_device(options.device)
     with ExitStack() as stack:
@@ -157,6 +158,7 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
         If the models or the key cannot be used.
     """
     file = ResultFile.of(options, paths)
+    options = file.requesting(options) if file else options
     request = Request.of(segment_workflow(options))
     if file is not None:  # a folder that does not exist: there are no results in it
         file.check_models(request.cards, options.outputs)

@@ -37,7 +37,7 @@ def check_names(folder: Path, expected: Collection[str]) -> None:
     """
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     missing = set(expected) - files
-    extra = {name for name in files if name.endswith((".nii.gz", ".dcm"))} - set(expected)
+    extra = {name for name in files if name.endswith((".nii.gz", ".nrrd", ".dcm"))} - set(expected)
     if missing or extra:
         raise mismatch_error(f"{sorted(missing | extra)} missing or not expected")
 

@@ -113,6 +113,22 @@ def test_the_same_command_again_finds_the_file_and_another_does_not_replace_it(
     assert entries(tmp_path) == {"study", "labels.nii.gz", "labels.json"}
 
 
+def test_a_segmentation_of_3d_slicer(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    ended = segment(study, tiny_model, tmp_path / "labels.seg.nrrd")
+    again = segment(study, tiny_model, tmp_path / "labels.seg.nrrd")
+    segment(study, tiny_model, tmp_path / "labels.nii.gz")
+
+    assert (ended.code, again.code) == (0, 0), ended.err
+    assert "from before" in again.out + again.err
+    written = {"labels.seg.nrrd", "labels.seg.nrrd.json", "labels.nii.gz", "labels.json"}
+    assert entries(tmp_path) == {"study", *written}
+    slicer, nifti_file = (
+        sitk.GetArrayFromImage(sitk.ReadImage(tmp_path / name))
+        for name in ("labels.seg.nrrd", "labels.nii.gz")
+    )
+    np.testing.assert_array_equal(slicer, nifti_file)
+
+
 def test_a_file_that_was_changed_since_is_no_result(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -128,8 +144,7 @@ def test_a_file_that_was_changed_since_is_no_result(
 @pytest.mark.parametrize(
     ("name", "more", "expected"),
     [
-        ("labels.nrrd", [], ".nrrd files can't be written, but .nii.gz and .dcm"),
-        ("labels.seg.nrrd", [], ".nrrd files can't be written"),
+        ("labels.nrrd", [], ".nrrd files can't be written, but .nii.gz, .dcm and .seg.nrrd"),
         ("labels.nii", [], ".nii files can't be written"),
         (".nii.gz", [], "the file has no name before .nii.gz"),
         ("labels.nii.gz", ["--series", "all"], "several scans"),
