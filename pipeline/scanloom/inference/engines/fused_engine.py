@@ -59,8 +59,6 @@ def normalise(
     ValueError
         If shapes don't match, or values are not contiguous.
     """
-    from scanloom.inference.engines import norm_kernels as kernels
-
     channels = values.shape[1]
     # Kernels do not check bounds
     if values.shape != out.shape or not (values.is_contiguous() and out.is_contiguous()):
@@ -69,6 +67,8 @@ def normalise(
         raise ValueError(f"weight and bias must be ({channels},)")
     if values.numel() == 0:
         return
+    from scanloom.inference.engines import norm_kernels as kernels
+
     rows, size = len(values) * channels, values[0, 0].numel()
     most = max(1, min(MAX_PARTS, _PROGRAMS // rows))
     blocks = 1 << (-(-size // (most * BLOCK)) - 1).bit_length()
@@ -111,7 +111,7 @@ class FusedNorm(nn.Module):
     ) -> None:
         super().__init__()
         self._dim = 5 if isinstance(norm, nn.InstanceNorm3d) else 4
-        self._eps, self._slope, self._in_place = norm.eps, slope, in_place
+        self.eps, self.slope, self.in_place = norm.eps, slope, in_place
         self.weight, self.bias = norm.weight, norm.bias
         if not norm.affine:
             self.weight = nn.Parameter(torch.ones(norm.num_features))
@@ -122,8 +122,8 @@ class FusedNorm(nn.Module):
         if x.ndim != self._dim:
             raise ValueError(f"features must have {self._dim} dimensions, got {x.ndim}")
         values = x.contiguous()
-        out = values if self._in_place or values is not x else torch.empty_like(values)
-        normalise(values, self.weight, self.bias, self._eps, self._slope, out)
+        out = values if self.in_place or values is not x else torch.empty_like(values)
+        normalise(values, self.weight, self.bias, self.eps, self.slope, out)
         return out
 
 

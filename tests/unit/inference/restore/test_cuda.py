@@ -20,7 +20,6 @@ from support.triton_kernels import (
     needs_triton,
 )
 
-
 CASES = restore_cases.cases()
 
 RUN = """
