@@ -8,6 +8,7 @@ that ships.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import json
 import os
@@ -44,6 +45,8 @@ from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.inference.device import deterministic
+from scanloom.inference.engines.fused_engine import fuse
+from scanloom.inference.engines.selection import ENGINES
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import LinearWeights
@@ -236,7 +239,24 @@ def layouts(bench: Bench) -> Iterator[Row]:
                     yield from _passes(
                         bench, network, windows, f"{label}, {batch} at once: a window", search
                     )
+        if bench.device.type == "cuda" and ENGINES["fused"].version() is not None:
+            yield from _fused(bench, network.to(memory_format=torch.contiguous_format), classes)
         del network
+
+
+def _fused(bench: Bench, network: nn.Module, classes: int) -> Iterator[Row]:
+    """Time a pass of a network by window, as it is and fused."""
+    side = bench.size.window
+    for batch in (1, 9):
+        windows = torch.randn((batch, 1, side, side, side), device=bench.device, dtype=bench.half)
+        for name in ("as it is", "fused"):
+            run = copy.deepcopy(network)
+            if name == "fused":
+                fuse(run)
+                run.to(bench.device)
+            with torch.inference_mode(), deterministic():
+                spent = bench.milliseconds(partial(run, windows)) / batch
+            yield Row(f"{classes} classes, {name}, {batch} at once: a window", spent)
 
 
 def _passes(
@@ -331,7 +351,7 @@ def _once(work: Callable[[], Any]) -> float:
 def study(
     bench: Bench, name: str, card: ModelCard, volume: Volume, ratio: str = ""
 ) -> Iterator[Row]:
-    """Compare a study in memory with its network alone; memory, energy, CUDA graphs."""
+    """Compare a study in memory with its network alone; memory, energy, other engines."""
     cuda_device = bench.device.type == "cuda"
     if cuda_device:
         torch.cuda.empty_cache()
@@ -354,10 +374,14 @@ def study(
         share = None if busy is None else 100 * busy / whole
         yield Row(f"{name}: share in which the device is busy", share, "%")
         del predictor
-        graphs = bench.predictor(card, "half", "cudagraphs")
-        replayed = bench.milliseconds(lambda: graphs.predict(volume), 3)
-        yield Row(f"{name}: a study with CUDA graphs", replayed)
-        print(f"{name}: {graphs.engine.why}", file=sys.stderr)
+        for engine in ("cudagraphs", "fused"):
+            if ENGINES[engine].version() is None:
+                continue
+            other = bench.predictor(card, "half", engine)
+            spent = bench.milliseconds(partial(other.predict, volume), 3)
+            yield Row(f"{name}: a study with the engine {engine}", spent)
+            print(f"{name}: {other.engine.why}; {other.engine.measured}", file=sys.stderr)
+            del other
 
 
 def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> float:

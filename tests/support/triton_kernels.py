@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-MOST_REGISTERS = {"cuda 80": 80, "cuda 90": 80, "cuda 100": 128, "hip gfx942": 80}
-"""Registers of a thread: with 80, 6 programs of 128 threads fit on a multiprocessor of NVIDIA."""
 MOST_SPILLED_BYTES = 16
 
 ONLY_COMPILE = """
@@ -89,5 +87,5 @@ def interpret(script: str) -> dict[str, Any]:
 
 
 def compiled_for(arch: str, script: str, folder: Path) -> dict[str, Any]:
-    """Return the JSON that a script prints, its kernels compiled for an entry of MOST_REGISTERS."""
+    """Return the JSON that a script prints, its kernels compiled for a GPU such as "cuda 90"."""
     return _answer(ONLY_COMPILE + script, TRITON_CACHE_DIR=str(folder), ARCH=arch)

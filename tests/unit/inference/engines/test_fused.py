@@ -16,7 +16,6 @@ from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
 from scanloom.inference.engines.selection import ENGINES
 from support import fused_cases
 from support.triton_kernels import (
-    MOST_REGISTERS,
     MOST_SPILLED_BYTES,
     compiled_for,
     interpret,
@@ -54,6 +53,8 @@ for dtype in (torch.float32, torch.float16):
 print(json.dumps(seen))
 """
 
+MOST_REGISTERS = {"cuda 80": 64, "cuda 90": 64, "cuda 100": 64, "hip gfx942": 100}
+"""Registers of a thread: with 64, 4 programs of 256 threads fit on a multiprocessor of NVIDIA."""
 FLOAT32_NORM = 2e-6
 """Largest error of a norm in float32, whose results are below 10."""
 FLOAT32_NETWORK = 2e-5
@@ -79,7 +80,8 @@ def test_a_norm_is_that_of_float64(norms: dict[str, Any], name: str, dtype: torc
     """Half precision adds the rounding of the result, and nothing else."""
     seen = norms[f"{name}, {dtype}"]
 
-    assert seen["error"] <= FLOAT32_NORM
+    # At 1000, float32 has steps of 6e-5
+    assert seen["error"] <= (1e-4 if name == "large mean" else FLOAT32_NORM)
     assert seen["in place"] == 1
 
 
