@@ -239,24 +239,7 @@ def layouts(bench: Bench) -> Iterator[Row]:
                     yield from _passes(
                         bench, network, windows, f"{label}, {batch} at once: a window", search
                     )
-        if bench.device.type == "cuda" and ENGINES["fused"].version() is not None:
-            yield from _fused(bench, network.to(memory_format=torch.contiguous_format), classes)
         del network
-
-
-def _fused(bench: Bench, network: nn.Module, classes: int) -> Iterator[Row]:
-    """Time a pass of a network by window, as it is and fused."""
-    side = bench.size.window
-    for batch in (1, 9):
-        windows = torch.randn((batch, 1, side, side, side), device=bench.device, dtype=bench.half)
-        for name in ("as it is", "fused"):
-            run = copy.deepcopy(network)
-            if name == "fused":
-                fuse(run)
-                run.to(bench.device)
-            with torch.inference_mode(), deterministic():
-                spent = bench.milliseconds(partial(run, windows)) / batch
-            yield Row(f"{classes} classes, {name}, {batch} at once: a window", spent)
 
 
 def _passes(
@@ -373,6 +356,8 @@ def study(
         busy = device_milliseconds(lambda: predictor.predict(volume))
         share = None if busy is None else 100 * busy / whole
         yield Row(f"{name}: share in which the device is busy", share, "%")
+        if ENGINES["fused"].version() is not None:
+            yield from fused_network(bench, name, predictor)
         del predictor
         for engine in ("cudagraphs", "fused"):
             if ENGINES[engine].version() is None:
@@ -400,6 +385,21 @@ def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> flo
 
     with deterministic(), torch.inference_mode():
         return bench.milliseconds(work, 3)
+
+
+def fused_network(bench: Bench, name: str, predictor: TorchPredictor) -> Iterator[Row]:
+    """Time a network by window, as it is and with fused norms."""
+    network = predictor.networks.load(predictor.precision.dtype).network
+    fused = copy.deepcopy(network)
+    fuse(fused)
+    fused.to(bench.device)
+    for batch in (1, 9):
+        shape = (batch, 1, *(bench.size.window,) * 3)
+        windows = torch.randn(shape, device=bench.device, dtype=predictor.precision.dtype)
+        for kind, run in (("as it is", network), ("fused", fused)):
+            with torch.inference_mode(), deterministic():
+                spent = bench.milliseconds(partial(run, windows)) / batch
+            yield Row(f"{name}: its network {kind}, {batch} at once: a window", spent)
 
 
 def device_milliseconds(work: Callable[[], Any]) -> float | None:
