@@ -8,6 +8,7 @@ that ships.
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import json
 import os
@@ -44,6 +45,8 @@ from scanloom.convert.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.devices import EnergyMeter
 from scanloom.inference.device import deterministic
+from scanloom.inference.engines.fused_engine import fuse
+from scanloom.inference.engines.selection import ENGINES
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.resample import LinearWeights
@@ -332,7 +335,7 @@ def _once(work: Callable[[], Any]) -> float:
 def study(
     bench: Bench, name: str, card: ModelCard, volume: Volume, ratio: str = ""
 ) -> Iterator[Row]:
-    """Compare a study in memory with its network alone; memory, energy, CUDA graphs."""
+    """Compare a study in memory with its network alone; memory, energy, other engines."""
     cuda_device = bench.device.type == "cuda"
     if cuda_device:
         torch.cuda.empty_cache()
@@ -357,11 +360,17 @@ def study(
             yield Row(f"{name}: the device waits for its first work", used.first)
             yield Row(f"{name}: the device waits later on", used.between)
             yield Row(f"{name}: the host after the device's last work", used.last)
+        if ENGINES["fused"].version() is not None:
+            yield from fused_network(bench, name, predictor)
         del predictor
-        graphs = bench.predictor(card, "half", "cudagraphs")
-        replayed = bench.milliseconds(lambda: graphs.predict(volume), 3)
-        yield Row(f"{name}: a study with CUDA graphs", replayed)
-        print(f"{name}: {graphs.engine.why}", file=sys.stderr)
+        for engine in ("cudagraphs", "fused"):
+            if ENGINES[engine].version() is None:
+                continue
+            other = bench.predictor(card, "half", engine)
+            spent = bench.milliseconds(partial(other.predict, volume), 3)
+            yield Row(f"{name}: a study with the engine {engine}", spent)
+            print(f"{name}: {other.engine.why}; {other.engine.measured}", file=sys.stderr)
+            del other
 
 
 def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> float:
@@ -380,6 +389,21 @@ def bare_network(bench: Bench, predictor: TorchPredictor, volume: Volume) -> flo
 
     with deterministic(), torch.inference_mode():
         return bench.milliseconds(work, 3)
+
+
+def fused_network(bench: Bench, name: str, predictor: TorchPredictor) -> Iterator[Row]:
+    """Time a network by window, as it is and with fused norms."""
+    network = predictor.networks.load(predictor.precision.dtype).network
+    fused = copy.deepcopy(network)
+    fuse(fused)
+    fused.to(bench.device)
+    for batch in (1, 9):
+        shape = (batch, 1, *(bench.size.window,) * 3)
+        windows = torch.randn(shape, device=bench.device, dtype=predictor.precision.dtype)
+        for kind, run in (("as it is", network), ("fused", fused)):
+            with torch.inference_mode(), deterministic():
+                spent = bench.milliseconds(partial(run, windows)) / batch
+            yield Row(f"{name}: its network {kind}, {batch} at once: a window", spent)
 
 
 @dataclass(frozen=True)

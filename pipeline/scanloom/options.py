@@ -25,7 +25,9 @@ Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
 DEVICES = r"auto|cpu|mps|(cuda|xpu)(:\d+)?"
 """Names of devices, as a regular expression."""
-Engine = Literal["auto", "torch", "openvino", "tensorrt", "onnxruntime", "cudagraphs", "compile"]
+Engine = Literal[
+    "auto", "torch", "openvino", "tensorrt", "onnxruntime", "fused", "cudagraphs", "compile"
+]
 """Library that runs networks. "auto" measures them in this order, so that TensorRT comes before
 ONNX Runtime's own kernels. Each is `ENGINE` of the module NAME_engine in `inference.engines`."""
 Mirror = Literal["auto", "no"]

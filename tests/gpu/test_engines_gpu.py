@@ -28,7 +28,7 @@ def build() -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("name", ["compile", "cudagraphs", "onnxruntime", "tensorrt"])
+@pytest.mark.parametrize("name", ["compile", "cudagraphs", "fused", "onnxruntime", "tensorrt"])
 def test_an_engine_computes_what_torch_computes(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

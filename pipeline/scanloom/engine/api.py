@@ -162,7 +162,8 @@ def segment(
         Whether less is computed than the model says: by the model's own preset, else the first of
         several folds, no mirrored scans, and windows that overlap by a quarter at most; labels
         differ.
-    engine : "auto", "torch", "openvino", "tensorrt", "onnxruntime", "cudagraphs" or "compile"
+    engine : str
+        "auto", "torch", "openvino", "tensorrt", "onnxruntime", "fused", "cudagraphs" or "compile".
         Library that runs the networks: the fastest with the labels of torch, as measured on this
         machine, or a named one.
     memory_limit : int, str or None

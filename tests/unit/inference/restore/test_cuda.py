@@ -1,16 +1,7 @@
-"""The CUDA kernels, run by Triton's interpreter: no GPU is needed, Triton is.
-
-Triton reads when it is imported whether it shall interpret, so a process of its own does it, once.
-"""
+"""The CUDA kernels, run by Triton's interpreter: no GPU is needed, Triton is."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +12,12 @@ import torch
 from scanloom.cards.card import Argmax
 from scanloom.inference.restore import cuda
 from support import restore_cases
-
-
-def needs_triton(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that takes Triton, and half a minute."""
-    absent = importlib.util.find_spec("triton") is None
-    skip = pytest.mark.skipif(absent, reason="Triton is not installed")
-    marked: Callable[..., None] = pytest.mark.slow(skip(test))
-    return marked
-
+from support.triton_kernels import (
+    MOST_SPILLED_BYTES,
+    compiled_for,
+    interpret,
+    needs_triton,
+)
 
 CASES = restore_cases.cases()
 
@@ -57,30 +45,14 @@ print(json.dumps({"cases": seen, "words": words[0].tolist()}))
 """
 
 COMPILE = """
-import contextlib, json, os
-import numpy as np, torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver, jit
+import numpy as np
 from scanloom.cards.card import Argmax, Threshold
 from scanloom.inference.restore import cuda
 
-class Elsewhere:  # what Triton asks of a driver before it compiles
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-    def get_current_target(self): return GPUTarget("cuda", int(os.environ["ARCH"]), 32)
-    def get_active_torch_device(self): return torch.device("cuda", 0)
-
-driver.set_active(Elsewhere())
-torch.cuda.device = lambda number: contextlib.nullcontext()
-compiled, launch = {}, jit.JITFunction.run
-
-def only_compile(kernel, *args, grid, warmup, **constants):
-    code = launch(kernel, *args, grid=grid, warmup=True, **constants)
+def note(kernel, args, constants, code):
     name = f"{kernel.__name__} {args[0].dtype} {constants['ARGMAX']}"
-    compiled.setdefault(name, set()).add(code.hash)
-    assert len(code.asm["cubin"]) > 0
+    seen.setdefault(name, set()).add(code.hash)
 
-jit.JITFunction.run = only_compile
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for shape in ((1, 20, 1, 1), (16, 20, 16, 32), (7, 20, 33, 47)):
         sizes = (shape[0], *shape[2:])
@@ -88,77 +60,32 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for decision, maps in ((Argmax(), 1), (Threshold(0.5), shape[1])):
             out = [np.zeros([2 * n for n in sizes], np.uint8) for _ in range(maps)]
             cuda.label(torch.zeros(shape, dtype=dtype), at, decision, out)
-print(json.dumps({name: len(codes) for name, codes in compiled.items()}))
+print(json.dumps({name: len(codes) for name, codes in seen.items()}))
 """
 
 RESOURCES = """
-import contextlib, json, os, re, subprocess, tempfile
-import numpy as np, torch
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver, jit
+import numpy as np
 from scanloom.cards.card import Argmax
 from scanloom.inference.restore import cuda
 
-backend, arch = os.environ["ARCH"].split()
-TARGET = GPUTarget(backend, int(arch) if arch.isdecimal() else arch, 64 if backend == "hip" else 32)
+def note(kernel, args, constants, code):
+    seen[f"{kernel.__name__} {args[0].dtype} {args[0].shape[1]}"] = resources(code)
 
-class Elsewhere:  # what Triton asks of a driver before it compiles
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-    def get_current_target(self): return TARGET
-    def get_active_torch_device(self): return torch.device("cuda", 0)
-
-driver.set_active(Elsewhere())
-torch.cuda.device = lambda number: contextlib.nullcontext()
-used, launch = {}, jit.JITFunction.run
-
-def resources(code):
-    if backend == "hip":
-        found = [re.search(rf"\\.{name}: +(\\d+)", code.asm["amdgcn"])
-                 for name in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")]
-        registers, *spills = (int(match.group(1)) for match in found)
-        return registers, sum(spills)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code.asm["cubin"])
-        file.flush()
-        told = subprocess.run([knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name],
-                              capture_output=True, text=True, check=True).stdout
-    registers, stack, local = re.search(r"REG:(\\d+) STACK:(\\d+).* LOCAL:(\\d+)", told).groups()
-    return int(registers), int(stack) + int(local)
-
-def only_compile(kernel, *args, grid, warmup, **constants):
-    code = launch(kernel, *args, grid=grid, warmup=True, **constants)
-    used[f"{kernel.__name__} {args[0].dtype} {args[0].shape[1]}"] = resources(code)
-
-jit.JITFunction.run = only_compile
 for classes in (2, 26, 118):
     for dtype in (torch.float16, torch.float32):
         scores = torch.zeros((2, classes, 5, 5), dtype=dtype)
         at = tuple(np.linspace(0, n - 1, 2 * n) for n in (2, 5, 5))
         cuda.label(scores, at, Argmax(), [np.zeros((4, 10, 10), np.uint8)])
-print(json.dumps(used))
+print(json.dumps(seen))
 """
 MOST_REGISTERS = {"cuda 80": 80, "cuda 90": 80, "cuda 100": 128, "hip gfx942": 80}
 """Registers of a thread: with 80, 6 programs of 128 threads fit on a multiprocessor of NVIDIA."""
-MOST_SPILLED_BYTES = 16
-
-
-def answer(script: str, **variables: str) -> dict[str, Any]:
-    """Return the JSON that a script prints in a process of its own."""
-    folder = Path(restore_cases.__file__).parents[1]
-    here = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, Any]:
     """Return the kernels' labels for every case, and the classes kept in each block."""
-    return answer(RUN, TRITON_INTERPRET="1")
+    return interpret(RUN)
 
 
 @needs_triton
@@ -204,7 +131,7 @@ def test_a_block_keeps_exactly_the_classes_that_can_win(interpreted: dict[str, A
 @needs_triton
 def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> None:
     """Two kernels, two decisions and three types of scores are compiled without a GPU."""
-    compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path), ARCH="80")
+    compiled = compiled_for("cuda 80", COMPILE, tmp_path)
 
     assert len(compiled) == 12
     assert set(compiled.values()) == {1}
@@ -214,7 +141,7 @@ def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> No
 @pytest.mark.parametrize("arch", MOST_REGISTERS)
 def test_kernels_keep_their_values_in_registers(arch: str, tmp_path: Path) -> None:
     """Compiled ahead of time for A100, H100, B200 and MI300."""
-    used = answer(RESOURCES, TRITON_CACHE_DIR=str(tmp_path), ARCH=arch)
+    used = compiled_for(arch, RESOURCES, tmp_path)
 
     assert len(used) == 12
     for name, (registers, spilled) in used.items():
