@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 import yaml
 from pydantic import ValidationError
 
-from scanloom.cards.card import ModelCard, NetworkSpec, Weights
+from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Weights
 from scanloom.cards.card_file import make_card, plain_entries
 from scanloom.cards.networks import ONNX_GRAPH, Layout
 from scanloom.convert.files import damaged, find_file, truncate, unsupported
@@ -54,7 +54,7 @@ def read_onnx_model(folder: Path) -> ModelCard:
         card; MODEL_UNSAFE for operators that are not ONNX's own, and external files or links that
         lead out of the folder; MODEL_UNSUPPORTED for more than one input or output.
     """
-    entries = {**_DEFAULTS, **read_file(folder, CARD_YAML)}
+    entries = {**_DEFAULTS, **read_file(folder, CARD_YAML, unique=True)}
     for key in (*_OF_THE_GRAPH, *_OTHER_NETWORKS):
         if key in entries:
             raise damaged(f"{CARD_YAML}: {key} is unknown")
@@ -77,6 +77,7 @@ def read_onnx_model(folder: Path) -> ModelCard:
         weights=weights,
         structures=structures,
     )
+    _check_cleaning(card)
     dimensions = 3 if card.window.plane is None else 2
     _check(graph, card, layout)
     args = {"nbytes": nbytes, "in_channels": len(card.channels), "layout": layout}
@@ -112,6 +113,16 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
     return tuple(found)
 
 
+def _check_cleaning(card: ModelCard) -> None:
+    """Refuse cleaning of numbers that no structure has, which would change nothing."""
+    known = {structure.number for structure in card.structures}
+    for rule in card.cleaning:
+        unknown = set(getattr(rule, "numbers", ())) - known
+        if unknown:
+            kind = type(rule).__name__
+            raise damaged(f"{CARD_YAML}: {kind} of {min(unknown)}, which no structure has")
+
+
 def _check(graph: OnnxFile, card: ModelCard, layout: Layout) -> None:
     """Refuse a graph that contradicts its card."""
     if (len(graph.inputs), len(graph.outputs)) != (1, 1):
@@ -128,7 +139,9 @@ def _check(graph: OnnxFile, card: ModelCard, layout: Layout) -> None:
     scores = graph.outputs[0].shape
     if scores is not None:
         count = scores[-1 if layout == "channels_last" else 1]
-        if count is not None and count < card.n_outputs:
+        # with argmax, a class without a name would give its voxels to the best of the others
+        too_many = isinstance(card.decision, Argmax) and count != card.n_outputs
+        if count is not None and (count < card.n_outputs or too_many):
             detail = f"the network has {count} output channels, the card {card.n_outputs}"
             raise ScanError(Reason.MODEL_NETWORK, detail)
 

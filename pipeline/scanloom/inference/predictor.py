@@ -205,10 +205,10 @@ class TorchPredictor(PlacedModel):
         ------
         ScanError
             OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
-            card's padding; MODEL_NETWORK if the network has fewer output channels than the card;
-            CHANNELS if the number of input channels is wrong, or their grids differ; NOT_FINITE if
-            the scan overflows in the card's intensity steps, or a score is NaN or infinite in
-            float32 too.
+            card's padding; MODEL_NETWORK if the network has fewer output channels than the card, or
+            an ONNX graph with argmax more; CHANNELS if the number of input channels is wrong, or
+            their grids differ; NOT_FINITE if the scan overflows in the card's intensity steps, or a
+            score is NaN or infinite in float32 too.
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
@@ -356,7 +356,11 @@ class TorchPredictor(PlacedModel):
             if block is None:
                 break
             channels = block.scores.shape[1]
-            if channels < expected:
+            # only a graph can have more than its card was checked to name: with argmax, voxels of
+            # a class without a name would go to the best of the others
+            argmax = isinstance(self.card.decision, Argmax)
+            graph = self.card.network.name == ONNX_GRAPH
+            if channels < expected or (graph and argmax and channels > expected):
                 detail = f"the network has {channels} output channels, the card {expected}"
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             with clock.step("restore"):

@@ -232,8 +232,11 @@ class TrainingRecipe(Section, frozen=True):
         if len(set(labels)) < len(labels) or len(set(values)) < len(values) or min(values) < 1:
             raise ValueError("structures with different labels and values, from 1")
         self._check_drawing(values)
-        if unknown := {side for pair in self.sides for side in pair} - set(labels):
+        sides = [side for pair in self.sides for side in pair]
+        if unknown := set(sides) - set(labels):
             raise ValueError(f"sides of structures, which {sorted(unknown)[0]} is not")
+        if len(set(sides)) < len(sides):  # not all of them would change places
+            raise ValueError("sides with each structure once")
         if not isinstance(self.intensity, str) and not self.intensity[0] < self.intensity[1]:
             raise ValueError("an intensity range with the lower value first")
         ranges = {name: getattr(self.checks, name) for name in ("low", "high", "spacing", "extent")}

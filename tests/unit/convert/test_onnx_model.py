@@ -180,8 +180,8 @@ def test_the_card_of_the_documentation_is_read(tmp_path: Path) -> None:
 WEIGHTS = onnx_files.convolutions()
 
 
-def graph(**changes: Any) -> Callable[[Path], object]:
-    content = onnx_files.network(WEIGHTS, **changes)
+def graph(classes: int = 3, **changes: Any) -> Callable[[Path], object]:
+    content = onnx_files.network(onnx_files.convolutions(classes=classes), **changes)
     return lambda folder: (folder / "model.onnx").write_bytes(content)
 
 
@@ -261,6 +261,26 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
         "channels_first of 2",
     ),
     "few classes": (card("2: Left kidney", "7: Left kidney"), "MODEL_NETWORK", "the card 8"),
+    "more classes, of which one would have the label of another": (
+        graph(classes=5),
+        "MODEL_NETWORK",
+        "the network has 5 output channels, the card 3",
+    ),
+    "an entry twice": (
+        card("activation: softmax", "window: {size: [8, 8, 8]}"),
+        "MODEL_DAMAGED",
+        "a key of the mapping in line 2 is given twice",
+    ),
+    "a number twice": (
+        card("2: Left kidney", "1: Left kidney"),
+        "MODEL_DAMAGED",
+        "a key of the mapping in line 8 is given twice",
+    ),
+    "cleaning of no structure": (
+        card("activation:", "cleaning: [{class: KeepLargest, numbers: [1, 4]}]\nactivation:"),
+        "MODEL_DAMAGED",
+        "KeepLargest of 4, which no structure has",
+    ),
     "not ONNX": (
         lambda folder: (folder / "model.onnx").write_bytes(b"\x7fELF" * 40),
         "MODEL_DAMAGED",
@@ -305,6 +325,23 @@ def test_a_graph_that_openvino_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = onnx_files.write_model(tmp_path / "m", content)
 
     with pytest.raises(ScanError, match="OpenVINO can't run the ONNX graph"):
+        labels_of(folder, "openvino")
+
+
+def test_classes_without_a_name_are_refused_where_the_graph_does_not_state_their_number(
+    tmp_path: Path,
+) -> None:
+    """Their voxels would be labelled as the best of the classes with a name."""
+    nodes = [
+        onnx_files.node("Conv", ["scan", "w1", "b1"], "a", pads=[1] * 6),
+        onnx_files.node("Conv", ["a", "w2", "b2"], "scores"),
+    ]
+    weights = onnx_files.convolutions(classes=5)
+    tensors = [onnx_files.tensor(name, values) for name, values in weights.items()]
+    content = onnx_files.graph(nodes, tensors, (1, 1, "x", "y", "z"), (1, "n", "x", "y", "z"))
+    folder = onnx_files.write_model(tmp_path / "m", content, WHOLE)
+
+    with pytest.raises(ScanError, match="the network has 5 output channels, the card 3"):
         labels_of(folder, "openvino")
 
 

@@ -52,6 +52,8 @@ def test_thick_slices_are_halved_later() -> None:
         ("[2, 3]", "[1, 3]", "different labels and values"),
         ("network:", "networks:", "line 8: networks is not a key here; did you mean"),
         ("patch:", "sides: [[near, middle]]\npatch:", "middle is not"),
+        ("patch:", "sides: [[near, far], [far, near]]\npatch:", "sides with each structure once"),
+        ("patch:", "sides: [[near, near]]\npatch:", "sides with each structure once"),
         ("patch:", "intensity: [3, 1]\npatch:", "lower value first"),
         ("patch:", "checks: {extent: [90, 20]}\npatch:", "extent of checks with the lower"),
         ("filters: [4, 8, 16]", "filters: [4, 8]", "line 8: network.filters"),

@@ -211,6 +211,14 @@ def summary(records: Records, seconds: float) -> str:
     return f"{scans}: {counts}; {format_duration(seconds)}{where}"
 
 
+def shown_intensity(value: float | None, unit: str) -> str:
+    """Return a mean or deviation for the table: whole HU, of other units three digits."""
+    if value is None:
+        return ""
+    whole = unit == "HU" or 100 <= abs(value) < 1e6
+    return f"{value:z.0f}" if whole else f"{value:.3g}"
+
+
 def show_case(path: Path, record: CaseRecord) -> None:
     """Print the measurements of one case, and the paths of its results."""
     from rich.box import SIMPLE_HEAD
@@ -225,8 +233,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     for name in columns:
         table.add_column(name, justify="right" if name in ("ml", "mean", "sd") else "left")
     for m in record.measurements:
-        mean = "" if m.mean is None else f"{m.mean:.0f}"
-        sd = "" if m.sd is None else f"{m.sd:.0f}"
+        mean, sd = (shown_intensity(value, m.unit) for value in (m.mean, m.sd))
         # flags of the whole case are printed once, below the table
         flags = " ".join(f.code for f in m.flags if f not in record.flags)
         row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]

@@ -533,8 +533,12 @@ def read_entries(folder: Path) -> dict[str, Any]:
     return first
 
 
-def read_file(folder: Path, name: str) -> dict[str, Any]:
-    """Return the entries of a file, JSON or YAML; errors as `read_entries`."""
+def read_file(folder: Path, name: str, *, unique: bool = False) -> dict[str, Any]:
+    """Return the entries of a file, JSON or YAML; errors as `read_entries`.
+
+    With `unique`, a key of a YAML file that is given twice is an error (MODEL_DAMAGED). Otherwise
+    the last one counts, as for MONAI.
+    """
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:
@@ -542,7 +546,8 @@ def read_file(folder: Path, name: str) -> dict[str, Any]:
         if len(text) > _MAX_YAML:
             raise unsupported(f"{name} is larger than {format_bytes(_MAX_YAML)}")
         try:
-            entries = yaml.load(text, Loader=_Loader)  # noqa: S506 a SafeLoader
+            loader = _UniqueLoader if unique else _Loader
+            entries = yaml.load(text, Loader=loader)  # noqa: S506 a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
             raise damaged(f"{name} is not valid YAML") from exc
     if not isinstance(entries, dict):
@@ -619,6 +624,18 @@ class _Loader(yaml.SafeLoader):
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
             raise unsupported("the config uses YAML merge keys (<<)")
         super().flatten_mapping(node)
+
+
+class _UniqueLoader(_Loader):
+    """`_Loader` that refuses a key that is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping, none of whose keys is given twice."""
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            line = node.start_mark.line + 1
+            raise damaged(f"a key of the mapping in line {line} is given twice")
+        return mapping
 
 
 MAX_CHARS: Final = 500

@@ -133,7 +133,7 @@ def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping
     """
     loc = tuple(error["loc"])
     names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
-    key = ".".join(names) or "the workflow"
+    key = ".".join(names) or "the page"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument") and section is not None:
