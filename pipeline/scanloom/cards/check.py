@@ -103,13 +103,15 @@ def check_scan(
     ScanError
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
         another modality, or states none and has the intensities of CT; IMPLAUSIBLE if a check fails
-        for which the card refuses the scan, or its intensities are no Hounsfield units and the
-        model is for CT.
+        for which the card refuses the scan, all its voxels have one value, or its intensities are
+        no Hounsfield units and the model is for CT.
     """
     volumes = (volume, *further_channels)
     # Headers before voxels, and the scale before the ranges, which mean nothing in other units
     flags = list(check_modalities([v.modality for v in volumes], card))
     flags += _check_scale(volumes, card)
+    if _is_blank(volume):
+        raise ScanError(Reason.IMPLAUSIBLE, "all voxels of the scan have one value")
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
@@ -219,6 +221,14 @@ def _sample(volume: Volume) -> NDArray[Any]:
     sample = flat[:: _stride(volume.grid.shape)]
     kept: NDArray[Any] = sample[np.isfinite(sample) & ~volume.is_padding(sample)]
     return kept
+
+
+def _is_blank(volume: Volume) -> bool:
+    """Return whether all voxels have one value, which networks label all the same."""
+    sample = _sample(volume)
+    if sample.size and sample.min() < sample.max():
+        return False
+    return bool(volume.array.min() == volume.array.max())  # what the sample may have missed
 
 
 def _stride(shape: tuple[int, int, int]) -> int:

@@ -112,12 +112,25 @@ def test_padding_and_nan_are_left_out() -> None:
     assert low == -2000
 
 
-def test_nothing_but_padding_is_implausible(card: ModelCard) -> None:
-    empty = scan(np.full((5, 5, 5), -2000, np.int16), padding=-2000)
+@pytest.mark.parametrize(
+    ("array", "padding"),
+    [
+        (np.zeros((5, 5, 5), np.int16), None),
+        (np.full((300, 300, 30), 7.5, np.float32), None),
+        (np.full((5, 5, 5), -2000, np.int16), -2000),  # nothing but padding
+    ],
+)
+def test_a_scan_of_one_value_is_refused(
+    array: NDArray[np.generic], padding: float | None, card: ModelCard
+) -> None:
+    any_modality = replace(card, channels=(Channel("image", ANY_MODALITY),))
+    with pytest.raises(ScanError, match="one value") as caught:
+        check_scan(scan(array, modality="MR", padding=padding), any_modality)
+    assert caught.value.code == "IMPLAUSIBLE"
 
-    assert check_scan(empty, replace(card, checks=Checks(low=Range(-1024, 0)))) == (
-        Flag.HU_IMPLAUSIBLE,
-    )
+    one_differs = array.copy()
+    one_differs[2, 3, 1] += 1
+    assert check_scan(scan(one_differs, modality="MR", padding=padding), any_modality)
 
 
 @pytest.mark.parametrize("shape", [(256, 256, 100), (200, 300, 97), (512, 512, 17)])
