@@ -48,6 +48,7 @@ EXTRAS: Final = {
     "image": "the scan, as image.nii.gz",
     "masks": "a mask for each structure",
     "uncertainty": "maps of the uncertainty of labels",
+    "rtstruct": "outlines in DICOM RTSTRUCT",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""

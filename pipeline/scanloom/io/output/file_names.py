@@ -9,6 +9,7 @@
 `segments.json`                           the structures: their files and numbers
 `dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
+`dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
@@ -40,6 +41,11 @@ def label_map_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0
 def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
     """Return the name of a DICOM SEG; `layer` counts from 0; `models` lists the case's models."""
     return f"dicom/{_prefix(model, models)}{stem}{_number(layer)}.dcm"
+
+
+def rtstruct_name(model: str, models: Sequence[str]) -> str:
+    """Return the name of an RTSTRUCT; `models` lists the case's models."""
+    return f"dicom/{_prefix(model, models)}rtstruct.dcm"
 
 
 def mask_name(label: str, model: str, models: Sequence[str]) -> str:
