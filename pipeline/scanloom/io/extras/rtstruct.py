@@ -156,7 +156,7 @@ def _join_holes(
 def _without_collinear(
     points: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return closed outlines without points on the line between their neighbours."""
+    """Return outlines without points on the line between their neighbours, after a diagonal."""
     starts = np.cumsum(sizes) - sizes
     step = np.empty_like(points)  # to the next point
     step[:-1] = points[1:] - points[:-1]
@@ -166,7 +166,15 @@ def _without_collinear(
     before[1:] = step[:-1]
     before[starts] = step[ends]
     corner = before[:, 0] * step[:, 1] != before[:, 1] * step[:, 0]
-    return points[corner], np.add.reduceat(corner, starts, dtype=np.int64)
+    points, before = points[corner], before[corner]
+    sizes = np.add.reduceat(corner, starts, dtype=np.int64)
+    # The first corner follows a diagonal, which every outline has: plastimatch takes a last point
+    # with the x and y of the first, in mm, for the same point; in a coronal slice all have one y
+    starts = np.cumsum(sizes) - sizes
+    diagonals = np.flatnonzero((before != 0).all(axis=1))
+    first = diagonals[np.searchsorted(diagonals, starts)] - starts
+    place = np.arange(len(points)) - np.repeat(starts, sizes) + np.repeat(first, sizes)
+    return points[np.repeat(starts, sizes) + place % np.repeat(sizes, sizes)], sizes
 
 
 # --- the file -------------------------------------------------------------------------------------
