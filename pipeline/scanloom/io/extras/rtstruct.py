@@ -62,7 +62,7 @@ _MIN_DECIMALS, _DECIMALS_OF_PIXEL = 4, 3
 """Decimals of a coordinate in mm: 0.1 um, and a thousandth of a pixel."""
 _ITEM = b"\xfe\xff\x00\xe0"
 _BYTES_PER_VOXEL = 1
-"""Encoded contours, by measurement: 25 smooth structures take a tenth of it."""
+"""Encoded contours: smooth structures take a tenth of it, noise of single voxels several times."""
 
 
 def can_write(scan: Scan) -> bool:
@@ -88,7 +88,8 @@ def outlines(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int
     from contourpy import FillType, contour_generator
 
     generator = contour_generator(z=np.pad(mask, 1), fill_type=FillType.ChunkCombinedOffsetOffset)
-    [corners], [offsets], [outer] = generator.filled(0.5, 2)
+    filled: Any = generator.filled(0.5, 2)
+    [corners], [offsets], [outer] = filled
     # Rings end with their first point again
     last = np.asarray(offsets[1:], np.int64) - 1
     points = np.rint(corners * _QUARTERS).astype(np.int64) - _QUARTERS
@@ -141,7 +142,8 @@ def _join_holes(
     )
     following[edge_there], following[edge_here] = leave, back
 
-    path, sizes, next_point = [], [], following.tolist()
+    path: list[int] = []
+    sizes, next_point = [], following.tolist()
     for start in starts[outer_rings].tolist():
         begun, point = len(path), start
         while True:

@@ -13,7 +13,7 @@ from skimage.measure import grid_points_in_poly
 
 from scanloom.core import Layer, ScanError, Segmentation
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.extras.rtstruct import RTSTRUCT, outlines
+from scanloom.io.extras.rtstruct import RTSTRUCT, _point_texts, outlines
 from scanloom.io.output.case_folder import CaseContent
 from scanloom.io.scan import DicomSource, Scan
 from support import case_folders
@@ -92,6 +92,19 @@ def test_collinear_points_are_dropped() -> None:
     assert sizes.tolist() == [8]
     assert points.min(axis=0).tolist() == [-2, -2]
     assert points.max(axis=0).tolist() == [1198, 798]
+
+
+@pytest.mark.parametrize("decimals", [4, 6])
+def test_points_are_written_as_python_formats_them(decimals: int) -> None:
+    points = np.random.default_rng(1).uniform(-1.5, 1.5, (200, 3)) * 10.0 ** np.arange(-3, 3)[:3]
+    points[:3] = [[0, -0.5, 999.99999999], [-0.00000001, 9.5, -10], [1234.5, -1000, 0.1]]
+    text, ends = _point_texts(points, decimals)
+    expected = [
+        "".join(f"{value + 0.0:.{decimals}f}\\" for value in np.round(point, decimals))
+        for point in points
+    ]
+    assert text.decode() == "".join(expected)
+    assert ends.tolist() == np.cumsum([len(each) for each in expected]).tolist()
 
 
 # --- the file -------------------------------------------------------------------------------------
