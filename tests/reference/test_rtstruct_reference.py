@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 
 from scanloom.convert.store import shipped
 from scanloom.core import Layer, Segmentation
@@ -42,8 +43,8 @@ def written(folder: Path, plane: str) -> Scan:
 
 
 def tissues(scan: Scan) -> Segmentation:
-    """Return bands of intensity as structures: noisy, with holes in islands."""
-    array = scan.volume.array
+    """Return bands of smoothed intensity as structures, with holes in islands."""
+    array = gaussian_filter(scan.volume.array.astype(np.float32), (2, 2, 0))
     bounds = np.quantile(array[array > array.min()], (0.5, 0.8, 0.95))
     labels = np.asfortranarray(np.digitize(array, bounds).astype(np.uint8))
     layer = Layer(labels, case_folders.STRUCTURES)
