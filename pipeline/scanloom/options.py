@@ -51,6 +51,7 @@ EXTRAS: Final = {
     "masks": "a mask for each structure",
     "uncertainty": "maps of the uncertainty of labels",
     "segnrrd": "a segmentation for 3D Slicer",
+    "rtstruct": "outlines in DICOM RTSTRUCT",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""

@@ -64,7 +64,8 @@ def segmented(source: Path, folder: Path, threshold: Threshold, **options: Any) 
     """Take a series through load, segment, write and read-back."""
     [series] = find_series(source)
     seg, phase = options.pop("seg", "binary"), options.pop("phase", None)
-    case = Case("a" * 26, series, Outputs(seg=seg), "h", "r", ReadOptions(**options), phase)
+    outputs = Outputs(seg=seg, also=options.pop("also", ()))
+    case = Case("a" * 26, series, outputs, "h", "r", ReadOptions(**options), phase)
     loaded = steps.load(case)
     result = steps.segment(loaded, [threshold])
     volume = loaded.scan.volume
@@ -289,6 +290,16 @@ def test_a_filled_gap_is_told_and_has_no_frame(tmp_path, threshold, seg):
     assert 0 < len(real) < len(ours)
     np.testing.assert_allclose(frames, real, atol=2e-3)
     check_references(case / "dicom" / "segmentation.dcm", tmp_path / "scan")
+
+
+@pytest.mark.parametrize("name", ["tilt +15", "empty UIDs"])
+def test_a_scan_without_an_rtstruct_has_a_flag_if_it_was_requested(tmp_path, threshold, name):
+    {**TILTED, "empty UIDs": READ["empty UIDs"].make}[name](tmp_path / "scan")
+    result = segmented(tmp_path / "scan", tmp_path / "case", threshold, also=("rtstruct",))
+    assert Flag.RTSTRUCT_NOT_POSSIBLE in result.flags
+    assert not [*(tmp_path / "case").rglob("*rtstruct*")]
+    usual = segmented(tmp_path / "scan", tmp_path / "usual", threshold)
+    assert Flag.RTSTRUCT_NOT_POSSIBLE not in usual.flags
 
 
 @pytest.mark.parametrize("name", ["empty UIDs", "one SOP UID for all", "mosaic"])

@@ -337,6 +337,10 @@ class Flag(Enum):
         "recorded for this output folder; labels may differ slightly from those of other cases"
     )
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
+    RTSTRUCT_NOT_POSSIBLE = (
+        "No RTSTRUCT was written: the slices are sheared, or the source is not DICOM or lacks "
+        "attributes that it must reference"
+    )
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
     EMPTY = "Nothing was found: there are no voxels"

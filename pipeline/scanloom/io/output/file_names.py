@@ -10,6 +10,7 @@
 `dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
 `segmentation.seg.nrrd`                   all layers for 3D Slicer; `<model>-` as above
+`dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
@@ -46,6 +47,11 @@ def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> s
 def slicer_name(model: str, models: Sequence[str]) -> str:
     """Return the name of a segmentation of 3D Slicer; `models` lists the case's models."""
     return f"{_prefix(model, models)}segmentation.seg.nrrd"
+
+
+def rtstruct_name(model: str, models: Sequence[str]) -> str:
+    """Return the name of an RTSTRUCT; `models` lists the case's models."""
+    return f"dicom/{_prefix(model, models)}rtstruct.dcm"
 
 
 def mask_name(label: str, model: str, models: Sequence[str]) -> str:

@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,10 +33,19 @@ from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Layer, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.dataset_text import decimal_strings, matching_text, plain_text, valid_uid
+from scanloom.io.dataset_text import decimal_strings, valid_uid
 from scanloom.io.dicom import tags
 from scanloom.io.output import file_names
-from scanloom.io.scan import SHARED_UIDS, DicomSource
+from scanloom.io.scan import DicomSource
+from scanloom.io.write.derived_dicom import (
+    algorithm_item,
+    code_item,
+    hashed_uid,
+    make_item,
+    reference_item,
+    shared_with,
+    written_datetime,
+)
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 from scanloom.ops.run_length import counts_by_slice
 from scanloom.version import __version__
@@ -317,27 +324,6 @@ _SPACING_TOLERANCE, _NORMAL_TOLERANCE = 1e-2, 1e-3
 """Frames are a regular stack if their distances differ by 1 % at most, and if the cosine between
 the stack's direction and the normal is 0.999 at least: highdicom's reader has the same limits."""
 
-_DATE = re.compile(r"\d{8}")
-_TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
-_NO_DATE, _NO_TIME = "19700101", "000000"
-
-_TEXT = {
-    "PatientID": 64,
-    "IssuerOfPatientID": 64,
-    "StudyID": 16,
-    "AccessionNumber": 16,
-    "ReferringPhysicianName": 64,
-    "StudyDescription": 64,
-    "PositionReferenceIndicator": 64,
-}
-"""Attributes that a derived object shares with its source (PS3.3 C.7), and their maximum lengths.
-
-No others are copied: invalid values in other attributes of the source would make the SEG invalid.
-"""
-
-_OPTIONAL = ("IssuerOfPatientID", "StudyDescription")
-"""Those of type 3: absent if unknown; the others are then empty."""
-
 
 @dataclass(frozen=True, eq=False)
 class _Series:
@@ -418,10 +404,7 @@ def write_segs(
     if segmentation.grid.sheared:
         upright = _rectangular(segmentation)
         series.append(_Series(upright, source, case, "segmentation_rect", number + 1, thickness))
-    date_time = content_datetime(source)
-    if case.outputs.dates == "now":
-        now = datetime.now().astimezone()
-        date_time = now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
+    date_time = written_datetime(source, case)
     paths = []
     for seg_series in series:
         layers = seg_series.segmentation.layers
@@ -533,10 +516,10 @@ def _data_set(
     from pydicom.uid import ExplicitVRLittleEndian, RLELossless
 
     model, labelmap = series.segmentation.model, series.labelmap
-    dataset = _shared_with(series.source)
+    dataset = shared_with(series.source)
     dataset.file_meta = meta = FileMetaDataset()
     meta.TransferSyntaxUID = RLELossless if labelmap else ExplicitVRLittleEndian
-    meta.ImplementationClassUID = _uid("implementation")
+    meta.ImplementationClassUID = hashed_uid("implementation")
     meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
     meta.MediaStorageSOPClassUID = _LABELMAP_STORAGE if labelmap else _BINARY_STORAGE
     dataset.SOPClassUID = meta.MediaStorageSOPClassUID
@@ -560,16 +543,16 @@ def _data_set(
     )
     _add_references(dataset, series.source)
     dimensions = (_BY_POSITION,) if labelmap else (_BY_SEGMENT, _BY_POSITION)
-    dataset.DimensionOrganizationSequence = [_item()]
-    dataset.DimensionIndexSequence = [_item(**dimension) for dimension in dimensions]
+    dataset.DimensionOrganizationSequence = [make_item()]
+    dataset.DimensionIndexSequence = [make_item(**dimension) for dimension in dimensions]
     if (labelmap or len(structures) == 1) and _is_regular(series, slices):
         dataset.DimensionOrganizationType = "3D"  # frames differ in nothing but their place
-    measures = _item(PixelSpacing=list(series.source.spacing), SliceThickness=series.thickness)
+    measures = make_item(PixelSpacing=list(series.source.spacing), SliceThickness=series.thickness)
     measures.SpacingBetweenSlices = series.thickness
-    orientation = _item(ImageOrientationPatient=list(series.source.orientation))
-    shared = _item(PlaneOrientationSequence=[orientation], PixelMeasuresSequence=[measures])
+    orientation = make_item(ImageOrientationPatient=list(series.source.orientation))
+    shared = make_item(PlaneOrientationSequence=[orientation], PixelMeasuresSequence=[measures])
     if not labelmap and len(structures) == 1:
-        shared.SegmentIdentificationSequence = [_item(ReferencedSegmentNumber=1)]
+        shared.SegmentIdentificationSequence = [make_item(ReferencedSegmentNumber=1)]
     dataset.SharedFunctionalGroupsSequence = [shared]
     return dataset
 
@@ -580,8 +563,8 @@ def _seg_file(
     """Return the file of a data set and its frames."""
     dataset.NumberOfFrames = len(frames)
     derivations = {k: encode_dataset(_derivation(series, k)) for k in slices}
-    places = {k: [_item(ImagePositionPatient=list(series.positions[k] or ()))] for k in slices}
-    positions = {k: encode_dataset(_item(PlanePositionSequence=p)) for k, p in places.items()}
+    places = {k: [make_item(ImagePositionPatient=list(series.positions[k] or ()))] for k in slices}
+    positions = {k: encode_dataset(make_item(PlanePositionSequence=p)) for k, p in places.items()}
     shared_segment = "SegmentIdentificationSequence" in dataset.SharedFunctionalGroupsSequence[0]
     groups = encode_groups(frames, derivations, positions, shared_segment=shared_segment)
     return SegFile(
@@ -593,25 +576,23 @@ def _derivation(series: _Series, k: int) -> Dataset:
     """Return the reference of a frame to the image that it was derived from; empty without one."""
     image = series.source.slices[k]
     if image is None:
-        return _item(DerivationImageSequence=[])
-    reference = _reference(image.sop_class, image.sop_instance)
+        return make_item(DerivationImageSequence=[])
+    reference = reference_item(image.sop_class, image.sop_instance)
     reference.SpatialLocationsPreserved = "NO" if series.rectangular else "YES"
-    reference.PurposeOfReferenceCodeSequence = [_code(_PURPOSE)]
+    reference.PurposeOfReferenceCodeSequence = [code_item(_PURPOSE)]
     if image.frame is not None:
         reference.ReferencedFrameNumber = image.frame
-    derivation = _item(SourceImageSequence=[reference], DerivationCodeSequence=[_code(_DERIVATION)])
-    return _item(DerivationImageSequence=[derivation])
-
-
-def _reference(sop_class: str, sop_instance: str) -> Dataset:
-    return _item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=sop_instance)
+    derivation = make_item(
+        SourceImageSequence=[reference], DerivationCodeSequence=[code_item(_DERIVATION)]
+    )
+    return make_item(DerivationImageSequence=[derivation])
 
 
 def _add_references(dataset: Dataset, source: DicomSource) -> None:
     """List the source images; a multi-frame object once (PS3.3 C.12.2)."""
     classes = {image.sop_instance: image.sop_class for image in source.slices if image is not None}
-    images = [_reference(sop_class, instance) for instance, sop_class in classes.items()]
-    series = _item(ReferencedInstanceSequence=images)
+    images = [reference_item(sop_class, instance) for instance, sop_class in classes.items()]
+    series = make_item(ReferencedInstanceSequence=images)
     series.SeriesInstanceUID = valid_uid(source.first, "SeriesInstanceUID")
     dataset.SourceImageSequence, dataset.ReferencedSeriesSequence = images, [series]
 
@@ -629,19 +610,18 @@ _BY_POSITION = {
 """Dimensions along which frames are ordered (PS3.3 C.7.6.17)."""
 _DERIVATION = Code("113076", "DCM", "Segmentation")
 _PURPOSE = Code("121322", "DCM", "Source image for image processing operation")
-_FAMILY = Code("123110", "DCM", "Artificial Intelligence")
 _BACKGROUND = Code("125040", "DCM", "Background")
 
 
 def _background(segmentation: Segmentation) -> Dataset:
     """Return the segment of number 0, which a LABELMAP describes too (PS3.3 C.8.20.2)."""
-    return _item(
+    return make_item(
         SegmentNumber=0,
         SegmentLabel="Background",
         SegmentAlgorithmType="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
         SegmentAlgorithmName=segmentation.model,
-        SegmentedPropertyCategoryCodeSequence=[_code(_BACKGROUND)],
-        SegmentedPropertyTypeCodeSequence=[_code(_BACKGROUND)],
+        SegmentedPropertyCategoryCodeSequence=[code_item(_BACKGROUND)],
+        SegmentedPropertyTypeCodeSequence=[code_item(_BACKGROUND)],
         RecommendedDisplayCIELabValue=_cielab((0, 0, 0)),
     )
 
@@ -650,43 +630,19 @@ def _segment(series: _Series, structure: Structure, number: int) -> Dataset:
     segmentation = series.segmentation
     segment = _background(segmentation)
     segment.SegmentNumber, segment.SegmentLabel = number, structure.label
-    segment.SegmentedPropertyCategoryCodeSequence = [_code(structure.category)]
-    kind = _code(structure.type)
+    segment.SegmentedPropertyCategoryCodeSequence = [code_item(structure.category)]
+    kind = code_item(structure.type)
     if structure.laterality is not None:
-        kind.SegmentedPropertyTypeModifierCodeSequence = [_code(structure.laterality)]
+        kind.SegmentedPropertyTypeModifierCodeSequence = [code_item(structure.laterality)]
     segment.SegmentedPropertyTypeCodeSequence = [kind]
     segment.RecommendedDisplayCIELabValue = _cielab(structure.color)
     note = " (experimental)" if structure.experimental else ""
     segment.SegmentDescription = f"{structure.name}{note}"[:1024]
-    algorithm = _item(AlgorithmName=segmentation.model)
-    algorithm.AlgorithmFamilyCodeSequence = [_code(_FAMILY)]
-    algorithm.AlgorithmVersion = (segmentation.version or "unknown")[:64]  # LO
-    if segmentation.changes:
-        algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
-    segment.SegmentationAlgorithmIdentificationSequence = [algorithm]
+    segment.SegmentationAlgorithmIdentificationSequence = [algorithm_item(segmentation)]
     source = valid_uid(series.source.first, "SeriesInstanceUID")
     identity = (source, series.case.recipe, segmentation.model, structure.label)
-    segment.TrackingID, segment.TrackingUID = structure.label, _uid("tracking", *identity)
+    segment.TrackingID, segment.TrackingUID = structure.label, hashed_uid("tracking", *identity)
     return segment
-
-
-def _item(**elements: object) -> Dataset:
-    """Return a data set of elements by keyword."""
-    from pydicom import Dataset
-
-    item = Dataset()
-    for keyword, value in elements.items():
-        setattr(item, keyword, value)
-    return item
-
-
-def _code(code: Code) -> Dataset:
-    item = _item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
-    if len(code.value) <= 16:
-        item.CodeValue = code.value
-    else:  # longer than an SH may be (PS3.3 8.1)
-        item.LongCodeValue = code.value
-    return item
 
 
 def _cielab(color: tuple[int, int, int]) -> list[int]:
@@ -714,12 +670,12 @@ def _set_dates_and_uids(files: Sequence[SegFile], date_time: tuple[str, str], re
         for kind in ("Content", "Series", "InstanceCreation"):
             setattr(dataset, f"{kind}Date", date_time[0])
             setattr(dataset, f"{kind}Time", date_time[1])
-        _set_uids(dataset, _uid("series"), _uid("instance"), _uid("dimensions"))
+        _set_uids(dataset, hashed_uid("series"), hashed_uid("instance"), hashed_uid("dimensions"))
     contents = [_digest(file) for file in files]
-    series = _uid("series", recipe, *contents)
+    series = hashed_uid("series", recipe, *contents)
     for file, content in zip(files, contents, strict=True):
-        instance = _uid("instance", recipe, series, content)
-        _set_uids(file.dataset, series, instance, _uid("dimensions", recipe, series, content))
+        instance = hashed_uid("instance", recipe, series, content)
+        _set_uids(file.dataset, series, instance, hashed_uid("dimensions", recipe, series, content))
 
 
 def _set_uids(dataset: Dataset, series: str, instance: str, dimensions: str) -> None:
@@ -736,82 +692,3 @@ def _digest(file: SegFile) -> str:
     for chunk in file.tail:
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _uid(*texts: str) -> str:
-    """Return a UID made of a 128-bit hash of texts (PS3.5 B.2: 2.25 and an integer)."""
-    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=16, person=b"scanloom")
-    return f"2.25.{int.from_bytes(digest.digest(), 'big')}"
-
-
-def content_datetime(source: DicomSource) -> tuple[str, str]:
-    """Return the date and time (DA, TM) of the series' content; 1970 if the series has no date."""
-    first = source.first
-    for kind in ("Content", "Acquisition", "Series", "Study"):
-        date = matching_text(first, f"{kind}Date", _DATE)
-        if date:
-            return date, matching_text(first, f"{kind}Time", _TIME) or _NO_TIME
-    return _NO_DATE, _NO_TIME
-
-
-def _shared_with(source: DicomSource) -> Dataset:
-    """Return the attributes of patient, study and frame of reference that a SEG takes over.
-
-    Text is decoded and becomes UTF-8 if it is not ASCII. Invalid values (a date, a StudyID that is
-    too long) are left empty, except PatientName and PatientID, which are copied unchanged.
-    """
-    first = source.first
-    shared = _item(PatientName=_text(first, "PatientName"))
-    for keyword in SHARED_UIDS:
-        setattr(shared, keyword, valid_uid(first, keyword))
-    for keyword, max_length in _TEXT.items():
-        text = _text(first, keyword)
-        text = text if len(text) <= max_length or keyword == "PatientID" else ""
-        if text or keyword not in _OPTIONAL:
-            setattr(shared, keyword, text)
-    _add_deidentification(shared, first)
-    if not all(str(element.value).isascii() for element in shared):
-        shared.SpecificCharacterSet = "ISO_IR 192"
-    for keyword in ("PatientBirthDate", "StudyDate"):
-        setattr(shared, keyword, matching_text(first, keyword, _DATE))
-    shared.StudyTime = matching_text(first, "StudyTime", _TIME)
-    shared.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
-    lossy = plain_text(first, "LossyImageCompression") == "01"
-    shared.LossyImageCompression = "01" if lossy else "00"
-    for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
-        if lossy and plain_text(first, keyword):
-            setattr(shared, keyword, plain_text(first, keyword).split("\\"))
-    return shared
-
-
-def _add_deidentification(shared: Dataset, first: Dataset) -> None:
-    """Copy the attributes of a de-identification.
-
-    PatientIdentityRemoved YES requires the method (PS3.3 C.7.1.1): without it, it is not copied.
-    """
-    methods = [text for text in _texts(first, "DeidentificationMethod") if 0 < len(text) <= 64]
-    if methods:
-        shared.DeidentificationMethod = methods
-    if "DeidentificationMethodCodeSequence" in first:
-        shared.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
-    removed = plain_text(first, "PatientIdentityRemoved")
-    has_method = methods or "DeidentificationMethodCodeSequence" in shared
-    if removed == "NO" or (removed == "YES" and has_method):
-        shared.PatientIdentityRemoved = removed
-
-
-def _text(header: Dataset, keyword: str) -> str:
-    """Return text of any character set; ASCII is not converted, see `plain_text`."""
-    plain = plain_text(header, keyword)
-    if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
-        return plain
-    return str(header.get(keyword) or "")
-
-
-def _texts(header: Dataset, keyword: str) -> list[str]:
-    """Return the values of a multi-valued attribute, each converted as by `_text`."""
-    plain = plain_text(header, keyword)
-    if plain.isascii() and "\x1b" not in plain:
-        return [value.strip() for value in plain.split("\\")]
-    values = header.get(keyword) or ""
-    return [values] if isinstance(values, str) else [str(value) for value in values]

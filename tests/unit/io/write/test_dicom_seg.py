@@ -19,7 +19,8 @@ from pydicom.uid import UID
 from scanloom.core import Case, Segmentation
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.write.dicom_seg import content_datetime, write_segs
+from scanloom.io.write.derived_dicom import content_datetime
+from scanloom.io.write.dicom_seg import write_segs
 from scanloom.version import __version__
 from support import case_folders
 

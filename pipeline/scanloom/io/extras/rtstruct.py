@@ -1,0 +1,688 @@
+"""RTSTRUCT on request: the outlines of all structures of a model, one file per model.
+
+Outlines run at half between voxel centres, so that every reader that fills them by the centres of
+voxels restores the label map. A hole can't be a contour of its own: readers fill it. It is joined
+to its outline by a channel without width, a quarter of a pixel off the rows of centres, where no
+reader's scanline runs.
+
+Implicit VR, little endian: in explicit VR a contour above 64 kB does not fit the length field of a
+decimal string. Contours are encoded directly: a pydicom object for every element of hundreds of
+thousands of contours would take most of the time.
+
+Sheared stacks get none: readers ignore the tilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Code, Grid, Outputs, Segmentation, Structure
+from scanloom.core.grid import LPS_TO_RAS
+from scanloom.io.dataset_text import valid_uid
+from scanloom.io.dicom.uids import IMPLICIT_VR_LITTLE_ENDIAN, RT_STRUCTURE_SET_STORAGE
+from scanloom.io.output.case_folder import CaseContent, Writer
+from scanloom.io.output.file_names import rtstruct_name
+from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
+from scanloom.io.scan import DicomSource, Scan, SourceSlice
+from scanloom.io.write.derived_dicom import (
+    algorithm_item,
+    code_item,
+    hashed_uid,
+    make_item,
+    reference_item,
+    shared_with,
+    written_datetime,
+)
+from scanloom.version import __version__
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+FIRST_SERIES_NUMBER = 800
+"""SeriesNumber of the first model's RTSTRUCT."""
+
+_STUDY_CLASS = "1.2.840.10008.3.1.2.3.1"
+"""Detached Study Management, retired: what PS3.3 C.8.8.5 has RTReferencedStudySequence name."""
+_ANATOMY = "123037004"
+"""SNOMED CT code of the category Anatomical Structure."""
+_QUARTERS = 4
+"""Points are integers in quarters of a pixel: halves for outlines, quarters for channels."""
+_MIN_DECIMALS, _DECIMALS_OF_PIXEL = 4, 3
+"""Decimals of a coordinate in mm: 0.1 um, and a thousandth of a pixel."""
+_ITEM = b"\xfe\xff\x00\xe0"
+_BYTES_PER_VOXEL = 1
+"""Encoded contours: smooth structures take a tenth of it, noise of single voxels several times."""
+
+
+def can_write(scan: Scan) -> bool:
+    """Return whether a scan can have an RTSTRUCT: DICOM that can be referred to, not sheared."""
+    source = scan.source
+    return isinstance(source, DicomSource) and source.can_refer and not scan.volume.grid.sheared
+
+
+# --- outlines -------------------------------------------------------------------------------------
+
+
+def outlines(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return closed outlines of a mask (J, I) that is not empty, holes joined to them.
+
+    Returns
+    -------
+    points : (N, 2) array
+        Corners along I and J, in quarters of a pixel; (0, 0) is the centre of the first pixel.
+        Consecutive corners, also the last and the first of an outline, are not collinear.
+    sizes : (M,) array
+        Number of corners of each outline.
+    """
+    from contourpy import FillType, contour_generator
+
+    generator = contour_generator(z=np.pad(mask, 1), fill_type=FillType.ChunkCombinedOffsetOffset)
+    filled: Any = generator.filled(0.5, 2)
+    [corners], [offsets], [outer] = filled
+    # Rings end with their first point again
+    last = np.asarray(offsets[1:], np.int64) - 1
+    points = np.rint(corners * _QUARTERS).astype(np.int64) - _QUARTERS
+    points = np.delete(points, last, axis=0)
+    ring_sizes = np.diff(offsets.astype(np.int64)) - 1
+    outer_rings = outer[:-1].astype(np.int64)
+    if len(outer_rings) == len(ring_sizes):
+        sizes = ring_sizes
+    else:
+        points, sizes = _join_holes(points, ring_sizes, outer_rings)
+    return _without_collinear(points, sizes)
+
+
+def _join_holes(
+    points: NDArray[np.int64], ring_sizes: NDArray[np.int64], outer_rings: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return points (N, 2) and sizes of outlines, each with its holes as one closed path.
+
+    The channel of a hole goes from its leftmost crossing of a quarter row to the left, up to the
+    next edge. That edge is of the outline, or of a hole of which a crossing lies further left: so
+    all channels end at the outline. An edge is at most a pixel long and crosses at most one quarter
+    row; the material is on its right if a channel ends there, on its left if one begins there. So
+    no edge has two channels.
+    """
+    starts = np.cumsum(ring_sizes) - ring_sizes
+    following = np.arange(1, len(points) + 1)
+    following[starts + ring_sizes - 1] = starts
+    (x0, y0), (x1, y1) = points.T, points[following].T
+    low = np.minimum(y0, y1)
+    edges = np.flatnonzero((y0 != y1) & (low % _QUARTERS == 0))
+    row = low[edges] + 1
+    rise = (y1 - y0)[edges]
+    crossing = x0[edges] + (x1 - x0)[edges] * (row - y0[edges]) // rise
+    order = np.lexsort((crossing, row))
+    edges, row, crossing = edges[order], row[order], crossing[order]
+    ring = np.repeat(np.arange(len(ring_sizes)), ring_sizes)[edges]
+    by_ring = np.lexsort((crossing, ring))
+    _, leftmost = np.unique(ring[by_ring], return_index=True)  # every ring has crossings
+    begin = np.delete(by_ring[leftmost], outer_rings)
+    end = begin - 1
+
+    count, holes = len(points), len(begin)
+    ends = np.stack((crossing[end], row[end]), axis=1)
+    begins = np.stack((crossing[begin], row[begin]), axis=1)
+    points = np.concatenate((points, ends, begins, begins, ends))
+    leave, enter, back, resume = count + np.arange(4 * holes).reshape(4, holes)
+    edge_there, edge_here = edges[end], edges[begin]
+    following = np.concatenate(
+        (following, enter, following[edge_here], resume, following[edge_there])
+    )
+    following[edge_there], following[edge_here] = leave, back
+
+    path: list[int] = []
+    sizes, next_point = [], following.tolist()
+    for start in starts[outer_rings].tolist():
+        begun, point = len(path), start
+        while True:
+            path.append(point)
+            point = next_point[point]
+            if point == start:
+                break
+        sizes.append(len(path) - begun)
+    return points[path], np.array(sizes)
+
+
+def _without_collinear(
+    points: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return outlines without points on the line between their neighbours, after a diagonal."""
+    starts = np.cumsum(sizes) - sizes
+    step = np.empty_like(points)  # to the next point
+    step[:-1] = points[1:] - points[:-1]
+    ends = starts + sizes - 1
+    step[ends] = points[starts] - points[ends]
+    before = np.empty_like(points)
+    before[1:] = step[:-1]
+    before[starts] = step[ends]
+    corner = before[:, 0] * step[:, 1] != before[:, 1] * step[:, 0]
+    points, before = points[corner], before[corner]
+    sizes = np.add.reduceat(corner, starts, dtype=np.int64)
+    # The first corner follows a diagonal, which every outline has: plastimatch takes a last point
+    # with the x and y of the first, in mm, for the same point; in a coronal slice all have one y
+    starts = np.cumsum(sizes) - sizes
+    diagonals = np.flatnonzero((before != 0).all(axis=1))
+    first = diagonals[np.searchsorted(diagonals, starts)] - starts
+    place = np.arange(len(points)) - np.repeat(starts, sizes) + np.repeat(first, sizes)
+    return points[np.repeat(starts, sizes) + place % np.repeat(sizes, sizes)], sizes
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseContent) -> Path:
+    """Write the RTSTRUCT of one model.
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder; the file is written to its subfolder `dicom/`.
+    segmentation : Segmentation
+        On the grid of the scan.
+    content : CaseContent
+        Of a scan that `can_write` accepts.
+    """
+    source, case = content.scan.source, content.case
+    if not isinstance(source, DicomSource):
+        raise TypeError("RTSTRUCT of a scan that is not DICOM")
+    path = folder / rtstruct_name(segmentation.model, content.models)
+    path.parent.mkdir(exist_ok=True)
+    contours = _encode_contours(segmentation, source)
+    structures = _structures(segmentation)
+    regions = _sequence(
+        0x3006, 0x0039, [_region(s, contours.get(s.number, [])) for s in structures]
+    )
+    number = FIRST_SERIES_NUMBER + content.models.index(segmentation.model)
+    head = _head(segmentation, source, structures, number)
+    head.StructureSetDate, head.StructureSetTime = written_datetime(source, case)
+    head.SeriesDate = head.InstanceCreationDate = head.StructureSetDate
+    head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
+    tail = _encode(_observations(segmentation, structures))
+    digest = hashlib.sha256(_encode(head) + tail)
+    digest.update(regions)
+    head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest.hexdigest())
+    head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
+    head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
+    _save(path, head, regions, tail)
+    return path
+
+
+def _save(path: Path, head: Dataset, regions: bytes, tail: bytes) -> None:
+    """Write the elements before ROIContourSequence, it, and those behind."""
+    from pydicom import dcmwrite
+
+    with path.open("wb") as file:
+        dcmwrite(file, head, enforce_file_format=True)
+        file.write(regions)
+        file.write(tail)
+
+
+def _structures(segmentation: Segmentation) -> list[Structure]:
+    every = (s for layer in segmentation.layers for s in layer.structures)
+    return sorted(every, key=lambda s: s.number)
+
+
+def _head(
+    segmentation: Segmentation, source: DicomSource, structures: Sequence[Structure], number: int
+) -> Dataset:
+    """Return all elements before ROIContourSequence but dates and UIDs (PS3.3 A.19)."""
+    from pydicom.dataset import FileMetaDataset
+
+    head = shared_with(source)
+    for keyword in [k for k in head.dir("LossyImageCompression") if k in head]:
+        delattr(head, keyword)
+    head.file_meta = meta = FileMetaDataset()
+    meta.TransferSyntaxUID = IMPLICIT_VR_LITTLE_ENDIAN
+    meta.ImplementationClassUID = hashed_uid("implementation")
+    meta.ImplementationVersionName = f"scanloom {__version__}"[:16]
+    meta.MediaStorageSOPClassUID = head.SOPClassUID = RT_STRUCTURE_SET_STORAGE
+    head.Modality, head.OperatorsName = "RTSTRUCT", ""
+    head.SeriesNumber, head.InstanceNumber = number, 1
+    head.SeriesDescription = f"scanloom {segmentation.model}, outlines"[:64]  # LO
+    head.Manufacturer = head.ManufacturerModelName = "scanloom"
+    head.SoftwareVersions, head.DeviceSerialNumber = __version__, "0"
+    head.StructureSetLabel, head.StructureSetName = "SEGMENTATION", segmentation.model[:64]
+    frame = valid_uid(source.first, "FrameOfReferenceUID")
+    images = {(i.sop_instance, i.frame): i for i in source.slices if i is not None}
+    series = make_item(ContourImageSequence=[_image_item(image) for image in images.values()])
+    series.SeriesInstanceUID = valid_uid(source.first, "SeriesInstanceUID")
+    study = reference_item(_STUDY_CLASS, valid_uid(source.first, "StudyInstanceUID"))
+    study.RTReferencedSeriesSequence = [series]
+    head.ReferencedFrameOfReferenceSequence = [
+        make_item(FrameOfReferenceUID=frame, RTReferencedStudySequence=[study])
+    ]
+    head.StructureSetROISequence = [
+        make_item(
+            ROINumber=s.number,
+            ReferencedFrameOfReferenceUID=frame,
+            ROIName=s.label[:64],
+            ROIDescription=_description(s),
+            ROIGenerationAlgorithm="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
+            ROIDerivationAlgorithmIdentificationSequence=[algorithm_item(segmentation)],
+        )
+        for s in structures
+    ]
+    return head
+
+
+def _description(structure: Structure) -> str:
+    note = " (experimental)" if structure.experimental else ""
+    return f"{structure.name}{note}"[:1024]  # ST
+
+
+def _observations(segmentation: Segmentation, structures: Sequence[Structure]) -> Dataset:
+    """Return all elements behind ROIContourSequence."""
+    observations = []
+    for s in structures:
+        kind = code_item(s.type)
+        if s.laterality is not None:
+            kind.SegmentedPropertyTypeModifierCodeSequence = [code_item(s.laterality)]
+        observations.append(
+            make_item(
+                ObservationNumber=s.number,
+                ReferencedROINumber=s.number,
+                RTROIInterpretedType="ORGAN" if s.category.value == _ANATOMY else "",
+                ROIInterpreter="",
+                SegmentedPropertyCategoryCodeSequence=[code_item(s.category)],
+                RTROIIdentificationCodeSequence=[kind],
+            )
+        )
+    return make_item(RTROIObservationsSequence=observations, ApprovalStatus="UNAPPROVED")
+
+
+def _image_item(image: SourceSlice) -> Dataset:
+    item = reference_item(image.sop_class, image.sop_instance)
+    if image.frame is not None:
+        item.ReferencedFrameNumber = image.frame
+    return item
+
+
+def _encode_contours(segmentation: Segmentation, source: DicomSource) -> dict[int, list[bytes]]:
+    """Return the encoded contours of each structure's number, in the order of slices.
+
+    Slices that were interpolated have none.
+    """
+    from scipy.ndimage import find_objects
+
+    rows, columns = map(float, source.spacing)  # between rows, between columns
+    cosines = np.array(source.orientation, np.float64).reshape(2, 3)
+    steps = cosines * [[columns], [rows]] / _QUARTERS
+    decimals = max(_MIN_DECIMALS, math.ceil(_DECIMALS_OF_PIXEL - math.log10(min(rows, columns))))
+    contours: dict[int, list[bytes]] = defaultdict(list)
+    for k, image in enumerate(source.slices):
+        if image is None:
+            continue
+        position = np.array(image.position, np.float64)
+        head = _encode(make_item(ContourImageSequence=[_image_item(image)]))
+        head += _element(0x3006, 0x0042, b"CLOSED_PLANAR")
+        for layer in segmentation.layers:
+            plane = layer.labels[:, :, k].T
+            for number, box in enumerate(find_objects(plane), 1):
+                if box is None:
+                    continue
+                points, sizes = outlines(plane[box] == number)
+                points += np.array([box[1].start, box[0].start]) * _QUARTERS
+                text, ends = _point_texts(position + points @ steps, decimals)
+                begin = 0
+                for size, end in zip(
+                    sizes.tolist(), ends[np.cumsum(sizes) - 1].tolist(), strict=True
+                ):
+                    data = _element(
+                        0x3006, 0x0050, text[begin : end - 1]
+                    )  # without a last backslash
+                    contour = head + _element(0x3006, 0x0046, str(size).encode()) + data
+                    contours[number].append(contour)
+                    begin = end
+    return contours
+
+
+def _point_texts(points: NDArray[np.float64], decimals: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Return points (N, 3) as decimal strings, each with a backslash, and where each point ends.
+
+    All digits of all points are made at once: to format each number takes several times longer.
+    """
+    scaled = np.rint(points * 10**decimals).astype(np.int64)
+    rest = np.abs(scaled)
+    whole = max(1, len(str(rest.max())) - decimals)  # digits before the point
+    characters = np.empty((*points.shape, whole + decimals + 3), np.uint8)
+    kept = np.ones(characters.shape, bool)
+    characters[..., 0], kept[..., 0] = ord("-"), scaled < 0
+    for n in range(whole):  # no leading zeros, but for units
+        kept[..., whole - n] = rest >= 10 ** (decimals + n) if n else True
+    columns = [whole + 1 + n for n in range(decimals, 0, -1)] + [*range(whole, 0, -1)]
+    for column in columns:
+        tenth = rest // 10
+        characters[..., column] = rest - 10 * tenth + ord("0")
+        rest = tenth
+    characters[..., whole + 1], characters[..., -1] = ord("."), ord("\\")
+    lengths = kept.sum(axis=(1, 2))
+    return characters[kept].tobytes(), np.cumsum(lengths)
+
+
+def _region(structure: Structure, contours: Sequence[bytes]) -> bytes:
+    """Return the encoded item of ROIContourSequence."""
+    color = "\\".join(map(str, structure.color)).encode()
+    return b"".join(
+        (
+            _element(0x3006, 0x002A, color),
+            _sequence(0x3006, 0x0040, contours) if contours else b"",
+            _element(0x3006, 0x0084, str(structure.number).encode()),
+        )
+    )
+
+
+def _element(group: int, element: int, text: bytes) -> bytes:
+    """Return an element of text in implicit VR (PS3.5 7.1.3), padded to an even length."""
+    text += b" " * (len(text) % 2)
+    return struct.pack("<HHI", group, element, len(text)) + text
+
+
+def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
+    """Return a sequence of encoded items in implicit VR (PS3.5 7.5)."""
+    parts = [part for item in items for part in (_ITEM, struct.pack("<I", len(item)), item)]
+    length = sum(map(len, parts))
+    return b"".join((struct.pack("<HHI", group, element, length), *parts))
+
+
+def _encode(dataset: Dataset) -> bytes:
+    """Encode the elements of a dataset in implicit VR, little endian."""
+    from pydicom import dcmwrite
+    from pydicom.filebase import DicomBytesIO
+
+    buffer = DicomBytesIO()
+    dcmwrite(buffer, dataset, implicit_vr=True, little_endian=True)
+    return bytes(buffer.getvalue())
+
+
+# --- read-back ------------------------------------------------------------------------------------
+# Independent of the outlines: the points of the file are filled by an even-odd scanline through the
+# centres of voxels, contour by contour, and compared with the label map voxel by voxel.
+
+_MAX_OFFSET_VOXELS = 0.2
+"""Largest distance of a source image's slice from the grid's: a regular grid fits a real scan."""
+_MAX_ROW_DEVIATION = 1e-3
+"""Largest deviation of a source image's row from the grid's, relative to its length."""
+_MAX_IN_PLANE_SHIFT_MM = 0.15
+_PLANE_TOLERANCE_MM = 0.01
+"""Largest distance of a contour from the plane of its source image."""
+
+_Elements = dict[int, memoryview]
+
+
+def check_rtstruct(path: Path, segmentation: Segmentation, source: DicomSource) -> None:
+    """Compare an RTSTRUCT with the label maps of its model.
+
+    Raises
+    ------
+    ScanError
+        WRITE_MISMATCH.
+    """
+    import pydicom
+
+    dataset = pydicom.dcmread(path)
+    for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
+        if dataset[name].value != source.first[name].value:
+            raise mismatch_error(f"the RTSTRUCT has a different {name}")
+    _check_structures(dataset, _structures(segmentation))
+    _check_corners(segmentation.grid, source)
+    encoded = dataset.get_item(0x30060039).value
+    if not isinstance(encoded, bytes):
+        raise mismatch_error("the RTSTRUCT has a different encoding")
+    regions = {_number(region[0x30060084]): region for region in _items(memoryview(encoded))}
+    present = np.array([image is not None for image in source.slices])
+    for layer in segmentation.layers:
+        planes = (layer.labels[:, :, k] for k in np.flatnonzero(present))
+        voxels = count_labels(planes, layer.labels.dtype)
+        for s in layer.structures:
+            region = regions.pop(s.number)
+            if list(map(int, bytes(region[0x3006002A]).split(b"\\"))) != list(s.color):
+                raise mismatch_error("the RTSTRUCT has a different colour for a structure")
+            contours = region.get(0x30060040, memoryview(b""))
+            filled = _check_contours(contours, layer.labels, s.number, source)
+            if filled != voxels[s.number]:
+                raise mismatch_error(f"the contours of {s.label} have different voxels")
+    if regions:
+        raise mismatch_error("the RTSTRUCT has different structures")
+
+
+def _check_structures(dataset: Dataset, structures: Sequence[Structure]) -> None:
+    """Compare numbers, labels and codes."""
+    written = {int(item.ROINumber): item.ROIName for item in dataset.StructureSetROISequence}
+    if written != {s.number: s.label for s in structures}:
+        raise mismatch_error("the RTSTRUCT has different structures")
+    codes = {}
+    for item in dataset.RTROIObservationsSequence:
+        kind = item.RTROIIdentificationCodeSequence[0]
+        side = kind.get("SegmentedPropertyTypeModifierCodeSequence")
+        codes[int(item.ReferencedROINumber)] = (
+            _code(item.SegmentedPropertyCategoryCodeSequence[0]),
+            _code(kind),
+            _code(side[0]) if side else None,
+        )
+    if codes != {s.number: (s.category, s.type, s.laterality) for s in structures}:
+        raise mismatch_error("the RTSTRUCT has a different code for a structure")
+
+
+def _code(item: Dataset) -> Code:
+    value = item.get("CodeValue") or item.LongCodeValue
+    return Code(value, item.CodingSchemeDesignator, item.CodeMeaning)
+
+
+def _check_corners(grid: Grid, source: DicomSource) -> None:
+    """Compare the first and last pixel of each source image with those of the grid's slice."""
+    size = np.array(grid.shape[:2])
+    shift = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+    limits = np.append(shift + _MAX_ROW_DEVIATION * size, _MAX_OFFSET_VOXELS)
+    steps = _pixel_steps(source)
+    for k, image in enumerate(source.slices):
+        if image is None:
+            continue
+        for pixel in (np.zeros(2), size - 1):
+            corner = np.array(image.position, np.float64) + pixel @ steps
+            [index] = grid.index(corner[None] * LPS_TO_RAS)
+            if (np.abs(index - [*pixel, k]) > limits).any():
+                raise mismatch_error("source images of the RTSTRUCT are not at their slices")
+
+
+def _pixel_steps(source: DicomSource) -> NDArray[np.float64]:
+    """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
+    rows, columns = map(float, source.spacing)
+    cosines = np.array(source.orientation, np.float64)
+    return np.array([cosines[:3] * columns, cosines[3:] * rows])
+
+
+def _check_contours(
+    contours: memoryview, labels: NDArray[Any], number: int, source: DicomSource
+) -> int:
+    """Compare the filled contours of each slice with a structure; return the voxels they fill."""
+    counts, texts, images = [], [], []
+    for contour in _items(contours):
+        if _text(contour[0x30060042]) != "CLOSED_PLANAR":
+            raise mismatch_error("the RTSTRUCT has contours of another kind")
+        counts.append(_number(contour[0x30060046]))
+        texts.append(bytes(contour[0x30060050]))
+        images.append(bytes(contour[0x30060016]))
+    if not counts:
+        return 0
+    sizes = np.array(counts)
+    points = np.fromstring(b"\\".join(texts).decode("ascii"), sep="\\").reshape(-1, 3)
+    if sizes.sum() != len(points) or sizes.min() < 3:
+        raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
+    slices, pixels = _pixels_of(points, source)
+    starts = np.cumsum(sizes) - sizes
+    slice_of = slices[starts]
+    if (slices != np.repeat(slice_of, sizes)).any():
+        raise mismatch_error("a contour of the RTSTRUCT is in several slices")
+    _check_references(images, slice_of, source)
+    filled = 0
+    contour_of = np.repeat(np.arange(len(sizes)), sizes)
+    following = np.arange(1, len(points) + 1)
+    following[starts + sizes - 1] = starts
+    order = np.argsort(slices, kind="stable")
+    bounds = np.flatnonzero(np.diff(slices[order], prepend=-1, append=-1))
+    for first, last in itertools.pairwise(bounds):
+        edges = order[first:last]
+        plane = labels[:, :, slices[edges[0]]].T
+        filled += _check_plane(
+            pixels[edges], pixels[following[edges]], contour_of[edges], plane, number
+        )
+    return filled
+
+
+def _pixels_of(
+    points: NDArray[np.float64], source: DicomSource
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the slice of each point (N, 3), LPS mm, and its pixel (N, 2) along I and J."""
+    steps = _pixel_steps(source)
+    normal = np.cross(*steps)
+    normal /= np.linalg.norm(normal)
+    present = np.array([k for k, image in enumerate(source.slices) if image is not None])
+    positions = np.array([i.position for i in source.slices if i is not None], np.float64)
+    order = np.argsort(positions @ normal)
+    present, positions = present[order], positions[order]
+    depths = positions @ normal
+    nearest = np.searchsorted((depths[1:] + depths[:-1]) / 2, points @ normal)
+    offsets = points - positions[nearest]
+    if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM).any():
+        raise mismatch_error("contours of the RTSTRUCT are beside their images")
+    return present[nearest], offsets @ np.linalg.pinv(steps)
+
+
+def _check_plane(
+    begin: NDArray[np.float64],
+    end: NDArray[np.float64],
+    contour: NDArray[np.int64],
+    plane: NDArray[Any],
+    number: int,
+) -> int:
+    """Fill the contours of a slice and compare them with a structure.
+
+    Each contour is filled by the even-odd rule; a pixel may be in one contour only.
+
+    Parameters
+    ----------
+    begin, end : (N, 2) array
+        Edges of the contours, in pixels along I and J.
+    contour : (N,) array
+        Number of each edge's contour.
+    plane : (J, I) array
+        Labels of the slice.
+    number : int
+        The structure's.
+
+    Returns
+    -------
+    int
+        Number of filled pixels.
+    """
+    # An edge crosses the rows from its lower end, included, to its upper end, excluded
+    low = np.ceil(np.minimum(begin[:, 1], end[:, 1])).astype(np.int64)
+    high = np.ceil(np.maximum(begin[:, 1], end[:, 1])).astype(np.int64)
+    edge = np.repeat(np.arange(len(begin)), high - low)
+    ends = np.cumsum(high - low)
+    row = np.arange(len(edge)) - np.repeat(ends - high, high - low)
+    (x0, y0), (x1, y1) = begin[edge].T, end[edge].T
+    column = np.ceil(x0 + (x1 - x0) * (row - y0) / (y1 - y0)).astype(np.int64)
+    if len(edge) == 0:
+        raise mismatch_error("contours of the RTSTRUCT contain no voxel")
+    top, left, bottom, right = row.min(), column.min(), row.max() + 1, column.max()
+    if top < 0 or left < 0 or bottom > plane.shape[0] or right > plane.shape[1]:
+        raise mismatch_error("contours of the RTSTRUCT leave their images")
+    order = np.lexsort((column, row, contour[edge]))
+    first = row[order][::2] - top, column[order][::2] - left
+    last = row[order][1::2] - top, column[order][1::2] - left
+    shape = int(bottom - top), int(right - left) + 1
+    change = np.bincount(np.ravel_multi_index(first, shape), minlength=shape[0] * shape[1])
+    change -= np.bincount(np.ravel_multi_index(last, shape), minlength=shape[0] * shape[1])
+    covered = np.cumsum(change.reshape(shape), axis=1)[:, :-1]
+    if not np.array_equal(covered, plane[top:bottom, left:right] == number):
+        raise mismatch_error("the contours of the RTSTRUCT have different voxels")
+    return int(covered.sum())
+
+
+def _check_references(
+    images: Sequence[bytes], slices: NDArray[np.int64], source: DicomSource
+) -> None:
+    """Compare the encoded references of contours to an image with those of their slices."""
+    known: dict[bytes, tuple[str, str, int | None]] = {}
+    for encoded, k in zip(images, slices.tolist(), strict=True):
+        if encoded not in known:
+            [item] = _items(memoryview(encoded))
+            frame = _number(item[0x00081160]) if 0x00081160 in item else None
+            known[encoded] = _text(item[0x00081150]), _text(item[0x00081155]), frame
+        image = source.slices[k]
+        if image is None or known[encoded] != (image.sop_class, image.sop_instance, image.frame):
+            raise mismatch_error("a contour of the RTSTRUCT refers to a different image")
+
+
+def _items(sequence: memoryview) -> Iterator[_Elements]:
+    """Yield the elements of each item of a sequence in implicit VR with explicit lengths."""
+    offset = 0
+    while offset < len(sequence):
+        (length,) = struct.unpack_from("<I", sequence, offset + 4)
+        start = offset + 8
+        if sequence[offset : offset + 4] != _ITEM or start + length > len(sequence):
+            raise ValueError("an item is missing or truncated")
+        yield _elements(sequence[start : start + length])
+        offset = start + length
+
+
+def _elements(item: memoryview) -> _Elements:
+    elements, offset = {}, 0
+    while offset < len(item):
+        group, element, length = struct.unpack_from("<HHI", item, offset)
+        offset += 8
+        if offset + length > len(item):
+            raise ValueError("an element exceeds its item")
+        elements[group << 16 | element] = item[offset : offset + length]
+        offset += length
+    return elements
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value).decode("ascii").strip(" \0")
+
+
+def _number(value: memoryview) -> int:
+    return int(_text(value))
+
+
+# --- the writer -----------------------------------------------------------------------------------
+
+
+def _files(content: CaseContent) -> set[str]:
+    if not can_write(content.scan):
+        return set()
+    return {rtstruct_name(s.model, content.models) for s in content.segmentations}
+
+
+def _write(folder: Path, content: CaseContent) -> None:
+    for segmentation in content.segmentations:
+        write_rtstruct(folder, segmentation, content)
+
+
+def _read_back(folder: Path, content: CaseContent) -> None:
+    for segmentation in content.segmentations:
+        if isinstance(content.scan.source, DicomSource):
+            path = folder / rtstruct_name(segmentation.model, content.models)
+            with decoding("RTSTRUCT"):
+                check_rtstruct(path, segmentation, content.scan.source)
+
+
+def _memory(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
+    return 0 if grid.sheared else math.prod(grid.shape) * _BYTES_PER_VOXEL
+
+
+RTSTRUCT = Writer("rtstruct", _files, _write, _read_back, _memory)

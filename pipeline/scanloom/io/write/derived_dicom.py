@@ -1,0 +1,159 @@
+"""What DICOM objects made of a series share: its patient and study, references, codes and UIDs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from scanloom.core import Case, Code, Segmentation
+from scanloom.io.dataset_text import matching_text, plain_text, valid_uid
+from scanloom.io.scan import SHARED_UIDS, DicomSource
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_FAMILY = Code("123110", "DCM", "Artificial Intelligence")
+_DATE = re.compile(r"\d{8}")
+_TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
+_NO_DATE, _NO_TIME = "19700101", "000000"
+
+_TEXT = {
+    "PatientID": 64,
+    "IssuerOfPatientID": 64,
+    "StudyID": 16,
+    "AccessionNumber": 16,
+    "ReferringPhysicianName": 64,
+    "StudyDescription": 64,
+    "PositionReferenceIndicator": 64,
+}
+"""Attributes that a derived object shares with its source (PS3.3 C.7), and their maximum lengths.
+
+No others are copied: invalid values in other attributes would make the derived object invalid.
+"""
+
+_OPTIONAL = ("IssuerOfPatientID", "StudyDescription")
+"""Those of type 3: absent if unknown; the others are then empty."""
+
+
+def make_item(**elements: object) -> Dataset:
+    """Return a data set of elements by keyword."""
+    from pydicom import Dataset
+
+    item = Dataset()
+    for keyword, value in elements.items():
+        setattr(item, keyword, value)
+    return item
+
+
+def code_item(code: Code) -> Dataset:
+    """Return the item of a code sequence (PS3.3 8)."""
+    item = make_item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
+    if len(code.value) <= 16:
+        item.CodeValue = code.value
+    else:  # longer than an SH may be (PS3.3 8.1)
+        item.LongCodeValue = code.value
+    return item
+
+
+def reference_item(sop_class: str, sop_instance: str) -> Dataset:
+    """Return the item that refers to a SOP instance."""
+    return make_item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=sop_instance)
+
+
+def algorithm_item(segmentation: Segmentation) -> Dataset:
+    """Return the identification of the algorithm: model, version, changes (PS3.3 10.16)."""
+    algorithm = make_item(AlgorithmName=segmentation.model)
+    algorithm.AlgorithmFamilyCodeSequence = [code_item(_FAMILY)]
+    algorithm.AlgorithmVersion = (segmentation.version or "unknown")[:64]  # LO
+    if segmentation.changes:
+        algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
+    return algorithm
+
+
+def hashed_uid(*texts: str) -> str:
+    """Return a UID made of a 128-bit hash of texts (PS3.5 B.2: 2.25 and an integer)."""
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=16, person=b"scanloom")
+    return f"2.25.{int.from_bytes(digest.digest(), 'big')}"
+
+
+def written_datetime(source: DicomSource, case: Case) -> tuple[str, str]:
+    """Return the date and time (DA, TM) that the case's outputs ask for."""
+    if case.outputs.dates == "now":
+        now = datetime.now().astimezone()
+        return now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
+    return content_datetime(source)
+
+
+def content_datetime(source: DicomSource) -> tuple[str, str]:
+    """Return the date and time (DA, TM) of the series' content; 1970 if the series has no date."""
+    first = source.first
+    for kind in ("Content", "Acquisition", "Series", "Study"):
+        date = matching_text(first, f"{kind}Date", _DATE)
+        if date:
+            return date, matching_text(first, f"{kind}Time", _TIME) or _NO_TIME
+    return _NO_DATE, _NO_TIME
+
+
+def shared_with(source: DicomSource) -> Dataset:
+    """Return the attributes of patient, study and frame of reference that an object takes over.
+
+    Text is decoded and becomes UTF-8 if it is not ASCII. Invalid values (a date, a StudyID that is
+    too long) are left empty, except PatientName and PatientID, which are copied unchanged.
+    """
+    first = source.first
+    shared = make_item(PatientName=_text(first, "PatientName"))
+    for keyword in SHARED_UIDS:
+        setattr(shared, keyword, valid_uid(first, keyword))
+    for keyword, max_length in _TEXT.items():
+        text = _text(first, keyword)
+        text = text if len(text) <= max_length or keyword == "PatientID" else ""
+        if text or keyword not in _OPTIONAL:
+            setattr(shared, keyword, text)
+    _add_deidentification(shared, first)
+    if not all(str(element.value).isascii() for element in shared):
+        shared.SpecificCharacterSet = "ISO_IR 192"
+    for keyword in ("PatientBirthDate", "StudyDate"):
+        setattr(shared, keyword, matching_text(first, keyword, _DATE))
+    shared.StudyTime = matching_text(first, "StudyTime", _TIME)
+    shared.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
+    lossy = plain_text(first, "LossyImageCompression") == "01"
+    shared.LossyImageCompression = "01" if lossy else "00"
+    for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
+        if lossy and plain_text(first, keyword):
+            setattr(shared, keyword, plain_text(first, keyword).split("\\"))
+    return shared
+
+
+def _add_deidentification(shared: Dataset, first: Dataset) -> None:
+    """Copy the attributes of a de-identification.
+
+    PatientIdentityRemoved YES requires the method (PS3.3 C.7.1.1): without it, it is not copied.
+    """
+    methods = [text for text in _texts(first, "DeidentificationMethod") if 0 < len(text) <= 64]
+    if methods:
+        shared.DeidentificationMethod = methods
+    if "DeidentificationMethodCodeSequence" in first:
+        shared.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
+    removed = plain_text(first, "PatientIdentityRemoved")
+    has_method = methods or "DeidentificationMethodCodeSequence" in shared
+    if removed == "NO" or (removed == "YES" and has_method):
+        shared.PatientIdentityRemoved = removed
+
+
+def _text(header: Dataset, keyword: str) -> str:
+    """Return text of any character set; ASCII is not converted, see `plain_text`."""
+    plain = plain_text(header, keyword)
+    if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
+        return plain
+    return str(header.get(keyword) or "")
+
+
+def _texts(header: Dataset, keyword: str) -> list[str]:
+    """Return the values of a multi-valued attribute, each converted as by `_text`."""
+    plain = plain_text(header, keyword)
+    if plain.isascii() and "\x1b" not in plain:
+        return [value.strip() for value in plain.split("\\")]
+    values = header.get(keyword) or ""
+    return [values] if isinstance(values, str) else [str(value) for value in values]
