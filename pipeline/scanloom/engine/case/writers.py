@@ -15,8 +15,8 @@ from pathlib import Path
 from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
 from scanloom.core import Flag, Grid, Measurement, Outputs, Segmentation, Volume
 from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
-from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.extras.rtstruct import RTSTRUCT
+from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
