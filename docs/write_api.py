@@ -64,8 +64,11 @@ def documentation() -> str:
     for _, option, hint in walk_options():
         if option.name not in SPECIAL:
             text = option.metadata["description"].rstrip(".") + "."
+            kind = described_type(option, hint)
+            if len(f"    {option.name} : {kind}") > WIDTH:  # numpydoc has types in one line
+                kind, text = "str", f"{kind}. {text}"
             body = textwrap.fill(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
-            lines.append(f"    {option.name} : {described_type(option, hint)}\n{body}\n")
+            lines.append(f"    {option.name} : {kind}\n{body}\n")
     return "".join(lines)
 
 

@@ -77,7 +77,8 @@ def test_images_are_drawn_on_the_device_of_the_map_without_a_wait(fake: StandIn)
             assert fake.ledger.sizes[TO_DEVICE] < 8192, fake.ledger
             drawn.append({key: value.cpu() for key, value in case.items()})
         assert torch.equal(drawn[0]["label"], drawn[1]["label"])
-        assert torch.equal(drawn[0]["image"], drawn[1]["image"])
+        # the stand-in divides as CUDA does: the last bits differ
+        torch.testing.assert_close(drawn[0]["image"], drawn[1]["image"], atol=1e-5, rtol=0)
 
 
 def test_patches_of_scans_are_cut_on_their_device_without_a_wait(fake: StandIn) -> None:
