@@ -99,16 +99,17 @@ def test_beside_another_process_fewer_windows_run_at_once(
 
 
 class Broken(CudaGraphs):
-    """An engine that fails at the third batch: its trial and each scan are one."""
+    """An engine that fails at the fifth batch: three are its trial, and each scan is one."""
 
-    batches = 2
+    def __init__(self) -> None:
+        self.left = 4
 
     def prepare(self, request: NetworkRequest) -> Run:
-        run, left = super().prepare(request), [self.batches]
+        run = super().prepare(request)
 
         def broken(windows: torch.Tensor) -> torch.Tensor:
-            left[0] -= 1
-            if left[0] < 0:
+            self.left -= 1
+            if self.left < 0:
                 raise ValueError("a library's own error")
             return run(windows)
 
