@@ -21,6 +21,7 @@ from scanloom.core.grid import LPS_TO_RAS_AFFINE
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.file_names import slicer_name
 from scanloom.io.readback.mismatch import check_rectangular, decoding, mismatch_error
+from scanloom.io.readback.nifti import itk_affine
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 _COMPRESSION_LEVEL = 1
@@ -154,10 +155,7 @@ def _check(path: Path, segmentation: Segmentation, name: str) -> None:
     image = sitk.ReadImage(str(path))
     stack = sitk.GetArrayViewFromImage(image)
     stack = stack[..., None] if image.GetNumberOfComponentsPerPixel() == 1 else stack
-    lps = np.eye(4)
-    lps[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
-    lps[:3, 3] = image.GetOrigin()
-    affine, grid = LPS_TO_RAS_AFFINE @ lps, segmentation.grid
+    affine, grid = itk_affine(path), segmentation.grid
     if stack.shape[-1] != len(segmentation.layers):
         raise mismatch_error(f"{name} has different layers")
     for n, layer in enumerate(segmentation.layers):
