@@ -242,9 +242,9 @@ class Outputs:
         (),
         f"Also {describe_extras()}",
         panel="Output",
-        help="Files beside the usual ones; repeatable.",
-        metavar="|".join(EXTRAS),
-        parser="extra_name",
+        help=f"Extra files: {', '.join(EXTRAS)}.",
+        metavar="A,B",
+        parser="extra_names",
         completion="complete_extras",
     )
     structures: tuple[str, ...] = option(

@@ -50,21 +50,22 @@ def device_name(text: str) -> str:
     return text
 
 
-def extra_name(text: str) -> str:
-    """Return the name of an optional writer; refuse any other text."""
-    from scanloom.core import did_you_mean
-
-    name = text.strip().lower()
-    if name not in EXTRAS:
-        raise typer.BadParameter(did_you_mean(name, EXTRAS))
-    return name
-
-
 def names(text: str) -> tuple[str, ...]:
     """Return the names of a text with commas between them; refuse one without any name."""
     listed = tuple(name.strip() for name in text.split(",") if name.strip())
     if not listed:
-        raise typer.BadParameter("at least one name, such as liver,spleen; leave it out for all")
+        raise typer.BadParameter("at least one name, several as in A,B; or leave the option out")
+    return listed
+
+
+def extra_names(text: str) -> tuple[str, ...]:
+    """Return the names of optional writers, with commas between them; refuse any other."""
+    from scanloom.core import did_you_mean
+
+    listed = names(text.lower())
+    for name in listed:
+        if name not in EXTRAS:
+            raise typer.BadParameter(did_you_mean(name, EXTRAS))
     return listed
 
 
@@ -134,10 +135,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 def complete_structures(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return labels of the models on the command line, or else of all; after a comma, the next."""
-    before, comma, last = incomplete.rpartition(",")
-    taken = set(before.split(","))
-    labels = dict.fromkeys(s.label for s in _structures_of(ctx.params.get("models") or ()))
-    return [before + comma + label for label in _starting(last, labels) if label not in taken]
+    return _next_of(incomplete, [s.label for s in _structures_of(ctx.params.get("models") or ())])
 
 
 def _structures_of(names: Iterable[str]) -> Iterable[Structure]:
@@ -159,13 +157,21 @@ def complete_workflows(incomplete: str) -> list[str]:
 
 
 def complete_extras(incomplete: str) -> list[str]:
-    """Return the names of the files on request."""
-    return _starting(incomplete, EXTRAS)
+    """Return the names of the files on request; after a comma, the next."""
+    return _next_of(incomplete, EXTRAS)
 
 
 def complete_devices(incomplete: str) -> list[str]:
     """Return the kinds of devices."""
     return _starting(incomplete, ("auto", "cpu", "cuda", "mps", "xpu"))
+
+
+def _next_of(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Return lists of names that a text begins, each with one more name than before."""
+    before, comma, last = incomplete.rpartition(",")
+    taken = set(before.split(","))
+    listed = _starting(last, dict.fromkeys(names))
+    return [before + comma + name for name in listed if name not in taken]
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:

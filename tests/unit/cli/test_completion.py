@@ -106,6 +106,7 @@ FURTHER = [
     ("scanloom segment x -m ct_", "ct_tissue"),
     ("scanloom run ct_tissue_r", "ct_tissue_research"),
     ("scanloom models show ct", "ct_tissue"),
+    ("scanloom segment x --also masks,rt", "masks,rtstruct"),
 ]
 CASES = [
     ("scanloom segment --prec", "--precision"),

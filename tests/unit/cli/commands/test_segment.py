@@ -130,8 +130,8 @@ def test_quiet_says_nothing(study: Path, tiny_model: Path, tmp_path: Path) -> No
 def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
     """A file that says neither orientation nor modality; image, masks and one structure wanted."""
     scan = nifti(tmp_path / "scan.nii.gz", code=0)
-    options = ["--orientation", "lps", "--modality", "ct", "--also", "image"]
-    options += ["--also", "masks", "--structures", " liver ", "--device", "cpu"]
+    options = ["--orientation", "lps", "--modality", "ct", "--also", "image,masks"]
+    options += ["--structures", " liver ", "--device", "cpu"]
     ended = scanloom("segment", scan, "--model", tiny_model, "--out", tmp_path / "out", *options)
 
     assert ended.code == 0, ended.err
