@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -25,27 +26,37 @@ def prepare_network(
     device : torch.device
         Its device. On a CPU without AVX-512 its convolutions become `SlicedConv3d`.
     start : str or None
-        File of weights to start from, in any precision; layers that are stored once and listed
-        twice, as DynUNet's, may be missing once.
-
-    Raises
-    ------
-    ValueError
-        If a weight is missing, or unknown.
+        File of weights to start from, as `load_start`; so are errors.
     """
     if start is not None:
-        found = torch.load(Path(start), map_location="cpu", weights_only=True)
-        result = network.load_state_dict(found, strict=False)
-        shared = {id(p) for name, p in network.named_parameters() if name in found}
-        listed = dict(network.named_parameters(remove_duplicate=False))
-        missing = [name for name in result.missing_keys if id(listed.get(name)) not in shared]
-        if missing or result.unexpected_keys:
-            raise ValueError("the weights to start from are of another network")
+        load_start(network, Path(start))
     if device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
         for module in network.modules():
             if isinstance(module, nn.Conv3d) and SlicedConv3d.fits(module):
                 module.__class__ = SlicedConv3d  # same parameters, same state
     return network.to(device)
+
+
+def load_start(network: nn.Module, path: Path) -> None:
+    """Give a network the weights of a file, in any precision.
+
+    Layers that are stored once and listed twice, as DynUNet's, may be missing once.
+
+    Raises
+    ------
+    ValueError
+        If the file holds no weights, or a weight is missing, unknown or of another shape.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        result = network.load_state_dict(found, strict=False)
+    except (RuntimeError, UnpicklingError, EOFError, TypeError, AttributeError) as exc:
+        raise ValueError("the weights to start from are damaged or of another network") from exc
+    shared = {id(p) for name, p in network.named_parameters() if name in found}
+    listed = dict(network.named_parameters(remove_duplicate=False))
+    missing = [name for name in result.missing_keys if id(listed.get(name)) not in shared]
+    if missing or result.unexpected_keys:
+        raise ValueError("the weights to start from are damaged or of another network")
 
 
 class SlicedConv3d(nn.Conv3d):

@@ -18,7 +18,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.json_file import write_json
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.own_python import own_environment, own_python
-from scanloom.training.bundle import epoch_length, write_bundle
+from scanloom.training.bundle import epoch_length, network_def, write_bundle
 from scanloom.training.cases import (
     SPLITS,
     LeftOut,
@@ -112,12 +112,13 @@ def prepare(
     ------
     ScanError
         TRAINING_DATA, as `find_cases`, or if all cases for training are left out; RECIPE if
-        there are no weights to start from.
+        there are no weights to start from, or of another network.
     """
     if recipe.network.start is not None:
         start = folder / recipe.network.start
         if not start.is_file():
             raise ScanError(Reason.RECIPE, "there is no file of weights to start from")
+        _check_start(recipe, start)
         network = recipe.network.model_copy(update={"start": str(start.absolute())})
         recipe = recipe.model_copy(update={"network": network})
     cases = find_cases(recipe.data, folder, fold)
@@ -137,6 +138,19 @@ def prepare(
         detail = f"no case can be trained on; the first of {len(left_out)}: {first.problem}"
         raise ScanError(Reason.TRAINING_DATA, detail)
     return Prepared(recipe, used, left_out)
+
+
+def _check_start(recipe: TrainingRecipe, path: Path) -> None:
+    """Raise RECIPE if a file does not hold weights of the network."""
+    from monai.networks.nets import DynUNet
+
+    from scanloom.training.network import load_start
+
+    arguments = {key: value for key, value in network_def(recipe).items() if key != "_target_"}
+    try:
+        load_start(DynUNet(**arguments), path)
+    except ValueError as exc:
+        raise ScanError(Reason.RECIPE, str(exc)) from exc
 
 
 def write_training(prepared: Prepared, bundle: Path) -> None:

@@ -276,6 +276,11 @@ REFUSED: Mapping[str, tuple[Callable[[Path], object], str, str]] = {
         "MODEL_DAMAGED",
         "a key of the mapping in line 8 is given twice",
     ),
+    "an alias": (
+        card("2: Left kidney", "2: &a Left kidney, 3: *a"),
+        "MODEL_UNSAFE",
+        "card.yaml has an alias",
+    ),
     "cleaning of no structure": (
         card("activation:", "cleaning: [{class: KeepLargest, numbers: [1, 4]}]\nactivation:"),
         "MODEL_DAMAGED",

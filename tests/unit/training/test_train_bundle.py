@@ -500,6 +500,9 @@ def test_weights_to_start_from_are_those_of_a_file(trained: Path, tmp_path: Path
     with pytest.raises(ScanError, match=r"RECIPE.*no file of weights"):
         prepare(recipe(network=network), data)
     (tmp_path / "model.pt").write_bytes((trained / "models" / "model.pt").read_bytes())
+    wider = {**network, "filters": [4, 8, 8]}
+    with pytest.raises(ScanError, match=r"RECIPE.*of another network"):
+        prepare(recipe(network=wider), data)
     page = prepare(recipe(network=network), data).recipe
     start = train_config(page, data, 5)["start"]
     assert Path(start).read_bytes() == (trained / "models" / "model.pt").read_bytes()

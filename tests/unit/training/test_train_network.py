@@ -75,5 +75,10 @@ def test_a_training_starts_from_weights_in_half_precision_stored_once(tmp_path: 
     torch.save(state, tmp_path / "part.pt")
     with pytest.raises(ValueError, match="of another network"):
         prepare_network(network(), CPU, str(tmp_path / "part.pt"))
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    (tmp_path / "text.pt").write_text("weights")
+    for name in ("text.pt", "empty.pt"):
+        (tmp_path / "empty.pt").touch()
+        with pytest.raises(ValueError, match="damaged"):
+            prepare_network(network(), CPU, str(tmp_path / name))
+    with pytest.raises(ValueError, match="of another network"):
         prepare_network(network(filters=(4, 8, 16)), CPU, str(tmp_path / "model.pt"))

@@ -627,7 +627,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _UniqueLoader(_Loader):
-    """`_Loader` that refuses a key that is given twice."""
+    """`_Loader` that refuses a key that is given twice, and aliases, which expand when read."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node; refuse an alias."""
+        if self.check_event(yaml.AliasEvent):
+            raise unsafe("card.yaml has an alias (*): write the value again")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping, none of whose keys is given twice."""

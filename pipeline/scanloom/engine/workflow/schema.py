@@ -110,20 +110,35 @@ _EXPECTED = (
 """Expected values by the prefix of pydantic's error types."""
 
 
+_MOST_NODES = 1_000_000
+"""Keys and values of a page, aliases in full: a few lines of nested aliases stand for billions."""
+
+
 def duplicate_keys(node: yaml.Node | None) -> list[str]:
-    """Return a message for each duplicate key: YAML would silently take the last one."""
-    if isinstance(node, yaml.SequenceNode):
-        return [text for item in node.value for text in duplicate_keys(item)]
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    seen: set[str] = set()
-    messages = []
-    for key, value in node.value:
-        if key.value in seen:
-            messages.append(f"line {key.start_mark.line + 1}: {key.value} is given twice")
-        seen.add(key.value)
-        messages += duplicate_keys(value)
-    return messages
+    """Return a message for each duplicate key: YAML would silently take the last one.
+
+    Raises
+    ------
+    RecursionError
+        If the page never ends, or not soon, with its aliases in full.
+    """
+    messages: list[tuple[int, str]] = []
+    waiting, count = [node], 0
+    while waiting:
+        node = waiting.pop()
+        count += 1
+        if count > _MOST_NODES:
+            raise RecursionError
+        if isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    messages.append((key.start_mark.line + 1, key.value))
+                seen.add(key.value)
+            waiting += [value for _, value in reversed(node.value)]
+    return [f"line {line}: {key} is given twice" for line, key in sorted(set(messages))]
 
 
 def explain_error(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
@@ -537,7 +552,7 @@ def parse_page(text: bytes | str, model: type[S], reason: Reason) -> S:
         document = yaml.safe_load(text)
         mistakes = duplicate_keys(node)
     except RecursionError as exc:
-        detail = "not valid YAML: it is nested too deeply, or an alias contains itself"
+        detail = "not valid YAML: nested too deeply, or an alias contains itself or too much"
         raise ScanError(reason, detail) from exc
     except (yaml.YAMLError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)

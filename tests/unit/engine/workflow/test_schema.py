@@ -18,6 +18,10 @@ from scanloom.engine.workflow.schema import (
 
 ROOT = Path(__file__).parents[4]
 SMALL = "name: small\nmodels: ct_tissue\n"
+NESTED = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+"""Ten lists of ten lists: 100 billion words."""
 
 
 def test_missing_keys_have_defaults() -> None:
@@ -84,6 +88,7 @@ def test_a_workflow_is_frozen() -> None:
         (SMALL + "select: {body_part: no}\n", "expected a word, or a list of them, in quotes"),
         (SMALL + "select: [CT]\n", "line 3: select: expected keys and values"),
         ("name: a\nmodels: &a [ct_tissue, *a]\n", "an alias contains itself"),
+        (NESTED, "an alias contains itself or too much"),
         ("name: a\nmodels: &a {b: *a}\n", "an alias contains itself"),
         (SMALL + "select: {kernel: '('}\n", "line 3: select.kernel: expected a regular expression"),
         (SMALL + "execution: {workers: 0}\n", "execution.workers: expected greater than or equal"),
