@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,11 +37,25 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def notebook_page() -> str:
-    """Return the tutorial's notebook, which has no outputs, as Markdown."""
+    """Return the tutorial's notebook with its outputs as Markdown."""
     cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
-    texts = {"markdown": "{}", "code": "```python\n{}\n```"}
-    page = "\n\n".join(texts[cell["cell_type"]].format("".join(cell["source"])) for cell in cells)
-    return f"{page}\n\nThe notebook: [tutorial.ipynb](tutorial.ipynb).\n"
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [notebook_output(output) for output in cell.get("outputs", ())]
+    return "\n\n".join(parts) + "\n\nThe notebook: [tutorial.ipynb](tutorial.ipynb).\n"
+
+
+def notebook_output(output: Mapping[str, Any]) -> str:
+    """Return what a cell printed, or its result, as Markdown."""
+    if output["output_type"] == "stream":
+        return "```text\n{}\n```".format("".join(output["text"]).rstrip())
+    html = output["data"].get("text/html")
+    if html is None:
+        return "```text\n{}\n```".format("".join(output["data"]["text/plain"]))
+    # Markdown ends HTML at an empty line, and reads what is indented as code
+    return "\n".join(line.strip() for line in "".join(html).splitlines() if line.strip())
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
