@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.ndimage import gaussian_filter
 
 import scanloom
 from scanloom.core import Code, Grid, Layer, Segmentation, Structure
@@ -16,6 +15,7 @@ from scanloom.review.preview.slicing import Raster, View, find_body, label_pixel
 from support.empty_share import empty_share
 from support.outline_contrast import contrasts
 from support.real_scans import scans
+from support.shown_scans import SHOWN_SCANS, parts_of
 
 pytestmark = pytest.mark.reference
 
@@ -53,44 +53,16 @@ def test_real_scans_are_drawn(scan, tmp_path):
     assert empty_share(tmp_path / "p.png") <= 0.15
 
 
-SCANS = (
-    "ct/crlm1004_abdomen_dicom",
-    "ct/sts002_thigh/dicom_ct",
-    "ct/totalseg_example/example_ct.nii.gz",
-    "ct/totalseg_example/example_ct_sm.nii.gz",
-    "ct/totalseg_example_dicom/dicom",
-    "ct/totalseg_pulmonary/ct_cropped.nii.gz",
-    "../train/labelled_ct/sts001_thigh/image.nii.gz",
-    "../train/labelled_ct/totalseg_aorta/image_ct.nii.gz",
-    "../train/labelled_ct/sts002_thigh/image.nii.gz",
-    "mr/d2n_hitachi/dicom",
-    "mr/d2n_philips/dicom",
-    "mr/hippo_crop_dicom",
-    "mr/sts002_thigh_t1/dicom_mr",
-    "mr/totalseg_mr/example_mr_sm.nii.gz",
-    "enhanced/philips_pcasl_real/Ref_dcm2niix/1901_WIP_3DpCASL_enh_real.nii.gz",
-    "orientation/nifti_space/RAS.nii.gz",
-    "orientation/nifti_misc/t2_oblique_chunk.nii.gz",
-    "../train/labelled_mr/flair_stroke/FLAIR.nii.gz",
-    "../models/brainchop/reference/t1_crop.nii.gz",
-    "../train/msd_task04_hippocampus/images/hippocampus_001.nii.gz",
-)
 COLORS = ((225, 45, 30), (255, 192, 0), (30, 160, 135), (60, 160, 255), (127, 85, 255))
 """Of soft tissue, fat, bone and lung; and a dark colour of the table."""
 
 
-@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("scan", SHOWN_SCANS)
 def test_every_outline_stands_out_from_the_tissue_below_it(scan, tmp_path):
     """Five structures by intensity, from the darkest to the brightest, in all planes: each outline
     has 3 to 1 at least in the median, and all outlines together nearly everywhere."""
     volume = scanloom.load_volume(scans(scan))
-    # smoothed: structures of a model have shapes, and are not the noise of a scan
-    values = gaussian_filter(
-        np.nan_to_num(volume.array.astype(float)), 3 / np.array(volume.grid.spacing)
-    )
-    body = find_body(volume, View(volume.grid), volume.unit == "HU")
-    inside = values[values > np.percentile(body.values, 5)]
-    labels = np.digitize(values, np.percentile(inside, (10, 35, 60, 85, 97))).astype(np.uint8)
+    labels = parts_of(volume)
     structures = tuple(
         Structure(f"s{n}", n, f"Part {n}", Code("1", "SCT", "Part"), CODE, color)
         for n, color in enumerate(COLORS, start=1)

@@ -20,6 +20,7 @@ from scanloom.engine.steps import run_case
 from scanloom.io.identity import case_id, key_fingerprint
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import source_from_series
+from scanloom.options import Modality
 from scanloom.review.verdicts.verdict import Seen, seen_of
 from support.case_folders import directions, turned
 from support.engine_models import Threshold
@@ -98,7 +99,14 @@ def publish(
 
 
 def publish_scan(
-    folder: Path, path: Path, *, also: Sequence[str] = (), first: int = 1, layers: int = 1
+    folder: Path,
+    path: Path,
+    *,
+    also: Sequence[str] = (),
+    first: int = 1,
+    layers: int = 1,
+    kind: type[Bands] = Bands,
+    modality: Modality = "CT",
 ) -> Path:
     """Publish a case of the scan at a path in `folder/out`; return its folder."""
     weights, key = folder / "weights", folder / "key"
@@ -107,10 +115,10 @@ def publish_scan(
     key.chmod(0o600)
     [series] = find_series(path)
     number = case_id(series, KEY)
-    read = ReadOptions(modality="CT")
+    read = ReadOptions(modality=modality)
     case = Case(number, series, Outputs(also=tuple(also)), "", "r" * 64, read)
     target = OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY)
-    model = Bands(weights, first, layers)
+    model = kind(weights, first, layers)
     prepared = prepare(case, [model.card], target)
     record = prepared.ended() or run_case(
         prepared,
