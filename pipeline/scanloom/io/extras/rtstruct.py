@@ -240,7 +240,7 @@ def _head(
     """Return all elements before ROIContourSequence but dates and UIDs (PS3.3 A.19)."""
     from pydicom.dataset import FileMetaDataset
 
-    head = shared_with(source)
+    head = shared_with(source, [segmentation])
     for keyword in [k for k in head.dir("LossyImageCompression") if k in head]:
         delattr(head, keyword)
     head.file_meta = meta = FileMetaDataset()
