@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import highdicom.sr as hd
-from pydicom import Dataset, dcmread
+from pydicom import Dataset
 
 from scanloom.core import Code, Measurement, Segmentation
 from scanloom.engine.case.writers import write_files, writers_of
@@ -141,7 +141,7 @@ def concept(code: Code) -> hd.CodedConcept:
 def group_by_highdicom(
     content: CaseContent, measurement: Measurement, reference: Dataset, tracking_uid: str
 ) -> Dataset:
-    """Return the group that highdicom makes for a structure without flags, share or changes."""
+    """Return the group that highdicom makes for a structure without share or changes."""
     [segmentation] = [s for s in content.segmentations if s.model == measurement.model]
     structure = segmentation.structure(measurement.label)
     hounsfield = hd.CodedConcept("[hnsf'U]", "UCUM", "Hounsfield unit")
@@ -193,19 +193,28 @@ def group_by_highdicom(
             family=hd.CodedConcept("123110", "DCM", "Artificial Intelligence"),
         ),
         measurements=items,
+        qualitative_evaluations=[
+            hd.QualitativeEvaluation(
+                hd.CodedConcept("flag", SCHEME, "Flag"),
+                hd.CodedConcept(flag.code, SCHEME, flag.code.replace("_", " ")),
+            )
+            for flag in measurement.flags
+        ],
     )
     for item in group.ContentSequence:
-        if item.ValueType == "NUM":  # a second form of the same number
-            item.MeasuredValueSequence[0].pop("FloatingPointValue", None)
+        if item.ValueType == "NUM":
+            [measured] = item.MeasuredValueSequence
+            del measured[0x0040A161:0x0040A162]  # FloatingPointValue, the same number again
+            if item.name.value in ("voxels", "components"):
+                measured.NumericValue = str(int(measured.NumericValue))  # "69.0" is no count
     return group
 
 
 def items_of(group: Dataset) -> Counter[str]:
-    """Return the content items of a group, in any order: highdicom's differs from the template's."""
-    return Counter(
-        str(Dataset.from_json(item.to_json())) for item in dcmread_items(group.ContentSequence)
-    )
+    """Return the content items of a group in any order: highdicom's is not the template's."""
+    return Counter(map(str, group.ContentSequence))
 
 
-def dcmread_items(items: Any) -> list[Dataset]:
-    return [Dataset(item) for item in items]
+def element_texts(group: Dataset) -> set[str]:
+    """Return the other elements of a group."""
+    return {str(element) for element in group if element.keyword != "ContentSequence"}

@@ -462,7 +462,11 @@ def check_sr(folder: Path, content: CaseContent, source: DicomSource) -> None:
     """
     import pydicom
 
-    report = pydicom.dcmread(folder / file_names.MEASUREMENTS_SR)
+    path = folder / file_names.MEASUREMENTS_SR
+    report = pydicom.dcmread(path)
+    last = report.get_item("ContentSequence")
+    if last.value_tell + last.length != path.stat().st_size:
+        raise mismatch_error("the SR does not end with its content")
     for name, value in (
         ("SOPClassUID", _ENHANCED_SR),
         ("StudyInstanceUID", source.first.StudyInstanceUID),
