@@ -22,6 +22,7 @@ from support.sr_witnesses import (
     SR_NAME,
     content_of,
     dciodvfy_says,
+    dsrdump_says,
     known,
     numbers_by_dcmqi,
     numbers_by_highdicom,
@@ -82,6 +83,16 @@ def test_dcmqi_reads_every_number(seg: str, tmp_path: Path) -> None:
         named = {group["segmentationSOPInstanceUID"] for group in report["Measurements"]}
         paths = (tmp_path / "dicom").glob("*segmentation.dcm")
         assert named == {dcmread(path, stop_before_pixels=True).SOPInstanceUID for path in paths}
+
+
+def test_dcmtk_prints_every_number(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan()
+    content = content_of(scan, case_folders.segmentation_of(scan))
+    printed = dsrdump_says(written(tmp_path, content))
+    assert printed.count('<contains CONTAINER:(,,"Measurement Group")') == 3
+    for measurement in content.measurements:
+        for value in known(measurement).values():
+            assert f'="{value}" (' in printed
 
 
 @pytest.mark.slow

@@ -123,6 +123,14 @@ def numbers_by_dcmqi(group: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def dsrdump_says(path: Path) -> str:
+    """Return the content of a report as DCMTK's dsrdump prints it, without a warning."""
+    command = [program("dsrdump"), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
 def dciodvfy_says(path: Path) -> set[str]:
     """Return the messages of dciodvfy about a report, but the one that our scheme is its own."""
     done = subprocess.run([program("dciodvfy"), path], capture_output=True, text=True, timeout=120)

@@ -258,17 +258,16 @@ def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str
     groups = []
     for measurement in content.measurements:
         name = measurement.model, measurement.label
-        described = _described(by_model[measurement.model], structures[name])
-        referenced = _referenced(segments[name], measurement.label, series)
-        items = [*referenced, *described, *_numbers(measurement, modality)]
+        segmentation = by_model[measurement.model]
+        described = _described(segmentation, structures[name], segments[name], series)
+        items = [*described, *_numbers(measurement, modality)]
         items += [_coded(_CONTAINS, _FLAG, _flag_code(flag)) for flag in measurement.flags]
         groups.append(_container(_GROUP, items, template="1411"))
     procedure = _PROCEDURES.get(modality or "", _ANY_PROCEDURE)
-    language, device = Code("en", "RFC5646", "English"), Code("121007", "DCM", "Device")
+    language = Code("121049", "DCM", "Language of Content Item and Descendants")
+    device = Code("121007", "DCM", "Device")
     root = [
-        _coded(
-            _MODIFIES, Code("121049", "DCM", "Language of Content Item and Descendants"), language
-        ),
+        _coded(_MODIFIES, language, Code("en", "RFC5646", "English")),
         _coded(_OBSERVED, Code("121005", "DCM", "Observer Type"), device),
         _uid(_OBSERVED, Code("121012", "DCM", "Device Observer UID"), hashed_uid("device")),
         _text(_OBSERVED, Code("121013", "DCM", "Device Observer Name"), "scanloom"),
@@ -280,30 +279,18 @@ def _report(content: CaseContent, segments: Mapping[Name, _Segment], series: str
     return _sequence(0x0040, 0xA730, root)
 
 
-def _referenced(segment: _Segment, label: str, series: str) -> list[bytes]:
-    """Return identity and segment of a structure."""
-    reference = b"".join(
-        (
-            _element(0x0008, 0x1150, "UI", segment.sop_class),
-            _element(0x0008, 0x1155, "UI", segment.sop_instance),
-            struct.pack("<HH2sHH", 0x0062, 0x000B, b"US", 2, segment.number),
-        )
-    )
-    image = _sequence(0x0008, 0x1199, [reference])  # before the relationship, by its tag
-    source = Code("121232", "DCM", "Source Series for Segmentation")
-    return [
-        _text(_OBSERVED, Code("112039", "DCM", "Tracking Identifier"), label),
-        _uid(_OBSERVED, Code("112040", "DCM", "Tracking Unique Identifier"), segment.tracking_uid),
-        image + _item(_CONTAINS, "IMAGE", Code("121191", "DCM", "Referenced Segment")),
-        _uid(_CONTAINS, source, series),
-    ]
-
-
-def _described(segmentation: Segmentation, structure: Structure) -> Iterator[bytes]:
-    """Yield category, type and site of a structure, and the algorithm (TID 4019)."""
+def _described(
+    segmentation: Segmentation, structure: Structure, segment: _Segment, series: str
+) -> Iterator[bytes]:
+    """Yield identity, finding, segment, site and algorithm (TID 4019) of a structure."""
     kind, side = structure.type, structure.laterality
+    tracking_uid = Code("112040", "DCM", "Tracking Unique Identifier")
+    yield _text(_OBSERVED, Code("112039", "DCM", "Tracking Identifier"), structure.label)
+    yield _uid(_OBSERVED, tracking_uid, segment.tracking_uid)
     yield _coded(_CONTAINS, Code("276214006", "SCT", "Finding category"), structure.category)
     yield _coded(_CONTAINS, Code("121071", "DCM", "Finding"), kind)
+    yield _segment_item(segment)
+    yield _uid(_CONTAINS, Code("121232", "DCM", "Source Series for Segmentation"), series)
     if structure.category.value in _ANATOMY or side is not None:
         laterality = Code("272741003", "SCT", "Laterality")
         sides = [] if side is None else [_coded(_MODIFIES, laterality, side)]
@@ -375,6 +362,19 @@ def _text(relationship: str, name: Code, text: str) -> bytes:
 
 def _uid(relationship: str, name: Code, uid: str) -> bytes:
     return _item(relationship, "UIDREF", name, _element(0x0040, 0xA124, "UI", uid))
+
+
+def _segment_item(segment: _Segment) -> bytes:
+    """Return the reference to a segment, which its tag puts before the relationship."""
+    reference = b"".join(
+        (
+            _element(0x0008, 0x1150, "UI", segment.sop_class),
+            _element(0x0008, 0x1155, "UI", segment.sop_instance),
+            struct.pack("<HH2sHH", 0x0062, 0x000B, b"US", 2, segment.number),
+        )
+    )
+    name = Code("121191", "DCM", "Referenced Segment")
+    return _sequence(0x0008, 0x1199, [reference]) + _item(_CONTAINS, "IMAGE", name)
 
 
 def _number(name: Code, value: float, unit: Code, children: Sequence[bytes] = ()) -> bytes:
