@@ -270,6 +270,21 @@ def test_an_interpolated_slice_is_no_evidence(tmp_path: Path) -> None:
     written(tmp_path, content_of(scan, case_folders.segmentation_of(scan)))
 
 
+def test_an_object_of_many_frames_is_listed_once(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan()
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    frames = tuple(
+        replace(image, sop_instance="1.2.826.0.1.9", frame=n)
+        for n, image in enumerate(source.slices, 1)
+        if image is not None
+    )
+    scan = replace(scan, source=replace(source, slices=frames))
+    report = dcmread(written(tmp_path, content_of(scan, case_folders.segmentation_of(scan))))
+    [study] = report.CurrentRequestedProcedureEvidenceSequence
+    assert [len(s.ReferencedSOPSequence) for s in study.ReferencedSeriesSequence] == [1, 1]
+
+
 def test_scans_that_dicom_cannot_refer_to_get_none() -> None:
     nameless = case_folders.with_slices(case_folders.dicom_scan(), sop_instance="")
     for scan in (nameless, case_folders.nifti_scan(nameless.volume.grid)):
