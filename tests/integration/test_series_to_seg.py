@@ -302,6 +302,13 @@ def test_a_scan_without_an_rtstruct_has_a_flag_if_it_was_requested(tmp_path, thr
     assert Flag.RTSTRUCT_NOT_POSSIBLE not in usual.flags
 
 
+def test_a_scan_without_a_report_has_a_flag_if_it_was_requested(tmp_path, threshold):
+    READ["empty UIDs"].make(tmp_path / "scan")
+    result = segmented(tmp_path / "scan", tmp_path / "case", threshold, also=("sr",))
+    assert Flag.SR_NOT_POSSIBLE in result.flags
+    assert not (tmp_path / "case" / "dicom").exists()
+
+
 @pytest.mark.parametrize("name", ["empty UIDs", "one SOP UID for all", "mosaic"])
 def test_a_source_without_references_has_a_label_map_and_a_flag(tmp_path, threshold, name):
     make = mosaic(around(), words=Words("CT")) if name == "mosaic" else READ[name].make

@@ -341,6 +341,10 @@ class Flag(Enum):
         "No RTSTRUCT was written: the slices are sheared, or the source is not DICOM or lacks "
         "attributes that it must reference"
     )
+    SR_NOT_POSSIBLE = (
+        "No DICOM SR was written: the source is not DICOM or lacks attributes that it must "
+        "reference"
+    )
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
     EMPTY = "Nothing was found: there are no voxels"

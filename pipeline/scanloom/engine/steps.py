@@ -38,7 +38,7 @@ from scanloom.engine.prepare import (
     placement_of,
 )
 from scanloom.inference.graph import GraphRun, Predictor, unite
-from scanloom.io.extras.rtstruct import can_write
+from scanloom.io.extras import rtstruct, sr
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import SourceRecord
@@ -161,8 +161,10 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.extend(check_scan(volume, card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    if "rtstruct" in outputs.also and not can_write(loaded.scan):
+    if "rtstruct" in outputs.also and not rtstruct.can_write(loaded.scan):
         flags.append(Flag.RTSTRUCT_NOT_POSSIBLE)
+    if "sr" in outputs.also and not sr.can_write(loaded.scan):
+        flags.append(Flag.SR_NOT_POSSIBLE)
     labels = relations.labels_to_compute(outputs.structures)
     clock.networks = sum(
         len([*networks(needed_parts(predictor.card, labels))]) for predictor in predictors

@@ -9,7 +9,7 @@ always runs is in `WRITERS` only.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
@@ -17,6 +17,7 @@ from scanloom.core import Flag, Grid, Measurement, Outputs, Segmentation, Volume
 from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.extras.rtstruct import RTSTRUCT
 from scanloom.io.extras.segnrrd import SEGNRRD
+from scanloom.io.extras.sr import SR
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
@@ -49,13 +50,25 @@ def writers_of(outputs: Outputs, left_out: Collection[str] = ()) -> tuple[Writer
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
     """Write all files of a case, each writer in a thread of its own.
 
+    A writer that reads the files of another, which is before it in `writers`, waits for that one.
     The error of a failed writer, the first in their order, is raised when all have ended.
     """
     active = [writer for writer in writers if writer.expected(content)]
+    futures: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(max(1, len(active))) as pool:
-        futures = [pool.submit(writer.write, folder, content) for writer in active]
-    for future in futures:
+        for writer in active:
+            before = futures.get(writer.after)
+            futures[writer.name] = pool.submit(_write_after, before, writer, folder, content)
+    for future in futures.values():
         future.result()
+
+
+def _write_after(
+    before: Future[None] | None, writer: Writer, folder: Path, content: CaseContent
+) -> None:
+    if before is not None:
+        before.result()
+    writer.write(folder, content)
 
 
 def read_back(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
@@ -223,7 +236,9 @@ WRITERS = (
     UNCERTAINTY,
     SEGNRRD,
     RTSTRUCT,
+    SR,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
 )
-"""All writers. Measurements are read back after the label maps, which they are compared with."""
+"""All writers. Measurements are read back after the label maps, which they are compared with; a
+writer is after the one that it waits for."""

@@ -20,6 +20,7 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from scanloom.io.output.file_names import rtstruct_name
 from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
+    MAX_MEANING,
     algorithm_item,
     code_item,
     hashed_uid,
@@ -240,7 +242,7 @@ def _head(
     """Return all elements before ROIContourSequence but dates and UIDs (PS3.3 A.19)."""
     from pydicom.dataset import FileMetaDataset
 
-    head = shared_with(source)
+    head = shared_with(source, [segmentation])
     for keyword in [k for k in head.dir("LossyImageCompression") if k in head]:
         delattr(head, keyword)
     head.file_meta = meta = FileMetaDataset()
@@ -398,11 +400,12 @@ def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
 
 def _encode(dataset: Dataset) -> bytes:
     """Encode the elements of a dataset in implicit VR, little endian."""
-    from pydicom import dcmwrite
     from pydicom.filebase import DicomBytesIO
+    from pydicom.filewriter import write_dataset
 
     buffer = DicomBytesIO()
-    dcmwrite(buffer, dataset, implicit_vr=True, little_endian=True)
+    buffer.is_implicit_VR = buffer.is_little_endian = True
+    write_dataset(buffer, dataset, "ISO_IR 192")  # of parts, for which the head names it
     return bytes(buffer.getvalue())
 
 
@@ -471,8 +474,16 @@ def _check_structures(dataset: Dataset, structures: Sequence[Structure]) -> None
             _code(kind),
             _code(side[0]) if side else None,
         )
-    if codes != {s.number: (s.category, s.type, s.laterality) for s in structures}:
+    expected = {
+        s.number: tuple(map(_stored, (s.category, s.type, s.laterality))) for s in structures
+    }
+    if codes != expected:
         raise mismatch_error("the RTSTRUCT has a different code for a structure")
+
+
+def _stored(code: Code | None) -> Code | None:
+    """Return a code with as much of its meaning as fits (LO)."""
+    return code and replace(code, meaning=code.meaning[:MAX_MEANING])
 
 
 def _code(item: Dataset) -> Code:

@@ -288,6 +288,8 @@ class Writer:
         order of `scanloom.engine.case.writers.WRITERS`.
     memory : callable
         Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
+    after : str
+        Name of the writer whose files it reads as it writes: it begins when these are complete.
     """
 
     name: str
@@ -295,3 +297,4 @@ class Writer:
     write: Callable[[Path, CaseContent], None]
     read_back: Callable[[Path, CaseContent], None] = _nothing
     memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
+    after: str = ""

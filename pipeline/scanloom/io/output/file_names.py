@@ -11,6 +11,7 @@
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
 `segmentation.seg.nrrd`                   all layers for 3D Slicer; `<model>-` as above
 `dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
+`dicom/measurements.dcm`                  measurements of all models in DICOM SR
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
@@ -27,6 +28,7 @@ THUMBNAIL = "thumbnail.png"
 SEGMENTS = "segments.json"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"
+MEASUREMENTS_SR = "dicom/measurements.dcm"
 CASE = "case.json"
 TIMING = "timing.json"
 CHECKSUMS = "SHA256SUMS"

@@ -46,6 +46,9 @@ decimal strings."""
 _POSITION_TOLERANCE_MM = 0.01
 """Largest distance between a frame and its source image: a position has at least two decimals."""
 
+_MAX_MEANING = 64
+"""Characters of a code's meaning (LO)."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
@@ -206,13 +209,16 @@ def _codes_agree(item: Dataset, structure: Structure) -> bool:
         (type_code, structure.type),
         (modifiers[0] if modifiers else None, structure.laterality),
     ]
-    return all(_code(written) == expected for written, expected in pairs)
+    return all(_same_code(written, expected) for written, expected in pairs)
 
 
-def _code(item: Dataset | None) -> Code | None:
-    if item is None:
-        return None
-    return Code(item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning)
+def _same_code(item: Dataset | None, code: Code | None) -> bool:
+    """Return whether an item has this code, with as much of its meaning as fits (LO)."""
+    if item is None or code is None:
+        return item is code
+    value = item.get("CodeValue") or item.LongCodeValue
+    written = (value, item.CodingSchemeDesignator, item.CodeMeaning)
+    return written == (code.value, code.scheme, code.meaning[:_MAX_MEANING])
 
 
 def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:

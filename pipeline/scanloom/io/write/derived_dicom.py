@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ from scanloom.io.scan import SHARED_UIDS, DicomSource
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_FAMILY = Code("123110", "DCM", "Artificial Intelligence")
+FAMILY = Code("123110", "DCM", "Artificial Intelligence")
+"""Family of algorithms (CID 7162)."""
+MAX_MEANING = 64
+"""Characters of a code's meaning (LO)."""
 _DATE = re.compile(r"\d{8}")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NO_DATE, _NO_TIME = "19700101", "000000"
@@ -49,7 +53,7 @@ def make_item(**elements: object) -> Dataset:
 
 def code_item(code: Code) -> Dataset:
     """Return the item of a code sequence (PS3.3 8)."""
-    item = make_item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning)
+    item = make_item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning[:MAX_MEANING])
     if len(code.value) <= 16:
         item.CodeValue = code.value
     else:  # longer than an SH may be (PS3.3 8.1)
@@ -65,7 +69,7 @@ def reference_item(sop_class: str, sop_instance: str) -> Dataset:
 def algorithm_item(segmentation: Segmentation) -> Dataset:
     """Return the identification of the algorithm: model, version, changes (PS3.3 10.16)."""
     algorithm = make_item(AlgorithmName=segmentation.model)
-    algorithm.AlgorithmFamilyCodeSequence = [code_item(_FAMILY)]
+    algorithm.AlgorithmFamilyCodeSequence = [code_item(FAMILY)]
     algorithm.AlgorithmVersion = (segmentation.version or "unknown")[:64]  # LO
     if segmentation.changes:
         algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
@@ -96,10 +100,11 @@ def content_datetime(source: DicomSource) -> tuple[str, str]:
     return _NO_DATE, _NO_TIME
 
 
-def shared_with(source: DicomSource) -> Dataset:
+def shared_with(source: DicomSource, segmentations: Sequence[Segmentation]) -> Dataset:
     """Return the attributes of patient, study and frame of reference that an object takes over.
 
-    Text is decoded and becomes UTF-8 if it is not ASCII. Invalid values (a date, a StudyID that is
+    Text is decoded and becomes UTF-8 if it, or a text of the `segmentations` that the object
+    describes, is not ASCII. Invalid values (a date, a StudyID that is
     too long) are left empty, except PatientName and PatientID, which are copied unchanged.
     """
     first = source.first
@@ -112,7 +117,8 @@ def shared_with(source: DicomSource) -> Dataset:
         if text or keyword not in _OPTIONAL:
             setattr(shared, keyword, text)
     _add_deidentification(shared, first)
-    if not all(str(element.value).isascii() for element in shared):
+    texts = (str(element.value) for element in shared)
+    if not all(text.isascii() for text in (*texts, *_texts_of(segmentations))):
         shared.SpecificCharacterSet = "ISO_IR 192"
     for keyword in ("PatientBirthDate", "StudyDate"):
         setattr(shared, keyword, matching_text(first, keyword, _DATE))
@@ -140,6 +146,16 @@ def _add_deidentification(shared: Dataset, first: Dataset) -> None:
     has_method = methods or "DeidentificationMethodCodeSequence" in shared
     if removed == "NO" or (removed == "YES" and has_method):
         shared.PatientIdentityRemoved = removed
+
+
+def _texts_of(segmentations: Sequence[Segmentation]) -> Iterator[str]:
+    """Yield all texts of segmentations that may be of another character set than ASCII."""
+    for segmentation in segmentations:
+        yield from (segmentation.version, segmentation.changes)
+        for structure in segmentation.structures:
+            yield from (structure.name, structure.category.meaning, structure.type.meaning)
+            if structure.laterality is not None:
+                yield structure.laterality.meaning
 
 
 def _text(header: Dataset, keyword: str) -> str:

@@ -516,7 +516,7 @@ def _data_set(
     from pydicom.uid import ExplicitVRLittleEndian, RLELossless
 
     model, labelmap = series.segmentation.model, series.labelmap
-    dataset = shared_with(series.source)
+    dataset = shared_with(series.source, [series.segmentation])
     dataset.file_meta = meta = FileMetaDataset()
     meta.TransferSyntaxUID = RLELossless if labelmap else ExplicitVRLittleEndian
     meta.ImplementationClassUID = hashed_uid("implementation")

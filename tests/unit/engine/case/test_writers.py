@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,27 @@ def written_by(*tasks: Callable[[], object]) -> None:
         for n, task in enumerate(tasks)
     ]
     write_files(Path(), content, writers)
+
+
+def test_a_writer_waits_for_the_one_whose_files_it_reads() -> None:
+    order: list[str] = []
+
+    def write_late(*_: object) -> None:
+        time.sleep(0.05)
+        order.append("first")
+
+    first = Writer("first", lambda _: {"a"}, write_late)
+    second = Writer("second", lambda _: {"b"}, lambda *_: order.append("second"), after="first")
+    scan = case_folders.dicom_scan()
+    content = CaseContent(case_folders.case_with(), scan, [])
+    write_files(Path(), content, [first, second])
+    assert order == ["first", "second"]
+
+
+def test_a_writer_is_after_the_one_that_it_waits_for() -> None:
+    names = [writer.name for writer in WRITERS]
+    for n, writer in enumerate(WRITERS):
+        assert not writer.after or writer.after in names[:n]
 
 
 def test_writers_run_at_the_same_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydicom import Dataset, dcmread, dcmwrite
 from skimage.measure import grid_points_in_poly
 
-from scanloom.core import Layer, ScanError, Segmentation
+from scanloom.core import Code, Layer, ScanError, Segmentation
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.extras.rtstruct import RTSTRUCT, _point_texts, outlines
 from scanloom.io.output.case_folder import CaseContent
@@ -192,6 +192,20 @@ def test_structures_are_described_as_in_seg(tmp_path: Path) -> None:
             r for r in ours.ROIContourSequence if r.ReferencedROINumber == region.ROINumber
         ]
         assert tuple(drawn_as.ROIDisplayColor) == structure.color
+
+
+def test_names_of_other_languages_and_long_codes_are_kept(tmp_path: Path) -> None:
+    scan = case_folders.dicom_scan()
+    kind = Code("1" * 18, "SCT", "печень" * 12)
+    liver = replace(case_folders.LIVER, name="肝臓", type=kind)
+    whole = case_folders.segmentation_of(scan)
+    layer = Layer(whole.layers[0].labels, (liver, *case_folders.STRUCTURES[1:]))
+    content = written(tmp_path, scan, replace(whole, layers=(layer,)))
+    RTSTRUCT.read_back(tmp_path, content)
+    dataset = dcmread(tmp_path / "dicom" / "rtstruct.dcm")
+    assert dataset.StructureSetROISequence[0].ROIDescription == "肝臓"
+    [code] = dataset.RTROIObservationsSequence[0].RTROIIdentificationCodeSequence
+    assert code.CodeMeaning == ("печень" * 12)[:64]
 
 
 def test_equal_content_has_equal_bytes_and_other_content_other_uids(tmp_path: Path) -> None:

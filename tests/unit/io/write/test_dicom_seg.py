@@ -16,7 +16,7 @@ import pytest
 from pydicom import Dataset
 from pydicom.uid import UID
 
-from scanloom.core import Case, Segmentation
+from scanloom.core import Case, Code, Layer, Segmentation
 from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.derived_dicom import content_datetime
@@ -325,6 +325,26 @@ def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
     dataset = write(tmp_path, scan)
     assert dataset.SpecificCharacterSet == "ISO_IR 192"
     assert dataset.PatientName == "Müller^Jürgen"
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+def test_structures_of_any_alphabet_come_over(seg: str, tmp_path: Path) -> None:
+    """Also of a patient whose name is ASCII; long codes are whole, meanings have 64 characters."""
+    scan = case_folders.dicom_scan()
+    kind = Code("1" * 18, "SCT", "печень" * 12)
+    liver = replace(case_folders.LIVER, name="肝臓", type=kind)
+    whole = case_folders.segmentation_of(scan)
+    layer = Layer(whole.layers[0].labels, (liver, *case_folders.STRUCTURES[1:]))
+    segmentation, case = replace(whole, layers=(layer,)), case_folders.case_with(seg=seg)
+    [segment] = [
+        s
+        for s in write(tmp_path, scan, segmentation, case).SegmentSequence
+        if s.SegmentLabel == "liver"
+    ]
+    assert segment.SegmentDescription == "肝臓"
+    [written] = segment.SegmentedPropertyTypeCodeSequence
+    assert (written.LongCodeValue, written.CodeMeaning) == (kind.value, kind.meaning[:64])
+    check_segs(tmp_path, segmentation, scan.source, case, ["organs"])  # type: ignore[arg-type]
 
 
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
