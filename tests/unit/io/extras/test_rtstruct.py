@@ -186,6 +186,7 @@ def test_structures_are_described_as_in_seg(tmp_path: Path) -> None:
         assert kind == segment.SegmentedPropertyTypeCodeSequence
         category = observation.SegmentedPropertyCategoryCodeSequence
         assert category == segment.SegmentedPropertyCategoryCodeSequence
+        assert observation.RTROIInterpretedType == "ORGAN"
         algorithm = region.ROIDerivationAlgorithmIdentificationSequence
         assert algorithm == segment.SegmentationAlgorithmIdentificationSequence
         [drawn_as] = [
@@ -197,14 +198,17 @@ def test_structures_are_described_as_in_seg(tmp_path: Path) -> None:
 def test_names_of_other_languages_and_long_codes_are_kept(tmp_path: Path) -> None:
     scan = case_folders.dicom_scan()
     kind = Code("1" * 18, "SCT", "печень" * 12)
-    liver = replace(case_folders.LIVER, name="肝臓", type=kind)
+    anatomy = Code("91723000", "SCT", "Anatomical Structure")
+    liver = replace(case_folders.LIVER, name="肝臓", category=anatomy, type=kind)
     whole = case_folders.segmentation_of(scan)
     layer = Layer(whole.layers[0].labels, (liver, *case_folders.STRUCTURES[1:]))
     content = written(tmp_path, scan, replace(whole, layers=(layer,)))
     RTSTRUCT.read_back(tmp_path, content)
     dataset = dcmread(tmp_path / "dicom" / "rtstruct.dcm")
     assert dataset.StructureSetROISequence[0].ROIDescription == "肝臓"
-    [code] = dataset.RTROIObservationsSequence[0].RTROIIdentificationCodeSequence
+    [observation, *_] = dataset.RTROIObservationsSequence
+    assert observation.RTROIInterpretedType == "ORGAN"
+    [code] = observation.RTROIIdentificationCodeSequence
     assert code.CodeMeaning == ("печень" * 12)[:64]
 
 
