@@ -43,6 +43,7 @@ def test_a_fault_of_the_device_is_not_lacking_memory() -> None:
     assert fault.reason is not Reason.OUT_OF_MEMORY
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "share"), [*((name, 0.5) for name in MESSAGES), ("driver", 0.01), ("triton", 0.99)]
 )

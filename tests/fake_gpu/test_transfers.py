@@ -77,6 +77,7 @@ def test_a_scan_is_in_page_locked_memory_before_its_turn(
     assert operations == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("planes")
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.1, 0.9, 0.999])
 def test_a_scan_is_sent_again_after_memory_ran_out(

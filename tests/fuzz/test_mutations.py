@@ -54,6 +54,7 @@ def run_worker(kind: str, first: int, count: int, folder: Path) -> list[dict]:
     return wrong
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", QUICK)
 def test_damaged_files_are_refused_or_read(kind, tmp_path):
     assert run_worker(kind, 0, QUICK[kind], tmp_path / "work") == []

@@ -77,6 +77,7 @@ def values_of(folder: Path, phase: int | None) -> set[float] | str:
         return error.code
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("keyword", ["ContentTime", "AcquisitionTime", "TriggerTime"])
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize("order", ORDERS)

@@ -103,6 +103,7 @@ def check_ball(array, affine, centre=CENTRE):
     assert volume == pytest.approx(4 / 3 * np.pi * RADIUS**3, rel=VOLUME)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("order", "forms", "oblique"),
     [(order, *FORMS[n % len(FORMS)]) for n, order in enumerate(ORDERS)],

@@ -246,6 +246,7 @@ def write_bundle(bundle: Path, chain: Chain) -> None:
     (bundle / "configs" / "metadata.json").write_text(json.dumps(metadata))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("group", "name"),
     [

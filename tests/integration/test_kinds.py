@@ -45,6 +45,7 @@ TOLD_BY_READING = {"SERIES_AMBIGUOUS": "", "half of one tracer, half of another"
 """Results of indexing, which selects no series and reads no nested sequence, by code or kind."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(x, marks=pytest.mark.thorough if n % 3 else ()) for n, x in enumerate(KINDS)],
@@ -72,6 +73,7 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
         assert shape == scanloom.load_volume(scan).grid.shape
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", READ)
 def test_readable_kinds_are_read_right(tmp_path, name):
     kind = READ[name]
@@ -82,6 +84,7 @@ def test_readable_kinds_are_read_right(tmp_path, name):
         assert "ATTRIBUTES_CONTRADICT" not in {flag.code for flag in volume.flags}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [n for n, kind in CHOSEN.items() if kind.code == "PHASES"])
 def test_several_volumes_in_a_series_are_refused_until_one_is_selected(tmp_path, name):
     kind = CHOSEN[name]

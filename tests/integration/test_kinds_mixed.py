@@ -49,6 +49,7 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
         return error.code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, step):

@@ -41,6 +41,7 @@ def flags_of(volume: Volume) -> set[str]:
     return {flag.code for flag in volume.flags}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

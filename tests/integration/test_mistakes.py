@@ -378,6 +378,7 @@ def run_command(*command: str) -> tuple[int, str]:
     return ended.code, " ".join(re.sub("[│╭╮╰╯─]", " ", ended.out + ended.err).split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_reported_and_leaves_no_file(name: str, workplace: Path) -> None:
     mistake = MISTAKES[name]

@@ -214,6 +214,7 @@ def agreement(ours: Array, theirs: Array) -> float:
     return float((ours == theirs).mean())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(len(SCANS)))
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_are_those_of_nnunets_steps(name: str, number: int, tmp_path: Path) -> None:

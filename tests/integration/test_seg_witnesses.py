@@ -45,6 +45,7 @@ def written(
     return folder
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 @pytest.mark.parametrize(("codes", "oblique"), ORIENTATIONS)
 def test_every_orientation_lies_on_the_scan(

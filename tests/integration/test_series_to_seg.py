@@ -161,6 +161,7 @@ def geometry_of(codes: str) -> Geometry:
     return replace(flat, origin=tuple(middle - corner))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("codes", "upwards"), one_in(3, itertools.product(RIGHT_HANDED, (True, False)))
 )
@@ -189,6 +190,7 @@ TILTED: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TILTED)
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_a_tilted_scan_goes_through_to_the_source_slices_and_the_rectangular_pair(

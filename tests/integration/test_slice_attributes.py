@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [pytest.param(*x, marks=pytest.mark.thorough if n % 3 else ()) for n, x in enumerate(CASES)],

@@ -104,6 +104,7 @@ def small(card: ModelCard, crop: Crop | None) -> ModelCard:
     return replace(card, grid=replace(card.grid, shape=(SIZE,) * 3, crop=crop))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [write_layers_model, write_safetensors])
 @pytest.mark.parametrize("crop", [None, Crop("positive", "network", margin=2, above=0.2)])
 @pytest.mark.parametrize(

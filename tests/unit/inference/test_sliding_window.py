@@ -251,6 +251,7 @@ class Counted(nn.Module):
         return scores
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sums", ["float32", "float16"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("axis", [0, 2])

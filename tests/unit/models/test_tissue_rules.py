@@ -47,6 +47,7 @@ def at(labels: np.ndarray, x: float, y: float) -> int:
     return int(np.bincount(labels[i - 1 : i + 2, j - 1 : j + 2, 15:25].ravel()).argmax())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("x", "y", "tissue"),
     [

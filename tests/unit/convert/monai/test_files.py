@@ -110,6 +110,7 @@ evaluator: {_target_: SupervisedEvaluator, network: "@network_def"}
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -94,6 +94,7 @@ FINAL_LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FINAL_LAYERS)
 @pytest.mark.parametrize("multiplied", [True, False])
 def test_the_final_layer_is_exact_however_it_is_written(

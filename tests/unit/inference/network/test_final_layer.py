@@ -50,6 +50,7 @@ def split(spec: NetworkSpec) -> tuple[Any, FinalLayer]:
     return network, head
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("activation", [None, "softmax"])
 def test_scores_equal_those_of_the_whole_network_in_monais_inferer(

@@ -95,6 +95,7 @@ def compared(card: ModelCard, *volumes: Volume) -> tuple[int, int]:
     return shared, windows
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_are_those_of_all_windows(name: str, tmp_path: Path) -> None:
     model, scan = MODELS[name]

@@ -38,6 +38,7 @@ def chunks(tmp_path: Path) -> list[list[str]]:
     return [*lists, [str(tmp_path / "text"), str(tmp_path / "absent")], []]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("start", ["", DIES_AT_ONCE, DIES_LATER, NONSENSE, NOISE])
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_all_is_surveyed_and_described(

@@ -35,6 +35,7 @@ SCANS: dict[str, Callable[[], Scan]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 @pytest.mark.parametrize("source", SCANS)
 def test_right_results_pass(source: str, seg: str, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def write_bomb(path, kind):
 KINDS = [("a.nii.gz", "nifti"), ("a.nrrd", "gzip"), ("a.nrrd", "bzip2"), ("a.mha", "metaimage")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_a_bomb_is_refused_without_being_inflated(tmp_path, name, kind):
     bomb = write_bomb(tmp_path / name, kind)

@@ -39,6 +39,7 @@ def drawn(case: OpenedCase, array: Any, plane: str, index: int) -> np.ndarray:
 GEOMETRIES = ((0.0, 0.0), (20.0, 0.0), (0.0, 0.8))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("codes", "oblique", "shear"),
     [(codes, *GEOMETRIES[n % 3]) for n, codes in enumerate(ORDERS[::2])],
