@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Code, Grid, Outputs, Segmentation, Structure
+from scanloom.core import Code, Grid, Outputs, Reason, ScanError, Segmentation, Structure
 from scanloom.core.grid import LPS_TO_RAS
 from scanloom.io.dataset_text import valid_uid
 from scanloom.io.dicom.uids import IMPLICIT_VR_LITTLE_ENDIAN, RT_STRUCTURE_SET_STORAGE
@@ -63,6 +63,8 @@ _QUARTERS = 4
 _MIN_DECIMALS, _DECIMALS_OF_PIXEL = 4, 3
 """Decimals of a coordinate in mm: 0.1 um, and a thousandth of a pixel."""
 _ITEM = b"\xfe\xff\x00\xe0"
+_MAX_LENGTH = 2**32 - 2
+"""Bytes of an element with a stated length."""
 _BYTES_PER_VOXEL = 1
 """Encoded contours: smooth structures take a tenth of it, noise of single voxels several times."""
 
@@ -392,9 +394,17 @@ def _element(group: int, element: int, text: bytes) -> bytes:
 
 
 def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
-    """Return a sequence of encoded items in implicit VR (PS3.5 7.5)."""
+    """Return a sequence of encoded items in implicit VR (PS3.5 7.5).
+
+    Raises
+    ------
+    ScanError
+        TOO_LARGE beyond 4 GiB, as of noise.
+    """
+    length = sum(len(_ITEM) + 4 + len(item) for item in items)
+    if length > _MAX_LENGTH:
+        raise ScanError(Reason.TOO_LARGE, "outlines of more than 4 GiB: leave rtstruct out")
     parts = [part for item in items for part in (_ITEM, struct.pack("<I", len(item)), item)]
-    length = sum(map(len, parts))
     return b"".join((struct.pack("<HHI", group, element, length), *parts))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from skimage.measure import grid_points_in_poly
 
 from scanloom.core import Code, Layer, ScanError, Segmentation
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.extras.rtstruct import RTSTRUCT, _point_texts, outlines
+from scanloom.io.extras.rtstruct import RTSTRUCT, _point_texts, _sequence, outlines
 from scanloom.io.output.case_folder import CaseContent
 from scanloom.io.scan import DicomSource, Scan
 from support import case_folders
@@ -223,6 +224,14 @@ def test_equal_content_has_equal_bytes_and_other_content_other_uids(tmp_path: Pa
     first, _, other = map(dcmread, files)
     assert first.SOPInstanceUID != other.SOPInstanceUID
     assert first.SeriesInstanceUID != other.SeriesInstanceUID
+
+
+def test_outlines_of_more_than_4_gib_are_refused() -> None:
+    with mmap.mmap(-1, 2**30) as gibibyte:  # never touched: it takes no memory
+        contour = memoryview(gibibyte)
+        with pytest.raises(ScanError, match="TOO_LARGE"):
+            _sequence(0x3006, 0x0040, [contour] * 4)  # type: ignore[list-item]
+        contour.release()
 
 
 def test_two_models_have_a_file_each(tmp_path: Path) -> None:
