@@ -14,6 +14,7 @@
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
+`radiomics.csv`, `radiomics.json`         features of all structures, and their settings
 ========================================  ==================================================
 """
 
@@ -27,6 +28,8 @@ THUMBNAIL = "thumbnail.png"
 SEGMENTS = "segments.json"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"
+RADIOMICS_CSV = "radiomics.csv"
+RADIOMICS_JSON = "radiomics.json"
 CASE = "case.json"
 TIMING = "timing.json"
 CHECKSUMS = "SHA256SUMS"
