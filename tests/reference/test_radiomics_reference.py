@@ -33,8 +33,12 @@ BINS: dict[str, dict[str, Any]] = {
 
 
 def bright(array: np.ndarray) -> np.ndarray:
-    """Return the second largest of the bright parts of a smoothed scan, as a mask."""
+    """Return the second largest of the bright parts of a smoothed scan, as a mask.
+
+    Its outermost slices are left out: a last bit decides whether mirp counts their centres.
+    """
     smooth = gaussian_filter(array.astype(np.float32), (2, 2, 0))
+    smooth[:, :, [0, -1]] = smooth.min()
     parts, _ = label(smooth > np.quantile(smooth, 0.97))
     sizes = np.bincount(parts.ravel())[1:]
     return parts == 1 + np.argsort(sizes)[-2]
