@@ -53,9 +53,25 @@ EXTRAS: Final = {
     "segnrrd": "a segmentation for 3D Slicer",
     "rtstruct": "outlines in DICOM RTSTRUCT",
     "sr": "measurements in DICOM SR",
+    "radiomics": "IBSI features of the structures",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""
+
+FeatureFamily = Literal[
+    "morphology",
+    "local_intensity",
+    "statistics",
+    "intensity_histogram",
+    "intensity_volume_histogram",
+    "glcm",
+    "glrlm",
+    "glszm",
+    "gldzm",
+    "ngtdm",
+    "ngldm",
+]
+"""Families of features, in the order of the IBSI reference manual."""
 
 DEFAULT_OUT: Final = Path("scanloom-out")
 """Output folder of every command, unless another is given."""
@@ -115,6 +131,19 @@ def option(
             "schema": schema,
         },
     )
+
+
+def setting(default: Any, description: str, **schema: Any) -> Any:
+    """Return a field that stands in workflows only; parameters as of `option`."""
+    return field(
+        default=default,
+        metadata={"description": description, "changes_result": True, "schema": schema},
+    )
+
+
+def is_setting(each: Field[Any]) -> bool:
+    """Return whether a field stands in workflows only."""
+    return "description" in each.metadata and "command" not in each.metadata
 
 
 @dataclass(frozen=True)
@@ -229,6 +258,59 @@ class ComputeOptions:
 
 
 @dataclass(frozen=True)
+class Radiomics:
+    """Settings of the features that `also: radiomics` writes; lengths in mm."""
+
+    families: tuple[FeatureFamily, ...] = setting(
+        (
+            *("morphology", "statistics", "intensity_histogram"),
+            *("glcm", "glrlm", "glszm", "ngtdm"),
+        ),
+        "Families of features, one or several",
+    )
+    spacing: float | None = setting(
+        2.0,
+        "Edge of the cubic voxels to which scan and structure are resampled, mm; null: as scanned",
+        ge=0.1,
+        le=20.0,
+    )
+    bin_width: float = setting(
+        25.0, "Width of the bins of texture in a CT, HU, from -1000 HU", ge=0.1, le=1000.0
+    )
+    bins: int = setting(
+        32, "Number of bins of texture in other scans, over a structure's range", ge=2, le=1000
+    )
+    normalise: bool = setting(
+        True,
+        "Whether other scans than CT are scaled to a mean of 0 and a standard deviation of 1, over "
+        "voxels above 2 % of the scan's range",
+    )
+    min_voxels: int = setting(
+        64, "Fewest voxels of a structure, on the grid that it is resampled to", ge=8
+    )
+    max_voxels: int = setting(
+        16_000_000,
+        "Most voxels of the box around a structure, on that grid: time and memory grow with it",
+        ge=1000,
+    )
+    experimental: bool = setting(
+        False, "Whether structures that their model calls experimental have features too"
+    )
+
+    def __post_init__(self) -> None:
+        known: tuple[str, ...] = get_args(FeatureFamily)
+        if unknown := [name for name in self.families if name not in known]:
+            raise ValueError(f"families must be of {known}, got {unknown[0]!r}")
+        if not self.families:
+            raise ValueError("families must have at least one")
+        ordered = tuple(name for name in known if name in self.families)
+        object.__setattr__(self, "families", ordered)
+        for name in ("spacing", "bin_width"):  # 2 and 2.0 have the same recipe
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
+
+
+@dataclass(frozen=True)
 class Outputs:
     """Files that are written for a case; `also` names keys of `EXTRAS`."""
 
@@ -257,6 +339,7 @@ class Outputs:
         parser="names",
         completion="complete_structures",
     )
+    radiomics: Radiomics = setting(Radiomics(), "Settings of the features of `radiomics`")
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.also if name not in EXTRAS]:
@@ -264,6 +347,8 @@ class Outputs:
         # In one order, whatever order was given: recipes and results are the same
         object.__setattr__(self, "also", tuple(name for name in EXTRAS if name in self.also))
         object.__setattr__(self, "structures", tuple(sorted(set(self.structures))))
+        if "radiomics" not in self.also:  # settings of a file that is not written change nothing
+            object.__setattr__(self, "radiomics", Radiomics())
 
 
 @dataclass(frozen=True)
@@ -363,9 +448,14 @@ SUBJECTS: Final[Mapping[str, type]] = {
 
 
 def walk_options(kind: type = SegmentOptions) -> Iterator[tuple[type, Field[Any], Any]]:
-    """Yield the class, field and type of each option, with those of objects inside, in order."""
+    """Yield the class, field and type of each option, with those of objects inside, in order.
+
+    Fields that stand in workflows only are left out.
+    """
     hints = get_type_hints(kind)
     for each in fields(kind):
+        if is_setting(each):
+            continue
         if is_dataclass(hints[each.name]):
             yield from walk_options(hints[each.name])
         else:

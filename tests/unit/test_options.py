@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
-from scanloom.options import SegmentOptions, check_values, segment_options, take
+from scanloom.options import (
+    Radiomics,
+    SegmentOptions,
+    check_values,
+    segment_options,
+    take,
+    walk_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +34,16 @@ def test_a_word_that_is_not_listed_is_refused(options: Any) -> None:
 def test_an_unknown_optional_writer_is_refused_at_construction() -> None:
     with pytest.raises(ValueError, match=r"also must be of .*'image'.*, got 'picture'"):
         Outputs(also=("masks", "picture"))
+
+
+def test_settings_stand_in_workflows_alone() -> None:
+    assert "radiomics" not in {option.name for _, option, _ in walk_options()}
+    with pytest.raises(ValueError, match=r"families must be of .*'glcm'.*, got 'glmc'"):
+        Radiomics(families=("glmc",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one"):
+        Radiomics(families=())
+    with pytest.raises(ValueError, match="bins must be at least 2"):
+        check_values(Outputs(also=("radiomics",), radiomics=Radiomics(bins=1)))
 
 
 def test_flat_values_find_their_objects() -> None:

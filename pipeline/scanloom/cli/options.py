@@ -31,7 +31,7 @@ from typer.models import OptionInfo
 from scanloom.cli import values
 from scanloom.cli.command import read_defaults
 from scanloom.cli.console import OutputMode
-from scanloom.options import DEFAULT_OUT, PANELS, walk_options
+from scanloom.options import DEFAULT_OUT, PANELS, is_setting, walk_options
 
 
 @dataclass(frozen=True)
@@ -309,6 +309,8 @@ def _parameters(panel: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(panel, include_extras=True)
     parameters = []
     for field in fields(panel):
+        if is_setting(field):
+            continue
         hint, default = hints[field.name], field.default
         if is_dataclass(hint):
             parameters += _parameters(hint)
@@ -339,6 +341,8 @@ def _filled(panel: Any, values_by_name: Values) -> Any:
     hints = get_type_hints(panel)
     arguments = {}
     for field in fields(panel):
+        if is_setting(field):
+            continue
         if is_dataclass(hints[field.name]):
             arguments[field.name] = _filled(hints[field.name], values_by_name)
             continue

@@ -288,11 +288,12 @@ def costs_key(request: Request, device: str, precision: str) -> str:
     not the time of one.
     """
     workflow, compute = request.workflow, asdict(request.workflow.compute_options)
+    unused = {"radiomics"} - set(workflow.outputs.also)
     document = {
         "models": list(request.digests),
         "device": device.partition(":")[0],
         "precision": precision,
-        "outputs": workflow.outputs.model_dump(mode="json"),
+        "outputs": workflow.outputs.model_dump(mode="json", exclude=unused),
         "threads": workflow.execution.threads,
         "compute": {name: compute[name] for name in compute if name not in ("overlap", "mirror")},
     }

@@ -44,6 +44,7 @@ from scanloom.engine.case.writers import estimate_writers
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Inputs, LeftOut
 from scanloom.inference.graph import Predictor, sharing_groups
+from scanloom.io.extras.radiomics import RADIOMICS
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
@@ -51,6 +52,7 @@ from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
+from scanloom.ops.radiomics import check_mirp
 
 if TYPE_CHECKING:
     from scanloom.inference.memory import CaseEstimate, Placement
@@ -86,8 +88,11 @@ class Request:
         Raises
         ------
         ScanError
-            If a model can't be found or used, or has none of the requested structures.
+            If a model can't be found or used, or has none of the requested structures, or a
+            library is missing.
         """
+        if RADIOMICS.name in workflow.outputs.also:
+            check_mirp()
         cards = unique_cards([find_model(name) for name in workflow.models])
         check_structures(cards, workflow.output_options, workflow.relations)
         return cls(workflow, cards)

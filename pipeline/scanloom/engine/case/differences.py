@@ -10,7 +10,7 @@ from typing import Any
 from scanloom.cards.card import ModelCard
 from scanloom.cards.card_file import card_digest
 from scanloom.cards.requested import requested_card
-from scanloom.core import Case, ComputeOptions, ReadOptions, ScanError
+from scanloom.core import Case, ComputeOptions, Outputs, ReadOptions, ScanError
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state
@@ -27,6 +27,14 @@ def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, An
         for option in fields(each)
         if option.metadata["changes_result"]
     }
+
+
+def outputs_document(outputs: Outputs) -> dict[str, Any]:
+    """Return the outputs as `case.json` has them: with the settings of files that are written."""
+    document = asdict(outputs)
+    if "radiomics" not in outputs.also:
+        del document["radiomics"]
+    return document
 
 
 def explained_result_state(
@@ -55,7 +63,7 @@ def describe_differences(folder: Path, case: Case, cards: Sequence[ModelCard]) -
         used = dict.fromkeys(model["engine"]["name"] for model in document["models"])
         differences = [
             *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
-            *_fields(document["outputs"], asdict(case.outputs)),
+            *_fields(document["outputs"], outputs_document(case.outputs)),
             *_fields(
                 document.get("options", {}),
                 options_document(case.read, case.compute),
@@ -96,6 +104,10 @@ def _fields(
     """
     for name, value in before.items():
         current = now.get(name)
+        if isinstance(value, Mapping):
+            if isinstance(current, Mapping):  # else another option says that it is gone
+                yield from (f"{name}.{each}" for each in _fields(value, current))
+            continue
         if _plain(value) != _plain(current):
             was = meaning.get(name) if value == "auto" else None
             yield f"{name} was {was or _text(value)}, and is {_text(current)} now"

@@ -13,7 +13,7 @@ from scanloom.cards.card_file import card_digest
 from scanloom.cards.graph import needed_parts, networks
 from scanloom.core import Flag, Grid, Relations
 from scanloom.core.packages import package_versions
-from scanloom.engine.case.differences import options_document
+from scanloom.engine.case.differences import options_document, outputs_document
 from scanloom.engine.case.types import SegmentedCase
 from scanloom.io.output.published import SOURCE_STAMP
 
@@ -52,7 +52,7 @@ def case_json(segmented: SegmentedCase, present: Collection[str] = ()) -> dict[s
         "grid": _grid(volume.grid),
         "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
         "recipe": case.recipe,
-        "outputs": asdict(case.outputs),
+        "outputs": outputs_document(case.outputs),
         "options": options_document(case.read, case.compute),
         "models": [
             {

@@ -15,6 +15,7 @@ from pathlib import Path
 from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
 from scanloom.core import Flag, Grid, Measurement, Outputs, Segmentation, Volume
 from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
+from scanloom.io.extras.radiomics import RADIOMICS
 from scanloom.io.extras.rtstruct import RTSTRUCT
 from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.extras.sr import SR
@@ -238,7 +239,8 @@ WRITERS = (
     RTSTRUCT,
     SR,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
+    RADIOMICS,
     Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
 )
-"""All writers. Measurements are read back after the label maps, which they are compared with; a
-writer is after the one that it waits for."""
+"""All writers. Measurements and features are read back after the label maps, with which they are
+compared; a writer is after the one that it waits for."""

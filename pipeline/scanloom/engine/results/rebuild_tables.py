@@ -44,7 +44,7 @@ def lacks_tables(out: Path) -> bool:
 
 
 def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
-    """Write `measurements`, and with the key `manifest`; return whether `manifest` was written.
+    """Write tables of cases, and with the key `manifest`; return whether `manifest` was written.
 
     The index of `out` and the workflow of its newest run are read. `damaged` is as in
     `scanloom.engine.results.tables.write_tables`.
@@ -56,7 +56,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     """
     index = None if key is None else stored_index(out, key_fingerprint(key))
     if key is None or index is None:
-        tables.write_measurements_table(out, damaged)
+        tables.write_case_tables(out, damaged)
         return False
     run = _run_folders(out)[-1]
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models

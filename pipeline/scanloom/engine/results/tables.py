@@ -1,5 +1,7 @@
 """The tables of a run: `manifest`, one row per file, and `measurements`, per structure.
 
+`radiomics` has the features of structures, if any case has them.
+
 Holders of the key find the sources of the file ids in a manifest.
 """
 
@@ -18,6 +20,7 @@ from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES
 from scanloom.engine.workflow.selection import LeftOut
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
+from scanloom.io.extras.radiomics import feature_columns, read_features
 from scanloom.io.identity import file_id, key_fingerprint
 from scanloom.io.index.build import Index, stored_index
 from scanloom.io.output.crosswalk import SourceRecord, find_sources, latest_by_id, path_text
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest"
 MEASUREMENTS = "measurements"
+RADIOMICS = "radiomics"
 BATCH_ROWS = 20_000
 """Rows of a table that are in memory at a time."""
 
@@ -46,7 +50,7 @@ MEASUREMENT_COLUMNS = ("case", *COLUMNS, "recipe")
 _SOP_INSTANCE_UID = 0x00080018
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
-    *("model", "label", "unit", "flags", "share_of", "recipe"),
+    *("model", "label", "unit", "flags", "share_of", "settings", "recipe"),
     *("predictions", "structure"),
 }
 _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
@@ -109,7 +113,7 @@ def write_tables(
     # The manifest first: `measurements` flags the cases that it calls STALE
     write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
     if shard is None:
-        write_measurements_table(out, damaged)
+        write_case_tables(out, damaged)
     else:
         _merge_shards(out, shard, damaged)
     files = {name: counts[name] for name in ("used", *OUTCOMES, "open")}
@@ -144,7 +148,7 @@ def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
     # By time, not by name: shards of one job array start together, and end apart
     manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     write_table(out / MANIFEST, MANIFEST_COLUMNS, _merged(manifests))
-    write_measurements_table(out, damaged)
+    write_case_tables(out, damaged)
 
 
 def _manifest_of(folder: Path) -> Path:
@@ -194,13 +198,24 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     return rows.values()
 
 
-def write_measurements_table(out: Path, damaged: set[str]) -> None:
-    """Write `measurements` from the published cases; parameters as in `write_tables`."""
+def write_case_tables(out: Path, damaged: set[str]) -> None:
+    """Write `measurements` and `radiomics` from the published cases, as in `write_tables`.
+
+    Without a case that has features, there is no table of them.
+    """
     write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, _measurement_rows(out, damaged))
+    names: dict[str, None] = {}  # first all columns: each settings of features have their own
+    for columns in iter_cases(out, feature_columns, damaged):
+        names |= dict.fromkeys(columns)
+    if names:
+        write_table(out / RADIOMICS, ("case", *names, "recipe"), _feature_rows(out, damaged))
+    else:
+        for kind in ("csv", "parquet"):
+            (out / f"{RADIOMICS}.{kind}").unlink(missing_ok=True)
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
-    """Return the table that `write_measurements_table` would write."""
+    """Return the table that `write_case_tables` would write."""
     import pyarrow as pa
 
     return pa.Table.from_pylist(list(_measurement_rows(out, damaged)), _schema(MEASUREMENT_COLUMNS))
@@ -243,6 +258,26 @@ def measurement_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]
     if case in stale or has_failed(folder.parent.parent, case):
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
     return [{"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows]
+
+
+def _feature_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
+    stale = stale_cases(out)
+    rows = iter_cases(out, lambda folder: feature_rows(folder, stale), damaged)
+    return itertools.chain.from_iterable(rows)
+
+
+def feature_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
+    """Return the features of a published case, one row per model and structure; none without.
+
+    OUTDATED and errors are as in `measurement_rows`.
+    """
+    document = read_case(folder)
+    rows = read_features(folder)
+    case, recipe = str(document["case"]), document["recipe"]
+    if case in stale or has_failed(folder.parent.parent, case):
+        outdated = Flag.OUTDATED.code
+        rows = [{**row, "flags": f"{row['flags']} {outdated}".strip()} for row in rows]
+    return [{"case": folder.name, **row, "recipe": recipe} for row in rows]
 
 
 def _manifest_rows(

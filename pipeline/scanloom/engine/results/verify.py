@@ -53,18 +53,26 @@ def recorded_cases(out: Path) -> set[str]:
 def missing_tables(out: Path) -> list[str]:
     """Return the tables that are missing although a run has written them."""
     existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
+    features = _existing_files(out, tables.RADIOMICS)
+    half = {*_files(tables.RADIOMICS)} - {*features} if features else set()
     if not existing and not any((out / "runs").glob("*/totals.json")):
-        return []
-    return sorted({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing)
+        return sorted(half)
+    return sorted(({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing) | half)
 
 
-def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
-    """Return the tables of measurements that differ from the cases.
+_ROWS = {tables.MEASUREMENTS: tables.measurement_rows, tables.RADIOMICS: tables.feature_rows}
+"""Rows of a case in each table."""
+
+
+def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
+    """Return the files of a table of `_ROWS` that differ from the cases.
 
     Parameters
     ----------
     out : Path
         The output folder.
+    table : str
+        Its name.
     intact : container of str
         Cases whose files are as published; rows of other cases are not checked.
 
@@ -77,13 +85,16 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
     stale = tables.stale_cases(out)
     groups = {
         file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
-        for file in _existing_files(out, tables.MEASUREMENTS)
+        for file in _existing_files(out, table)
     }
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = tables.measurement_rows(out / CASES / case, stale) if case in intact else None
-        expected = None if rows is None else [_as_csv(row) for row in rows]
+        rows = _ROWS[table](out / CASES / case, stale) if case in intact else None
+        # cases with other settings of features have other columns
+        columns = next(head[1][0].keys() for head in heads.values() if head and head[0] == case)
+        blank = dict.fromkeys(columns if table == tables.RADIOMICS else (), "")
+        expected = None if rows is None else [{**blank, **_as_csv(row)} for row in rows]
         for file, head in heads.items():
             if head is None or head[0] != case:
                 altered.add(file)
@@ -177,8 +188,8 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     missing = expected - {folder.name for folder in folders}
     yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
-    measurements = partial(altered_measurements, out, intact)
-    for find_altered in (measurements, partial(altered_manifest, out)):
+    of_cases = [partial(altered_rows, out, table, intact) for table in _ROWS]
+    for find_altered in (*of_cases, partial(altered_manifest, out)):
         try:
             yield from (Discrepancy("changed", name) for name in sorted(find_altered()))
         except TableUnreadableError as error:

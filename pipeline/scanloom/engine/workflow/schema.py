@@ -44,7 +44,7 @@ from scanloom.core import (
 )
 from scanloom.core.relations import CropBy, Share, StructuresOf, Unite
 from scanloom.io.system.regular_files import read_regular_file
-from scanloom.options import DEVICES, EXTRAS, Modality, take
+from scanloom.options import DEVICES, EXTRAS, FeatureFamily, Modality, Radiomics, take
 
 T = TypeVar("T")
 S = TypeVar("S", bound=BaseModel)
@@ -71,6 +71,12 @@ def comma_separated(value: object) -> object:
     return names
 
 
+def _not_empty(value: tuple[T, ...]) -> tuple[T, ...]:
+    if not value:
+        raise ValueError("at least one of them")
+    return value
+
+
 WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
@@ -90,7 +96,8 @@ class Section(BaseModel, frozen=True):
             for option in fields(base):
                 cls.__annotations__.setdefault(option.name, hints[option.name])
                 known = {"description": option.metadata["description"], **option.metadata["schema"]}
-                setattr(cls, option.name, Field(default=option.default, **known))
+                default = cls.__dict__.get(option.name, option.default)
+                setattr(cls, option.name, Field(default=default, **known))
 
     def options(self, kind: type[T]) -> T:
         """Return the fields of an options class that this section inherits from."""
@@ -363,12 +370,27 @@ class Policy(Section, ReadOptions, frozen=True):
     )
 
 
+class RadiomicsSettings(Section, Radiomics, frozen=True):
+    """Features of `also: radiomics`. See docs/runs.md."""
+
+    families: Annotated[
+        tuple[FeatureFamily, ...], AfterValidator(_not_empty), BeforeValidator(comma_separated)
+    ] = Radiomics().families
+
+
 class Results(Section, Outputs, frozen=True):
     """Files that are written for each case."""
 
     # mypy cannot evaluate a literal of the names of a table
     also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(comma_separated)] = ()  # type: ignore[valid-type]
     structures: Annotated[tuple[str, ...], BeforeValidator(comma_separated)] = ()
+    radiomics: RadiomicsSettings = RadiomicsSettings()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.radiomics != RadiomicsSettings() and "radiomics" not in self.also:
+            raise ValueError("radiomics among also, since it has settings")
+        return self
 
 
 class Cluster(Section, frozen=True):
@@ -484,7 +506,8 @@ class Workflow(Section, frozen=True):
     @property
     def output_options(self) -> Outputs:
         """Files that are written for a case."""
-        return self.outputs.options(Outputs)
+        settings = self.outputs.radiomics.options(Radiomics)
+        return take(Outputs, {**dict(self.outputs), "radiomics": settings})
 
     @property
     def relations(self) -> Relations:

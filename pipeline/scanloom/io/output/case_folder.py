@@ -37,6 +37,7 @@ from scanloom.io.scan import Scan
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import check_folder
+from scanloom.ops.radiomics import Features
 
 
 def check_writable(out: Path) -> None:
@@ -245,6 +246,8 @@ class CaseContent:
         Voxels of each (model, label), filled in when the label maps are read back.
     present : collection of str
         Conditions of known errors that the scan meets; see `scanloom.cards.card.Limitation`.
+    features : list of Features
+        Of all structures, filled in when they are written.
     """
 
     case: Case
@@ -255,6 +258,7 @@ class CaseContent:
     cards: Sequence[ModelCard] = ()
     counts: Counts = field(default_factory=dict)
     present: Collection[str] = ()
+    features: list[Features] = field(default_factory=list)
 
     @property
     def models(self) -> list[str]:

@@ -15,6 +15,7 @@
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
+`radiomics.csv`, `radiomics.json`         features of all structures, and their settings
 ========================================  ==================================================
 """
 
@@ -29,6 +30,8 @@ SEGMENTS = "segments.json"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"
 MEASUREMENTS_SR = "dicom/measurements.dcm"
+RADIOMICS_CSV = "radiomics.csv"
+RADIOMICS_JSON = "radiomics.json"
 CASE = "case.json"
 TIMING = "timing.json"
 CHECKSUMS = "SHA256SUMS"

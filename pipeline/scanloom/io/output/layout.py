@@ -22,12 +22,13 @@ from scanloom.io.system.regular_files import read_regular_file
 CASES = "cases"
 EARLY_ENTRIES = frozenset({".work", "runs", "engines", PRIVATE})
 """Entries that a run creates before the folder is recognizable as an output folder."""
+_TABLES = ("manifest", "measurements", "radiomics")
 OUTPUT_ENTRIES = EARLY_ENTRIES | {
     CASES,
     "failed",
     "report",
     "bids",
-    *(f"{table}.{kind}" for table in ("manifest", "measurements") for kind in ("csv", "parquet")),
+    *(f"{table}.{kind}" for table in _TABLES for kind in ("csv", "parquet")),
 }
 """All entries that scanloom writes to an output folder."""
 _MAY_BE_EMPTY = frozenset({CASES, "failed"})
@@ -226,7 +227,8 @@ class OutputEntry:
 
 def _result(folder: str) -> tuple[OutputEntry, ...]:
     """Return the entries of a case's folder, or of a revision's, which has the same files."""
-    documents = ("case.json", "segments.json", "measurements.*", "timing.json", "SHA256SUMS")
+    tables = ("measurements.*", "radiomics.*")
+    documents = (*tables, "case.json", "segments.json", "timing.json", "SHA256SUMS")
     maps = ("*segmentation*.nii.gz", "*entropy.nii.gz", "*disagreement.nii.gz", "split/*.nii.gz")
     return (
         *(OutputEntry(f"{folder}/{name}", "ids") for name in documents),
@@ -240,6 +242,7 @@ def _result(folder: str) -> tuple[OutputEntry, ...]:
 CONTENTS: tuple[OutputEntry, ...] = (
     OutputEntry("manifest.*", "ids"),
     OutputEntry("measurements.*", "ids"),
+    OutputEntry("radiomics.*", "ids"),
     OutputEntry("failed/*.json", "ids"),
     OutputEntry("runs/**", "ids"),
     OutputEntry("engines/*/engine.json", "ids"),

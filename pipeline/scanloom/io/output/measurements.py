@@ -90,7 +90,7 @@ def read_measurements_json(folder: Path) -> list[dict[str, Any]]:
 def measurement_to_json(measurement: Measurement) -> dict[str, Any]:
     """Return a measurement as a JSON object, as in `measurements.json` and `--json`."""
     row = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
-    row = {name: _rounded(v) if isinstance(v, float) else v for name, v in row.items()}
+    row = {name: rounded(v) if isinstance(v, float) else v for name, v in row.items()}
     if measurement.box is not None:
         row["box"] = [[int(n) for n in corner] for corner in measurement.box]
     row["flags"] = [flag.code for flag in measurement.flags]
@@ -105,7 +105,8 @@ def measurement_to_row(row: dict[str, Any]) -> dict[str, Any]:
     return {name: cells.get(name) for name in COLUMNS}
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """Return a number with `SIGNIFICANT_DIGITS`."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 

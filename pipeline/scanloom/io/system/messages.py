@@ -43,6 +43,7 @@ from scanloom.io.system.shared_memory import (
     pages_of,
     to_shared,
 )
+from scanloom.options import Radiomics
 
 MAX_MESSAGE_BYTES = 1 << 28
 """Size limit of a message; a description of 100,000 slices takes a tenth of it."""
@@ -91,7 +92,7 @@ def register(
 
 for _record_type in (
     *(Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series, SeriesChoice),
-    *(Relations, CropBy, Share, StructuresOf, Unite),
+    *(Relations, CropBy, Share, StructuresOf, Unite, Radiomics),
 ):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail, error.private))

@@ -16,6 +16,7 @@ from scanloom.engine.case.recipe import (
     recipe_document,
     recipe_hash,
 )
+from scanloom.options import Radiomics
 from support.model_cards import card
 
 OPTIONS = (ReadOptions(), ComputeOptions())
@@ -78,6 +79,17 @@ def test_a_field_counts_if_it_has_no_default_or_another_value() -> None:
     kind = make_dataclass("Later", [("a", int), ("b", int, field(default=2))], frozen=True)
     assert recipe_document(kind(1)) == {"a": 1}
     assert recipe_document(kind(1, 3)) == {"a": 1, "b": 3}
+
+
+def test_settings_of_features_count_if_they_are_written() -> None:
+    def document(*also: str, **settings: Any) -> dict[str, Any]:
+        return recipe_document(Outputs(also=also, radiomics=Radiomics(**settings)))
+
+    assert document("radiomics") == {"also": ["radiomics"]}
+    assert document("radiomics", spacing=2) == document("radiomics")
+    assert document("radiomics", bins=16) != document("radiomics")
+    assert document("radiomics", bins=16)["radiomics"] == {"class": "Radiomics", "bins": 16}
+    assert document(bins=16) == {}
 
 
 def test_limitations_do_not_count(full: ModelCard) -> None:

@@ -15,6 +15,7 @@ from scanloom.engine.workflow.schema import (
     parse_workflow,
     read_workflow,
 )
+from scanloom.options import Radiomics
 
 ROOT = Path(__file__).parents[4]
 SMALL = "name: small\nmodels: ct_tissue\n"
@@ -105,6 +106,18 @@ def test_a_workflow_is_frozen() -> None:
         (SMALL + "ensembles: {a: b}\n", "ensembles.a: expected at least 2 of them"),
         (SMALL + "unite: {a: {priority: []}}\n", "priority: expected at least 1 of them"),
         (SMALL + "shares: [{of: 3}]\n", "shares.of: expected a word, or a list of them"),
+        (
+            SMALL + "outputs:\n  also: radiomics\n  radiomics:\n    binwidth: 3\n",
+            "line 6: outputs.radiomics.binwidth is not a key here; did you mean bin_width?",
+        ),
+        (
+            SMALL + "outputs:\n  also: radiomics\n  radiomics: {families: [glmc]}\n",
+            "line 5: outputs.radiomics.families: did you mean glcm?",
+        ),
+        (SMALL + "outputs: {radiomics: {families: []}}\n", "families: expected at least one of"),
+        (SMALL + "outputs: {radiomics: {spacing: 0}}\n", "radiomics.spacing: expected greater"),
+        (SMALL + "outputs: {radiomics: {normalise: 3}}\n", "normalise: expected yes or no"),
+        (SMALL + "outputs: {radiomics: {bins: 8}}\n", "line 3: outputs: expected radiomics among"),
         (SMALL + "name: b\n", "line 3: name is given twice"),
         ("name: [\n", "not valid YAML"),
         ("- a\n", "a workflow is a mapping of keys to values"),
@@ -191,6 +204,15 @@ def test_sections_have_the_defaults_of_their_options() -> None:
 def test_values_that_the_command_refuses_are_refused(text: str, message: str) -> None:
     with pytest.raises(ScanError, match=message):
         parse_workflow(SMALL + text)
+
+
+def test_settings_of_features_are_those_of_their_class() -> None:
+    assert parse_workflow(SMALL).output_options == Outputs()
+    section = "outputs: {also: radiomics, radiomics: {families: 'glcm, statistics', spacing: 1}}"
+    workflow = parse_workflow(SMALL + section)
+    expected = Radiomics(families=("statistics", "glcm"), spacing=1.0)
+    assert workflow.output_options == Outputs(also=("radiomics",), radiomics=expected)
+    assert parse_stored_workflow(workflow.model_dump_json()).output_options.radiomics == expected
 
 
 def test_structures_are_a_set_of_names() -> None:
