@@ -52,6 +52,7 @@ EXTRAS: Final = {
     "uncertainty": "maps of the uncertainty of labels",
     "segnrrd": "a segmentation for 3D Slicer",
     "rtstruct": "outlines in DICOM RTSTRUCT",
+    "surface": "closed surfaces, in glTF",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""

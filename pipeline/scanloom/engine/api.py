@@ -140,8 +140,8 @@ def segment(
         Content dates of DICOM SEG.
     also : str, or sequence of str
         Also the scan, as image.nii.gz (image), a mask for each structure (masks), maps of the
-        uncertainty of labels (uncertainty), a segmentation for 3D Slicer (segnrrd), or outlines in
-        DICOM RTSTRUCT (rtstruct).
+        uncertainty of labels (uncertainty), a segmentation for 3D Slicer (segnrrd), outlines in
+        DICOM RTSTRUCT (rtstruct), or closed surfaces, in glTF (surface).
     structures : str, or sequence of str
         Labels to keep; by default, all.
     device : str

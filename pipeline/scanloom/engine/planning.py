@@ -42,6 +42,7 @@ from scanloom.core import (
     user_cache_folder,
 )
 from scanloom.engine.case.models import check_networks, load_models
+from scanloom.engine.case.writers import check_packages
 from scanloom.engine.machine.devices import local_devices
 from scanloom.engine.prepare import Outline, OutputTarget, Prepared, Request, prepare
 from scanloom.engine.results.run_cases import RunCases
@@ -618,6 +619,7 @@ def make_plan(
     ScanError
         If no case can run: because of the models, paths, key or output folder.
     """
+    check_packages(workflow.output_options)
     request = Request.of(workflow)
     check_networks(request.requested)
     check_paths(paths, out)

@@ -19,6 +19,7 @@ from typing import Any
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine import case_progress, run_files
 from scanloom.engine.case.models import load_models
+from scanloom.engine.case.writers import check_packages
 from scanloom.engine.machine.devices import EnergyMeter, local_devices
 from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_status
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
@@ -202,6 +203,7 @@ def run(
 
 def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> Request:
     """Return the request of a run; refuse impossible options before anything is written."""
+    check_packages(workflow.output_options)
     request = Request.of(workflow)
     check_channels(workflow, request.cards)
     check_paths(paths, options.out)

@@ -25,6 +25,7 @@ from scanloom.core import (
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.models import import_heavy, load_models
+from scanloom.engine.case.writers import check_packages
 from scanloom.engine.machine.devices import check_device
 from scanloom.engine.prepare import OutputTarget, Prepared, Request, failed_record, prepare
 from scanloom.engine.result_file import ResultFile
@@ -100,6 +101,7 @@ def iter_segment(
     """
     file = ResultFile.of(options, paths)
     options = file.requesting(options) if file else options
+    check_packages(options.outputs)
     request = Request.of(segment_workflow(options))
     check_device(options.device)
     with ExitStack() as stack:
@@ -159,6 +161,7 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
     """
     file = ResultFile.of(options, paths)
     options = file.requesting(options) if file else options
+    check_packages(options.outputs)
     request = Request.of(segment_workflow(options))
     if file is not None:  # a folder that does not exist: there are no results in it
         file.check_models(request.cards, options.outputs)

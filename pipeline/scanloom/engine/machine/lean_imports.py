@@ -51,8 +51,7 @@ def without_optional_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in hidden:
-            del sys.modules[name]
+        show_modules(*hidden)
 
 
 def leave_out_unused_modules() -> None:

@@ -288,6 +288,8 @@ class Writer:
         order of `scanloom.engine.case.writers.WRITERS`.
     memory : callable
         Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
+    module : str
+        Module of an optional package that it needs, in the extra of its name; may be empty.
     """
 
     name: str
@@ -295,3 +297,4 @@ class Writer:
     write: Callable[[Path, CaseContent], None]
     read_back: Callable[[Path, CaseContent], None] = _nothing
     memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
+    module: str = ""
