@@ -54,6 +54,7 @@ EXTRAS: Final = {
     "rtstruct": "outlines in DICOM RTSTRUCT",
     "sr": "measurements in DICOM SR",
     "radiomics": "IBSI features of the structures",
+    "surface": "closed surfaces, in glTF",
 }
 """Files of a case that are written only on request, by the names of their writers: see
 `scanloom.engine.case.writers`."""

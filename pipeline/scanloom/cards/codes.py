@@ -4,9 +4,9 @@ Values and meanings are from DICOM PS3.16 (CID 7150, 7166, 7192, 7194, 244), as 
 dictionary. TotalSegmentator's names that have a finer code in its own table (Apache-2.0) get that
 one. A name that is in neither gets the unspecific code "Tissue".
 
-Colours of structures in pictures are looked up by code, in `colors.json`. One hue serves both sides
-of a paired structure: the right one is darker. `Structure.color`, which DICOM SEG and
-`segments.json` record, is the model's own and does not change.
+Colours of structures are looked up by code, in `colors.json`. One hue serves both sides of a
+paired structure: the right one is darker. `Structure.color`, which DICOM SEG and `segments.json`
+record, is the model's own if it states one; pictures have those of the table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import colorsys
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -290,7 +290,7 @@ def color(number: int) -> Color:
 def coded_structure(
     label: str, number: int, name: str, *, coded_as: str | None = None, rgb: Color | None = None
 ) -> Structure:
-    """Return a structure with codes by its name, and a colour by its number.
+    """Return a structure with codes by its name, and a colour by its number: see `color_by_code`.
 
     Parameters
     ----------
@@ -373,22 +373,34 @@ def display_colors(
 ) -> dict[int, Color]:
     """Return a colour for each structure of a model, by its number.
 
-    A structure gets the colour of its code and side, or the model's own if the table lacks the
-    code. If that is greyish, or taken by another structure or model, it gets a free colour of the
-    table.
+    A structure gets the colour of its code and side, or the model's own if the table lacks the code
+    and it is not greyish. If that is taken by another structure or model, or there is none, it gets
+    a free colour of the table.
     """
     colors: dict[int, Color] = {}
     ordered = sorted(structures, key=lambda s: s.number)
     for structure in ordered:
-        color = table_color(structure) or structure.color
-        is_free = color not in colors.values() and color not in taken
-        if is_free and max(color) - min(color) >= MIN_RGB_RANGE:
+        own = structure.color
+        color = table_color(structure) or (own if max(own) - min(own) >= MIN_RGB_RANGE else None)
+        if color is not None and color not in colors.values() and color not in taken:
             colors[structure.number] = color
     used = {*colors.values(), *taken}
     free = [c for c in _palette() if c not in used] or list(_palette())
     rest = [s.number for s in ordered if s.number not in colors]
     colors.update((number, free[n % len(free)]) for n, number in enumerate(rest))
     return colors
+
+
+def color_by_code(
+    structures: Sequence[Structure], stated: Collection[str] = ()
+) -> tuple[Structure, ...]:
+    """Return the structures of a model with the colours of pictures, each its own.
+
+    Those whose labels are in `stated` keep the colour that the model states.
+    """
+    taken = {s.color for s in structures if s.label in stated}
+    colors = display_colors([s for s in structures if s.label not in stated], taken)
+    return tuple(replace(s, color=colors.get(s.number, s.color)) for s in structures)
 
 
 def colors_of_models(

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from scanloom.cards import card
-from scanloom.cards.codes import coded_structure, color
+from scanloom.cards.codes import coded_structure, color_by_code
 from scanloom.convert.download.addresses import BRAINCHOP_MODELS
 from scanloom.convert.files import damaged, find_file, read_json, read_text, unsafe, unsupported
 from scanloom.convert.weights import FLOAT32_KEY, ForeignWeights, find_weights
@@ -182,7 +182,7 @@ class LabelFields(BaseModel, frozen=True):
 
     number: int = Field(ge=0)
     name: str = Field(min_length=1, max_length=64)
-    color: tuple[int, int, int]
+    color: tuple[int, int, int] | None = None
 
 
 class Colormap(BaseModel, frozen=True):
@@ -214,7 +214,8 @@ def make_structures(labels: Sequence[LabelFields], classes: int) -> tuple[Struct
     structures = tuple(_structure(label) for label in ordered[1:])
     if len({structure.label for structure in structures}) < len(structures):
         raise damaged("two structures have the same name")
-    return structures
+    colored = {label.number for label in ordered if label.color is not None}
+    return color_by_code(structures, [s.label for s in structures if s.number in colored])
 
 
 def _structure(label: LabelFields) -> Structure:
@@ -289,10 +290,7 @@ def read_known_bundle(folder: Path) -> card.ModelCard:
         raise ScanError(Reason.MODEL_HASH, detail)
     try:
         names = metadata["network_data_format"]["outputs"]["pred"]["channel_def"]
-        labels = [
-            LabelFields(number=int(n), name=name, color=color(max(int(n), 1)))
-            for n, name in names.items()
-        ]
+        labels = [LabelFields(number=int(n), name=name) for n, name in names.items()]
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         raise damaged(f"{_METADATA} does not name the classes") from exc
     structures = make_structures(labels, _MINDGRAB_NETWORK["classes"])

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scanloom.cards import card
-from scanloom.cards.codes import coded_structure
+from scanloom.cards.codes import coded_structure, color_by_code
 from scanloom.convert.files import (
     NO_OPTIONS,
     damaged,
@@ -921,7 +921,7 @@ def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ..
         text = truncate(re.sub(r"[_\s]+", " ", name).strip(), 60)
         shown = text[:1].upper() + text[1:] or label
         structures.append(coded_structure(label, number, shown, coded_as=name))
-    return tuple(sorted(structures, key=lambda structure: structure.number))
+    return color_by_code(sorted(structures, key=lambda structure: structure.number))
 
 
 def read_cleaning(folder: Path) -> tuple[card.KeepLargest, ...]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Weights
 from scanloom.cards.card_file import make_card, plain_entries
+from scanloom.cards.codes import color_by_code
 from scanloom.cards.networks import ONNX_GRAPH, Layout
 from scanloom.convert.files import damaged, find_file, truncate, unsupported
 from scanloom.convert.monai.config import read_file
@@ -91,7 +92,7 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
         entries = dict(enumerate(entries, 1))
     if not isinstance(entries, Mapping) or not entries:
         raise damaged(f"{CARD_YAML}: structures are not names by number")
-    found = []
+    found, stated = [], []
     for key, value in entries.items():
         number = int(key) if str(key).isdecimal() else 0
         if not 1 <= number <= 65535:
@@ -110,7 +111,9 @@ def _structures(entries: Any) -> tuple[Structure, ...]:
             raise damaged(f"{CARD_YAML}: structures.{number}.name is missing")
         structure = make_structure(known.name, number, {slug(known.name): known})
         found.append(structure if own is None else replace(structure, label=own))
-    return tuple(found)
+        if known.color is not None:
+            stated.append(found[-1].label)
+    return color_by_code(found, stated)
 
 
 def _check_cleaning(card: ModelCard) -> None:

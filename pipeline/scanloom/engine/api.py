@@ -141,8 +141,8 @@ def segment(
     also : str, or sequence of str
         Also the scan, as image.nii.gz (image), a mask for each structure (masks), maps of the
         uncertainty of labels (uncertainty), a segmentation for 3D Slicer (segnrrd), outlines in
-        DICOM RTSTRUCT (rtstruct), measurements in DICOM SR (sr), or IBSI features of the structures
-        (radiomics).
+        DICOM RTSTRUCT (rtstruct), measurements in DICOM SR (sr), IBSI features of the structures
+        (radiomics), or closed surfaces, in glTF (surface).
     structures : str, or sequence of str
         Labels to keep; by default, all.
     device : str

@@ -40,11 +40,10 @@ from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.differences import explained_result_state
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.case.recipe import recipe_hash
-from scanloom.engine.case.writers import estimate_writers
+from scanloom.engine.case.writers import check_packages, estimate_writers
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Inputs, LeftOut
 from scanloom.inference.graph import Predictor, sharing_groups
-from scanloom.io.extras.radiomics import RADIOMICS
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
@@ -52,7 +51,6 @@ from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
-from scanloom.ops.radiomics import check_mirp
 
 if TYPE_CHECKING:
     from scanloom.inference.memory import CaseEstimate, Placement
@@ -91,8 +89,7 @@ class Request:
             If a model can't be found or used, or has none of the requested structures, or a
             library is missing.
         """
-        if RADIOMICS.name in workflow.outputs.also:
-            check_mirp()
+        check_packages(workflow.output_options)
         cards = unique_cards([find_model(name) for name in workflow.models])
         check_structures(cards, workflow.output_options, workflow.relations)
         return cls(workflow, cards)

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from scanloom.core import (
     Grid,
     Layer,
-    Reason,
-    ScanError,
     Segmentation,
     Structure,
     Volume,
@@ -90,19 +88,6 @@ class Features:
     values: Mapping[str, float | None]
 
 
-def check_mirp() -> None:
-    """Refuse features if mirp is not installed.
-
-    Raises
-    ------
-    ScanError
-        ENVIRONMENT, with the command that installs it.
-    """
-    if package_version(MIRP) is None:
-        detail = "`--also radiomics` needs: pip install 'scanloom[radiomics]'"
-        raise ScanError(Reason.ENVIRONMENT, detail)
-
-
 def effective_settings(settings: Radiomics, volume: Volume) -> dict[str, Any]:
     """Return everything that decides the features of a scan, as plain data.
 
@@ -143,12 +128,7 @@ def compute_features(
     tuple of Features
         One for each structure; those without features have a reason.
 
-    Raises
-    ------
-    ScanError
-        ENVIRONMENT without mirp.
     """
-    check_mirp()
     computer = _Computer(volume, settings)
     return tuple(
         computer.features(segmentation.model, layer, structure, slices)

@@ -11,7 +11,13 @@ import pytest
 from skimage.color import deltaE_ciede2000, rgb2lab
 
 from scanloom.cards import codes
+from scanloom.cards.card import Argmax
 from scanloom.cards.codes import LEFT, RIGHT, coding
+from scanloom.convert import onnx_model
+from scanloom.convert.meshnet import LabelFields, make_structures
+from scanloom.convert.monai.metadata import StructureFields, TensorFormat
+from scanloom.convert.monai.network import read_structures
+from scanloom.convert.nnunet import name_structures
 from scanloom.core import Code, Structure
 
 FOLDER = Path(codes.__file__).parent
@@ -107,6 +113,12 @@ def test_left_and_right_have_one_hue() -> None:
     assert difference(shown[1], shown[2]) > 8
 
 
+@pytest.mark.parametrize("code", ["45653009", "78961009", "48535007"])
+def test_right_structures_of_dull_colours_keep_their_hue_too(code: str) -> None:
+    shown = codes.display_colors([structure(code, 1, LEFT), structure(code, 2, RIGHT)])
+    assert shown[2] == tuple(round(c * codes.RIGHT_SHADE) for c in shown[1])
+
+
 def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
     file = FOLDER.parent / "convert" / "totalsegmentator.json"
     tasks = json.loads(file.read_text())["classes"]
@@ -146,3 +158,71 @@ def test_the_table_has_meanings_and_a_licence() -> None:
     assert "Apache-2.0" in about
     assert TABLE["10200004"][0] == "Liver"
     assert set(codes.systems()) > {"Bones", "Muscles", "Findings"}
+
+
+# --- colours of results ---------------------------------------------------------------------------
+
+
+def of_nnunet(*names: str) -> tuple[Structure, ...]:
+    return name_structures(list(names), list(range(1, len(names) + 1)))
+
+
+def of_a_bundle(*names: str) -> tuple[Structure, ...]:
+    channels = {str(n): name for n, name in enumerate(("background", *names))}
+    output = TensorFormat(num_channels=len(channels), channel_def=channels)
+    return read_structures(output, Argmax(), {})
+
+
+def of_brainchop(*names: str) -> tuple[Structure, ...]:
+    labels = [LabelFields(number=n, name=name) for n, name in enumerate(("background", *names))]
+    return make_structures(labels, len(labels))
+
+
+def of_onnx(*names: str) -> tuple[Structure, ...]:
+    return onnx_model._structures(list(names))
+
+
+CONVERTERS = [of_nnunet, of_a_bundle, of_brainchop, of_onnx]
+NAMES = ("spleen", "kidney_left", "kidney_right", "liver", "vertebrae_L1", "Hippocampus")
+
+
+@pytest.mark.parametrize("convert", CONVERTERS)
+def test_every_converter_gives_a_structure_the_colour_of_its_code(convert) -> None:
+    """In any model, whatever its number: in DICOM SEG and surfaces as in pictures."""
+    for names in (NAMES, NAMES[::-1], ("pancreas", *NAMES)):
+        structures = convert(*names)
+        shown = codes.display_colors(structures)
+        assert all(s.color == codes.table_color(s) == shown[s.number] for s in structures)
+
+
+@pytest.mark.parametrize("convert", CONVERTERS)
+def test_structures_without_a_code_of_their_own_have_a_colour_of_their_own(convert) -> None:
+    structures = convert("zone 1", "zone 2", "liver", "zone 3", "corpus callosum", "cc posterior")
+    assert len({s.color for s in structures}) == len(structures)
+    assert structures[2].color == tuple(TABLE["10200004"][1:])
+
+
+def test_a_colour_that_the_model_states_is_kept_and_given_to_no_other() -> None:
+    liver = tuple(TABLE["10200004"][1:])
+    spleen = StructureFields(color=liver)
+    output = TensorFormat(
+        num_channels=3, channel_def={"0": "background", "1": "liver", "2": "spleen"}
+    )
+    first, second = read_structures(output, Argmax(), {"spleen": spleen})
+    assert second.color == liver
+    assert first.color != liver
+
+
+def test_all_tasks_of_totalsegmentator_agree_on_colours() -> None:
+    """But for several structures of a task with the same code and side, which differ."""
+    file = FOLDER.parent / "convert" / "totalsegmentator.json"
+    tasks = json.loads(file.read_text())["classes"]
+    compared = 0
+    for task in tasks.values():
+        structures = name_structures(list(task.values()), [int(n) for n in task])
+        coded = [codes.table_color(s) for s in structures]
+        for s, color in zip(structures, coded, strict=True):
+            if color is not None and coded.count(color) == 1:
+                assert s.color == color, s.label
+                compared += 1
+    assert compared > 200

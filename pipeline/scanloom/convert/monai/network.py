@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from scanloom.cards.card import ANY_MODALITY, Argmax, Channel, Decision, NetworkSpec, Paint, Window
-from scanloom.cards.codes import coding, color
+from scanloom.cards.codes import coding, color, color_by_code
 from scanloom.cards.networks import NETWORKS
 from scanloom.convert.files import damaged, truncate, unsupported
 from scanloom.convert.monai.config import Arguments, Component, Name, describe
@@ -192,13 +192,17 @@ def read_structures(
             if invalid
             else "the metadata name no structures"
         )
-    return tuple(structures)
+    own = [label for label, fields in fields_by_label.items() if fields.color is not None]
+    return color_by_code(structures, own)
 
 
 def make_structure(
     name: str, number: int, fields_by_label: Mapping[str, StructureFields]
 ) -> Structure:
-    """Return a structure by its name; codes that no fields state are looked up by it."""
+    """Return a structure by its name; codes that no fields state are looked up by it.
+
+    A colour that they do not state is that of its number: see `color_by_code`.
+    """
     label = slug(name)
     if not label:
         raise damaged(f"the name {truncate(name)!r} has neither a letter nor a digit")

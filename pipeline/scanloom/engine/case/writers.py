@@ -10,15 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
-from scanloom.core import Flag, Grid, Measurement, Outputs, Segmentation, Volume
+from scanloom.core import (
+    Flag,
+    Grid,
+    Measurement,
+    Outputs,
+    Reason,
+    ScanError,
+    Segmentation,
+    Volume,
+)
+from scanloom.engine.machine.lean_imports import show_modules
 from scanloom.io.extras.nifti import IMAGE, MASKS, UNCERTAINTY
 from scanloom.io.extras.radiomics import RADIOMICS
 from scanloom.io.extras.rtstruct import RTSTRUCT
 from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.extras.sr import SR
+from scanloom.io.extras.surface import SURFACE
 from scanloom.io.output import file_names
 from scanloom.io.output.case_folder import CaseContent, Writer
 from scanloom.io.output.measurements import write_measurements
@@ -48,6 +60,21 @@ def writers_of(outputs: Outputs, left_out: Collection[str] = ()) -> tuple[Writer
     return tuple(writer for writer in WRITERS if writer.name not in excluded)
 
 
+def check_packages(outputs: Outputs) -> None:
+    """Check that the packages are installed that the writers for these outputs need.
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT, with the command that installs them.
+    """
+    for writer in writers_of(outputs):
+        show_modules(writer.module)
+        if writer.module and find_spec(writer.module) is None:
+            detail = f"{EXTRAS[writer.name]} ({writer.name}): pip install 'scanloom[{writer.name}]'"
+            raise ScanError(Reason.ENVIRONMENT, detail)
+
+
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
     """Write all files of a case, each writer in a thread of its own.
 
@@ -55,6 +82,7 @@ def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -
     The error of a failed writer, the first in their order, is raised when all have ended.
     """
     active = [writer for writer in writers if writer.expected(content)]
+    show_modules(*(writer.module for writer in active))
     futures: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(max(1, len(active))) as pool:
         for writer in active:
@@ -238,6 +266,7 @@ WRITERS = (
     SEGNRRD,
     RTSTRUCT,
     SR,
+    SURFACE,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     RADIOMICS,
     Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),

@@ -16,7 +16,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -294,6 +294,8 @@ class Writer:
         Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
     after : str
         Name of the writer whose files it reads as it writes: it begins when these are complete.
+    module : str
+        Module of an optional package that it needs, in the extra of its name; may be empty.
     """
 
     name: str
@@ -301,4 +303,6 @@ class Writer:
     write: Callable[[Path, CaseContent], None]
     read_back: Callable[[Path, CaseContent], None] = _nothing
     memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
+    _: KW_ONLY
     after: str = ""
+    module: str = ""

@@ -12,6 +12,7 @@
 `segmentation.seg.nrrd`                   all layers for 3D Slicer; `<model>-` as above
 `dicom/rtstruct.dcm`                      outlines of the structures; `<model>-` as above
 `dicom/measurements.dcm`                  measurements of all models in DICOM SR
+`surface.glb`                             meshes of the structures; `<model>-` as above
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
 `disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
@@ -57,6 +58,11 @@ def slicer_name(model: str, models: Sequence[str]) -> str:
 def rtstruct_name(model: str, models: Sequence[str]) -> str:
     """Return the name of an RTSTRUCT; `models` lists the case's models."""
     return f"dicom/{_prefix(model, models)}rtstruct.dcm"
+
+
+def surface_name(model: str, models: Sequence[str]) -> str:
+    """Return the name of the meshes of a model's structures; `models` lists the case's models."""
+    return f"{_prefix(model, models)}surface.glb"
 
 
 def mask_name(label: str, model: str, models: Sequence[str]) -> str:
