@@ -42,8 +42,8 @@ from scanloom.io.scan import DicomSource
 from scanloom.io.write.results import write_label_maps
 from scanloom.options import EXTRAS
 
-_PICTURE_BYTES = 64 * 1024**2
-"""The preview with its fonts."""
+_PICTURE_BYTES = 112 * 1024**2
+"""The preview with its fonts, and the cells of its shaded views."""
 _FRAME_GROUP_BYTES = 32 * 1024
 """Functional groups of a DICOM SEG frame as pydicom holds them."""
 _STRUCTURE_MM = 200.0
