@@ -69,7 +69,9 @@ def check_packages(outputs: Outputs) -> None:
     for writer in writers_of(outputs):
         show_modules(writer.module)
         if writer.module and find_spec(writer.module) is None:
-            detail = f"{EXTRAS[writer.name]} ({writer.name}): pip install 'scanloom[{writer.name}]'"
+            detail = (
+                f"{EXTRAS[writer.name]} ({writer.name}) need: pip install 'scanloom[{writer.name}]'"
+            )
             raise ScanError(Reason.ENVIRONMENT, detail)
 
 
