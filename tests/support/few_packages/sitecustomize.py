@@ -15,7 +15,7 @@ HIDDEN = frozenset(
         *("cryptography", "dask", "distributed", "highdicom", "imagecodecs", "jpegls", "libjpeg"),
         *("openjpeg", "openvino", "openvino_telemetry", "rle", "SimpleITK", "onnx", "onnxruntime"),
         *("onnxscript", "tensorrt", "pylibjpeg", "pyjpegls", "_openjpeg", "pandas", "starlette"),
-        *("fire", "ignite", "krippendorff", "nrrd", "uvicorn"),
+        *("fire", "ignite", "krippendorff", "nrrd", "skimage", "trimesh", "uvicorn"),
     )
 )
 """Modules by their first name."""

@@ -44,8 +44,8 @@ from scanloom.io.scan import DicomSource
 from scanloom.io.write.results import write_label_maps
 from scanloom.options import EXTRAS
 
-_PICTURE_BYTES = 64 * 1024**2
-"""The preview with its fonts."""
+_PICTURE_BYTES = 112 * 1024**2
+"""The preview with its fonts, and the cells of its shaded views."""
 _FRAME_GROUP_BYTES = 32 * 1024
 """Functional groups of a DICOM SEG frame as pydicom holds them."""
 _STRUCTURE_MM = 200.0
@@ -71,7 +71,9 @@ def check_packages(outputs: Outputs) -> None:
     for writer in writers_of(outputs):
         show_modules(writer.module)
         if writer.module and find_spec(writer.module) is None:
-            detail = f"{EXTRAS[writer.name]} ({writer.name}): pip install 'scanloom[{writer.name}]'"
+            detail = (
+                f"{EXTRAS[writer.name]} ({writer.name}) need: pip install 'scanloom[{writer.name}]'"
+            )
             raise ScanError(Reason.ENVIRONMENT, detail)
 
 

@@ -19,9 +19,12 @@ from scanloom.core.segmentation import Color
 from scanloom.review.preview import slicing
 from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.slicing import View
+from scanloom.review.preview.solid import Solid, solid_of
 
 TILES = 16
 """Slices of the mosaic."""
+TILES_BESIDE_VIEWS = 12
+"""Slices of the mosaic if shaded views stand beside it."""
 MARGIN_MM = 10.0
 """Margin around the body and all structures."""
 MAX_SEARCH_VOXELS = 4_000_000
@@ -96,6 +99,8 @@ class PreviewContent:
         The main plane, which has the acquired slices, and the two others.
     tiles : tuple of Plane
         The slices of the mosaic, parallel to the main plane.
+    solid : Solid or None
+        The structures for shaded views; None if these would not show more than slices do.
     """
 
     volume: Volume
@@ -106,6 +111,7 @@ class PreviewContent:
     window: slicing.GrayWindow
     planes: tuple[Plane, Plane, Plane]
     tiles: tuple[Plane, ...]
+    solid: Solid | None = None
     color_of: dict[tuple[str, int], Color] = field(default_factory=dict)
     """Colour of each structure by model and number."""
 
@@ -183,6 +189,8 @@ def choose_content(
     main = view if view.upright else view.as_acquired()
     color_of = colors_of_models((s.model, s.structures) for s in segmentations)
     modality = volume.modality or about.assumed_modality
+    solid = solid_of(view, segmentations, boxes, color_of, (body.low, body.high), main_axis)
+    count = TILES if solid is None else TILES_BESIDE_VIEWS
     return PreviewContent(
         volume=volume,
         segmentations=tuple(segmentations),
@@ -197,7 +205,8 @@ def choose_content(
             body.enhanced,
         ),
         planes=_planes(view, main, main_axis, center, crop),
-        tiles=_tiles(view, main, main_axis, crop, boxes, segmentations),
+        tiles=_tiles(view, main, main_axis, crop, boxes, segmentations, count),
+        solid=solid,
         color_of=color_of,
     )
 
@@ -309,6 +318,7 @@ def _tiles(
     crop: Corners,
     boxes: Mapping[Key, Box],
     segmentations: Sequence[Segmentation],
+    count: int,
 ) -> tuple[Plane, ...]:
     """Return the slices of the mosaic: every structure is in one of them."""
     spans: dict[Key, Span] = {}
@@ -316,7 +326,7 @@ def _tiles(
         a, b = (view.index_of(end)[axis] for end in box)
         spans[key] = min(a, b), max(a, b)
     body = round(float(crop[0][axis]) + 0.5), round(float(crop[1][axis]) - 0.5)
-    slices = choose_slices(body, list(spans.values()), TILES)
+    slices = choose_slices(body, list(spans.values()), count)
     for _ in range(MAX_ATTEMPTS):  # a structure may be interrupted in a slice of its box
         absent = boxes.keys() - _present(view, axis, slices, segmentations)
         if not absent:
@@ -324,7 +334,7 @@ def _tiles(
         for key in absent:
             n = _fullest(view, {key: boxes[key]}, segmentations)[axis]
             spans[key] = n, n
-        slices = choose_slices(body, list(spans.values()), TILES)
+        slices = choose_slices(body, list(spans.values()), count)
     return tuple(_acquired_plane(view, main, axis, n, crop) for n in slices)
 
 

@@ -25,7 +25,8 @@ from scanloom.core import Flag, Measurement, Segmentation, Volume
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview.content import About, Plane, PreviewContent, choose_content
-from scanloom.review.preview.slicing import LETTERS
+from scanloom.review.preview.slicing import LETTERS, Direction
+from scanloom.review.preview.solid import FRONT, LEFT, Solid
 
 WIDTH = 1600
 MARGIN = 32
@@ -40,6 +41,8 @@ MAX_BESIDE = 2
 """Columns of the legend beside the planes: with three, less than half the page would be theirs."""
 MAX_PLANES_HEIGHT = 940
 TILE_COLUMNS = 8
+VIEW_COLUMNS = 2
+"""Columns of the mosaic that shaded views take, one each."""
 MAX_TILE_HEIGHT = 230
 MIN_FRAME_SIZE = 40
 """Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
@@ -186,6 +189,22 @@ def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> list[Frame]:
     return _filled_row(sizes, scale, room)
 
 
+def arrange_pair(first: Size, second: Size, room: tuple[int, int]) -> list[Frame]:
+    """Return frames of two planes in a room in pixels, side by side or one below the other.
+
+    Both have one scale, which is as large as possible.
+    """
+    beside = min((room[0] - GAP) / (first[0] + second[0]), room[1] / max(first[1], second[1]))
+    above = min((room[1] - GAP) / (first[1] + second[1]), room[0] / max(first[0], second[0]))
+    scale = max(beside, above)
+    sizes = [(width * scale, height * scale) for width, height in (first, second)]
+    if beside >= above:
+        return fill_row(sizes, room)
+    # as side by side, of planes whose width and height are exchanged, in such a room
+    turned = fill_row([(height, width) for width, height in sizes], (room[1], room[0]))
+    return [Frame(f.y, f.x, f.height, f.width, (f.picture[1], f.picture[0])) for f in turned]
+
+
 def _filled_row(sizes: Sequence[Size], scale: float, room: tuple[int, int]) -> list[Frame]:
     """Return frames of planes side by side that fill a room in pixels, at a scale."""
     x, frames = 0, []
@@ -211,13 +230,17 @@ def _pixels(size: Size, scale: float, limit: tuple[int, int]) -> tuple[int, int]
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def arrange_mosaic(count: int, size: Size) -> tuple[Frame, ...]:
-    """Return frames of `count` tiles of `size` mm in rows over the full width, at one scale."""
-    columns = min(count, TILE_COLUMNS)
+def arrange_mosaic(count: int, size: Size, most_columns: int = TILE_COLUMNS) -> tuple[Frame, ...]:
+    """Return frames of `count` tiles of `size` mm in rows, at one scale.
+
+    The rows take the full width, or the share of `most_columns` in it.
+    """
+    columns = min(count, most_columns)
     rows = -(-count // columns)
     # rows of about one length, rather than a last one with a single tile
     columns = -(-count // rows)
-    edges = [round(n * (CONTENT_WIDTH + GAP) / columns) for n in range(columns + 1)]
+    whole = (CONTENT_WIDTH + GAP) * most_columns / TILE_COLUMNS
+    edges = [round(n * whole / columns) for n in range(columns + 1)]
     width = edges[1] - edges[0] - GAP
     height = max(MIN_FRAME_SIZE, min(MAX_TILE_HEIGHT, round(width * size[1] / size[0])))
     scale = min(width / size[0], height / size[1])
@@ -652,9 +675,11 @@ def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> Non
     main, second, third = (plane.area.size for plane in content.planes)
     planes = arrange_planes(main, second, third, legend.heights())
     below = HEADER_HEIGHT + planes.height + GAP
+    tile_size, solid = content.tiles[0].area.size, content.solid
+    columns = TILE_COLUMNS if solid is None else TILE_COLUMNS - VIEW_COLUMNS
     mosaic = [
         frame.moved(MARGIN, below)
-        for frame in arrange_mosaic(len(content.tiles), content.tiles[0].area.size)
+        for frame in arrange_mosaic(len(content.tiles), tile_size, columns)
     ]
     height = mosaic[-1].y + mosaic[-1].height + FOOTER_HEIGHT
     page = Image.new("RGB", (WIDTH, height), PAGE)
@@ -666,6 +691,9 @@ def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> Non
         draw_picture(page, content, plane, frame)
         caption = truncated(plane.short, 12, frame.width - 10)
         draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
+    if solid is not None:
+        room = page.height - FOOTER_HEIGHT - below
+        _draw_solid(page, solid, (mosaic[columns - 1].x + mosaic[0].width + GAP, below), room)
     at = MARGIN, page.height - FOOTER_HEIGHT / 2
     draw_text(ImageDraw.Draw(page), at, NOTICE, 13, MUTED, "lm")
     info, tile_map = PngInfo(), asdict(map_tiles(content.tiles, mosaic))
@@ -718,13 +746,34 @@ def _draw_plane(
     caption = truncated(caption, CAPTION_SIZE, frame.width - 12)
     if frame.width > MIN_LETTERED:
         draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
-    across, down = LETTERS[plane.direction.across], LETTERS[plane.direction.down]
+    _draw_letters(page, frame, plane.direction)
+
+
+def _draw_letters(page: Image.Image, frame: Frame, direction: Direction) -> None:
+    """Write the letters of the sides at the edges of a frame."""
+    across, down = LETTERS[direction.across], LETTERS[direction.down]
     middle = frame.x + frame.width / 2, frame.y + frame.height / 2
     draw_plate(page, (frame.x + 6, middle[1]), across[0], LETTER_SIZE, "lm")
     draw_plate(page, (frame.x + frame.width - 6, middle[1]), across[1], LETTER_SIZE, "rm")
     if min(frame.width, frame.height) > MIN_LETTERED:
         draw_plate(page, (middle[0], frame.y + 24), down[0], LETTER_SIZE, "ma")
         draw_plate(page, (middle[0], frame.y + frame.height - 6), down[1], LETTER_SIZE, "mb")
+
+
+def _draw_solid(page: Image.Image, solid: Solid, corner: tuple[int, int], height: int) -> None:
+    """Draw the shaded views, at one scale, from a corner to the right margin."""
+    front, left = (solid.area(direction).size for direction in (FRONT, LEFT))
+    frames = arrange_pair(front, left, (MARGIN + CONTENT_WIDTH - corner[0], height))
+    without = f", without {', '.join(solid.left_out).lower()}" if solid.left_out else ""
+    names = f"Front{without}", "Left"
+    for direction, name, placed in zip((FRONT, LEFT), names, frames, strict=True):
+        frame = placed.moved(*corner)
+        box = (frame.x, frame.y, frame.x + frame.width - 1, frame.y + frame.height - 1)
+        ImageDraw.Draw(page).rectangle(box, fill=PANEL)
+        page.paste(solid.picture(direction, frame.picture), frame.corner)
+        caption = truncated(name, CAPTION_SIZE, frame.width - 12)
+        draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
+        _draw_letters(page, frame, direction)
 
 
 def draw_picture(

@@ -236,8 +236,8 @@ def test_every_structure_is_in_a_tile():
     cuts = [t.view.cut(labels, t.direction, t.position, None).values for t in content.tiles]
 
     assert set(np.unique(cuts)) == {0, 1, 2, 3, 4, 9}
-    assert len(cuts) == 16
-    assert [t.short.split(":")[0] for t in content.tiles][::15] == ["1", "40"]
+    assert len(cuts) == 12  # beside shaded views
+    assert [t.short.split(":")[0] for t in content.tiles][::11] == ["1", "40"]
 
 
 def test_the_planes_go_where_most_structures_are():
