@@ -52,8 +52,8 @@ OPTIONS_OF_OTHERS = {
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
     "sha256sum": {"--check", "--ignore-missing"},
     "torchrun": {"--nproc_per_node"},
-    "TotalSegmentator": {"--ml", "--output_type", "--preview", "--remove_small_blobs"}
-    | {"--roi_subset", "--statistics", "--task"},
+    "TotalSegmentator": {"--ml", "--output_type", "--preview", "--radiomics"}
+    | {"--remove_small_blobs", "--roi_subset", "--statistics", "--task"},
     "scanloom before 0.1": {"--body-box", "--fused-restore", "--output", "--price"},
 }
 
