@@ -6,20 +6,21 @@ import csv
 import json
 import shutil
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from scanloom.ops import radiomics
 from support import engine_models as em
 from support.commands import scanloom
 from support.make_run import GOOD, THORAX, Runs, write_study
 
-mirp = pytest.importorskip("mirp")
-parquet = pytest.importorskip("pyarrow.parquet")
+needs_mirp = pytest.mark.skipif(find_spec("mirp") is None, reason="mirp is not installed")
 
 SETTINGS = """outputs:
   also: [radiomics]
@@ -56,6 +57,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@needs_mirp
 def test_segment_writes_features(case: Path) -> None:
     by_label = {row["label"]: row for row in rows(case / "radiomics.csv")}
     measured = {row["label"]: row for row in rows(case / "measurements.csv")}
@@ -76,8 +78,11 @@ def test_segment_writes_features(case: Path) -> None:
     assert scanloom("verify", out).code == 0
 
 
+@needs_mirp
 @pytest.mark.thorough  # mirp loads ITK for files: 20 s
 def test_mirp_computes_the_same_from_the_files_of_the_case(case: Path) -> None:
+    import mirp
+
     labels = json.loads((case / "segments.json").read_text())["files"][0]["structures"]
     for row in rows(case / "radiomics.csv"):
         if row["reason"]:
@@ -116,6 +121,7 @@ def runs(
     return by_formula
 
 
+@needs_mirp
 def test_a_run_has_a_table_of_them(runs: Runs) -> None:
     runs.write(THORAX, SETTINGS % "[statistics]")
     ended = runs()
@@ -145,6 +151,7 @@ def test_a_run_has_a_table_of_them(runs: Runs) -> None:
     assert scanloom("verify", runs.out).code == 0
 
 
+@needs_mirp
 @pytest.mark.thorough
 def test_other_settings_make_cases_anew(runs: Runs) -> None:
     runs.write(THORAX, SETTINGS % "[statistics]")

@@ -212,7 +212,7 @@ class _Computer:
             _SPLINE_VOXELS
             + math.ceil(4 * _SMOOTHING * new / old)  # SciPy cuts the filter there
             + math.ceil((peak + 2 * new) / old)
-            for old, new in zip(grid.spacing, spacing, strict=True)
+            for old, new in zip(_spacing(grid), spacing, strict=True)
         )
         i, j, k = (
             slice(max(0, inner.start - margin), min(n, inner.stop + margin))
@@ -236,7 +236,7 @@ class _Computer:
         mask[tuple(inside)] = own
         values = self._volume.array[outer]
         image = np.where(_invalid(values, self._volume), self._lowest, values).astype(np.float64)
-        shifts = [*map(_grid_shift, grid.shape, outer, grid.spacing, spacing)]
+        shifts = [*map(_grid_shift, grid.shape, outer, _spacing(grid), spacing)]
         image = (image - self._shift) / self._scale
         return self._ask_mirp(image, mask, spacing, shifts)
 
@@ -259,7 +259,7 @@ class _Computer:
 
             # mirp's axes are z, y, x: K, J, I. Features are the same in any orientation
             place = {
-                "image_spacing": self._volume.grid.spacing[::-1],
+                "image_spacing": _spacing(self._volume.grid)[::-1],
                 "image_origin": (0.0, 0.0, 0.0),
                 "image_orientation": np.eye(3),
                 "sample_name": "case",
@@ -331,16 +331,25 @@ def _finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def _spacing(grid: Grid) -> tuple[float, float, float]:
+    """Return the spacing (I, J, K) of a scan, mm, without the last bits of a header.
+
+    mirp rounds the size of the new grid up: 20.0000003 voxels would become 21, half a voxel off.
+    """
+    i, j, k = (round(each, 6) for each in grid.spacing)
+    return i, j, k
+
+
 def _new_spacing(grid: Grid, settings: Radiomics) -> tuple[float, float, float]:
     """Return the spacing (I, J, K) after resampling, mm."""
     if settings.spacing is None:
-        return grid.spacing
+        return _spacing(grid)
     return settings.spacing, settings.spacing, settings.spacing
 
 
 def _voxels(shape: Sequence[int], grid: Grid, settings: Radiomics) -> int:
     """Return the number of voxels of a part (I, J, K) of a scan after resampling."""
-    spacing = zip(shape, grid.spacing, _new_spacing(grid, settings), strict=True)
+    spacing = zip(shape, _spacing(grid), _new_spacing(grid, settings), strict=True)
     return math.prod(math.ceil(n * (old / new)) for n, old, new in spacing)
 
 

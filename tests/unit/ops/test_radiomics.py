@@ -191,6 +191,19 @@ def test_axes_and_directions_do_not_matter(order: tuple[int, int, int]) -> None:
         assert second.values[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
+def test_last_bits_of_a_header_do_not_matter() -> None:
+    """A spacing of 0.8 mm in float32 would give 21 voxels of 1.6 mm in place of 20."""
+    shape = (40, 40, 20)
+    exact = np.diag((0.8, 0.8, 1.6, 1.0))
+    mask = ellipsoid((20, 20, 10), shape)
+    found = []
+    for affine in (exact, exact.astype(np.float32).astype(np.float64)):
+        scan = volume(tissue(3, shape), affine)
+        settings = replace(QUICK, spacing=1.6)
+        found += compute_features([segmentation(mask, scan.grid)], scan, settings)
+    assert found[0].values == found[1].values
+
+
 def test_spacing_is_that_of_each_axis() -> None:
     """A bar is as long and as thick as it is in mm, along each axis."""
     settings = Radiomics(families=("morphology",), spacing=None)
