@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from scanloom.ops import radiomics
+from scanloom.engine.case import writers
 from support import engine_models as em
 from support.commands import scanloom
 from support.make_run import GOOD, THORAX, Runs, write_study
@@ -186,7 +186,7 @@ def test_other_settings_make_cases_anew(runs: Runs) -> None:
 def test_without_mirp_nothing_is_read(
     tmp_path: Path, scan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(radiomics, "package_version", lambda _: None)
+    monkeypatch.setattr(writers, "find_spec", lambda _: None)
     workflow = tmp_path / "workflow.yaml"
     workflow.write_text("name: a\nmodels: [ct_tissue]\n" + SETTINGS % "[glcm]")
     out = tmp_path / "out"

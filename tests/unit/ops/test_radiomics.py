@@ -15,7 +15,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from scanloom.core import Code, Grid, Layer, Reason, ScanError, Segmentation, Structure, Volume
+from scanloom.core import Code, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops import radiomics
 from scanloom.ops.radiomics import (
     Features,
@@ -372,13 +372,6 @@ def test_settings_of_one_hash_are_comparable() -> None:
     assert len({settings_hash(each) for each in (plain, *others)}) == 8
     text = b'{"a":[2.0],"b":1}'
     assert settings_hash({"b": 1, "a": [2.0]}) == hashlib.sha256(text).hexdigest()
-
-
-def test_without_mirp_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radiomics, "package_version", lambda _: None)
-    with pytest.raises(ScanError, match=r"pip install 'scanloom\[radiomics\]'") as caught:
-        features(tissue(), ellipsoid())
-    assert caught.value.reason is Reason.ENVIRONMENT
 
 
 def test_the_estimate_is_that_of_the_largest_box() -> None:
