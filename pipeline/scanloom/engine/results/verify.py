@@ -51,11 +51,14 @@ def recorded_cases(out: Path) -> set[str]:
 
 
 def missing_tables(out: Path) -> list[str]:
-    """Return the tables that are missing although a run has written them."""
+    """Return the tables that are missing although a run, or `report`, has written them."""
     existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
     if not existing and not any((out / "runs").glob("*/totals.json")):
         return []
-    return sorted({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing)
+    expected = {*_files(tables.MEASUREMENTS)}
+    if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest
+        expected |= {*_files(tables.MANIFEST)}
+    return sorted(expected - existing)
 
 
 def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
