@@ -217,7 +217,7 @@ class Reason(Enum):
         True,
     )
     DISK_FULL = ("Free space on the output disk, then run it again", "failed", True, "run")
-    OUTPUT_UNWRITABLE = ("Check that the folder exists and is writable", "failed", True)
+    OUTPUT_UNWRITABLE = ("Name another folder, or check that this one is writable", "failed", True)
     KEY_MISMATCH = (
         "Use the key of this output folder with --key, or another --out",
         "failed",
@@ -246,7 +246,8 @@ class Reason(Enum):
         "result",
     )
     RESULT_FILE = (
-        "Use --out with a folder, which takes every result, or a name that ends in .nii.gz or .dcm"
+        "Use --out with a folder, which takes every result, or a file whose name ends in .nii.gz, "
+        ".seg.nrrd or .dcm"
     )
     STALE = ("Use --replace, or another --out to keep both", "failed", False, "result")
     GRID_DIFFERS = "Save the labels on the grid of the scan, without resampling"

@@ -411,10 +411,16 @@ def unique_names(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def _names_beside(path: Path) -> Names | None:
-    """Return the structures in the JSON that `scanloom segment` writes beside a file."""
-    file = path.with_name(f"{stem(path.name)}.json")
+    """Return the structures in the JSON beside a file: its own, or `segments.json` of its case."""
     with suppress(OSError, ValueError, LookupError, TypeError):  # none, or of another program
-        return unique_names(
-            (s["label"], (int(s["number"]),)) for s in read_json(file)["structures"]
-        )
+        document = read_json(path.with_name(f"{stem(path.name)}.json"))
+        return _numbers(document["structures"])
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        files = {entry["file"]: entry for entry in read_json(path.with_name(SEGMENTS))["files"]}
+        return _numbers(files[path.name]["structures"])
     return None
+
+
+def _numbers(structures: Iterable[Mapping[str, Any]]) -> Names:
+    """Return the number of each structure in a document of a result, by its label."""
+    return unique_names((plain_name(each["label"]), (int(each["number"]),)) for each in structures)

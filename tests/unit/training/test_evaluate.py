@@ -265,6 +265,28 @@ def test_two_files_need_no_common_name(tmp_path: Path) -> None:
     assert run(tmp_path, "mine.nii.gz", "missing.nii.gz").code == 65
 
 
+def test_label_map_of_a_case_has_the_names_in_its_folder(tmp_path: Path) -> None:
+    publish(tmp_path, scan_array(1), affine_of("LAS"))
+    [case] = (tmp_path / "out/cases").iterdir()
+    truth = nib.load(case / "segmentation.nii.gz").get_fdata().astype(np.uint8)
+    [file] = json.loads((case / "segments.json").read_text())["files"]
+    last = file["structures"][-1]
+    # the reference has another number for the structure: only its name says which one it is
+    save(tmp_path / "truth.nii.gz", (truth == last["number"]).astype(np.uint8), affine_of("LAS"))
+    label = last["label"].replace("-", "_")
+
+    ended = run(
+        tmp_path,
+        f"out/cases/{case.name}/segmentation.nii.gz",
+        "truth.nii.gz",
+        "--labels",
+        f"{label}=1",
+    )
+
+    assert ended.code == 0, ended.err
+    assert [(row["structure"], row["dice"]) for row in table(tmp_path)] == [(label, "1.0")]
+
+
 def test_segments_of_slicer_may_lack_slices_of_the_scan(tmp_path: Path) -> None:
     save(tmp_path / "references/a.nii.gz", two_boxes())
     write(tmp_path / "references/dataset.json", DATASET)

@@ -36,14 +36,15 @@ def report(
 ) -> None:
     """Write the report page: all results, doubtful cases first.
 
-    Tables of shards are merged first. Tables that are missing, damaged, or that an interrupted run
-    did not write are rebuilt from the results; the manifest requires the key. An existing BIDS
-    derivative is rewritten. Damaged cases are listed and excluded.
+    Results of `segment` get a table of all measurements. Tables of shards are merged first. Tables
+    that are missing, damaged, or that an interrupted run did not write are rebuilt from the
+    results; the manifest requires the key. An existing BIDS derivative is rewritten. Damaged cases
+    are listed and excluded.
     """
     out = results.path
     with error_boundary(general.mode):
-        from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
-        from scanloom.engine.results.tables import merge_shard_tables
+        from scanloom.engine.results.rebuild_tables import has_runs, lacks_tables, rewrite_tables
+        from scanloom.engine.results.tables import merge_shard_tables, write_measurements_table
         from scanloom.io.identity import key_fingerprint
         from scanloom.io.output.layout import no_results
         from scanloom.io.system.disk_errors import output_error
@@ -61,6 +62,8 @@ def report(
                 behind = lacks_tables(out)
             elif behind:
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
+            elif not has_runs(out):
+                write_measurements_table(out, damaged)
             if has_bids(out):
                 write_bids(out, __version__, damaged)
             verdicts_damaged = not _write_review(out)

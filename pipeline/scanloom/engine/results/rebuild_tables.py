@@ -24,6 +24,11 @@ from scanloom.io.output.published import OTHER_RECIPE, read_provenance
 from scanloom.io.system.regular_files import read_regular_file
 
 
+def has_runs(out: Path) -> bool:
+    """Whether `scanloom run` made results; those of `segment` alone have no tables."""
+    return bool(_run_folders(out))
+
+
 def lacks_tables(out: Path) -> bool:
     """Whether tables are missing or unreadable, or the newest run has not written its own.
 

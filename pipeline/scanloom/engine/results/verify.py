@@ -51,13 +51,16 @@ def recorded_cases(out: Path) -> set[str]:
 
 
 def missing_tables(out: Path) -> list[str]:
-    """Return the tables that are missing although a run has written them."""
+    """Return the tables that are missing although a run, or `report`, has written them."""
     existing = {*_existing_files(out, tables.MANIFEST), *_existing_files(out, tables.MEASUREMENTS)}
     features = _existing_files(out, tables.RADIOMICS)
     half = {*_files(tables.RADIOMICS)} - {*features} if features else set()
     if not existing and not any((out / "runs").glob("*/totals.json")):
         return sorted(half)
-    return sorted(({*_files(tables.MANIFEST), *_files(tables.MEASUREMENTS)} - existing) | half)
+    expected = {*_files(tables.MEASUREMENTS)}
+    if (out / "runs").is_dir() or not existing <= expected:  # results of `segment` have no manifest
+        expected |= {*_files(tables.MANIFEST)}
+    return sorted((expected - existing) | half)
 
 
 _ROWS = {tables.MEASUREMENTS: tables.measurement_rows, tables.RADIOMICS: tables.feature_rows}
