@@ -1,0 +1,40 @@
+"""`scanloom listen`: receive studies that DICOM peers send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanloom.cli.console import error_boundary, say
+from scanloom.cli.options import General, OutOption, takes_panels
+from scanloom.options import DEFAULT_OUT
+
+
+@takes_panels
+def listen(
+    site: Annotated[
+        Path,
+        typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, TLS, limits."),
+    ],
+    general: General,
+    out: OutOption = DEFAULT_OUT,
+) -> None:
+    """Receive studies that DICOM peers send, and keep them in OUT/private/spool.
+
+    What a sender was told is stored is on the disk. Stop it with Ctrl-C or SIGTERM.
+
+    Example: scanloom listen site.yaml -o results
+    """
+    with error_boundary(general.mode):
+        from scanloom.engine.listen.listen import listen as receive
+        from scanloom.engine.listen.site import read_site
+
+        page = read_site(site)
+
+        def tell(address: str, port: int, spool: Path) -> None:
+            say(f"Listening at {address} port {port} as {page.title}. Spool: {spool}")
+
+        receive(page, out, tell)
+        say("Stopped.")
