@@ -64,7 +64,11 @@ def write_site(folder: Path, **keys: Any) -> Path:
 
 @contextlib.contextmanager
 def listening(
-    folder: Path, wrap: Sequence[str] = (), program: str = "", **keys: Any
+    folder: Path,
+    wrap: Sequence[str] = (),
+    program: str = "",
+    options: Sequence[str] = (),
+    **keys: Any,
 ) -> Iterator[Receiver]:
     """Yield a receiver; it is killed at the end, if it runs still.
 
@@ -72,7 +76,7 @@ def listening(
     """
     site = write_site(folder, **keys)
     code = f"{program}\nfrom scanloom.cli.main import main\nmain()"
-    arguments = ["listen", site, "--out", folder / "out", "--log", folder / "log"]
+    arguments = ["listen", site, "--out", folder / "out", "--log", folder / "log", *options]
     command = [*wrap, sys.executable, "-c", code, *map(str, arguments)]
     errors = (folder / "errors").open("a")
     process = subprocess.Popen(

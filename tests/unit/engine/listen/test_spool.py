@@ -190,7 +190,9 @@ def test_folders_tell_of_arrivals_without_the_journal(tmp_path: Path) -> None:
         assert abs(last_arrival(study) - time.time()) < 60
 
 
-@pytest.mark.parametrize("name", ["..", "../../x", "1/2", "1.2.", "", "1.2.x", "1" * 65, "１.２"])
+@pytest.mark.parametrize(
+    "name", ["..", "../../x", "1/2", "1.2.", "", "1.2.x", "1" * 65, "\uff11.2"]
+)
 def test_no_uid_that_could_be_a_path_is_an_instance(name: str) -> None:
     for field in ("uid", "study", "series"):
         uids = {"uid": "1.2", "study": "1.2", "series": "1.2", field: name}
