@@ -506,26 +506,24 @@ def test_without_pynetdicom_the_extra_is_named(
 
 def test_nothing_but_the_spool_names_a_patient(tmp_path: Path) -> None:
     """Whole, mutated and refused data sets whose every word is a canary; all that is logged."""
-    files = write_series(tmp_path / "s", noise((16, 12, 12)), edit=canaries.fill)
+    files = write_series(tmp_path / "s", noise((16, 12, 5)), edit=canaries.fill)
     chance = random.Random(3)
-    for path in files[4:]:
+    for path in files[2:]:
         content = bytearray(path.read_bytes())
         for _ in range(20):
             content[chance.randrange(400, len(content))] = chance.randrange(256)
         path.write_bytes(content)
-    rewrite(files[3], lambda ds: setattr(ds, "SOPClassUID", "1.2.CANARY"))
+    rewrite(files[1], lambda ds: setattr(ds, "SOPClassUID", "1.2.CANARY"))
     with listening(tmp_path / "site", options=["--debug"]) as receiver:
         answers = send(receiver.port, files)
         assert receiver.stop() == 0
-        assert list(answers.values())[:3] == [0, 0, 0]
+        assert list(answers.values())[:2] == [0, 0xA900]
 
     told = [receiver.folder / name for name in ("log", "errors")]
     journal = list((receiver.spool / "journal").iterdir())
     for path in (*told, *journal):
         assert not any(bird.encode() in path.read_bytes() for bird in canaries.BIRDS)
-    assert (
-        b"PYNETDICOM at 127.0.0.1: 3 new" in told[0].read_bytes() or b" new" in told[0].read_bytes()
-    )
+    assert b"PYNETDICOM at 127.0.0.1: " in told[0].read_bytes()
     names = [str(path.relative_to(receiver.folder)) for path in receiver.folder.rglob("*")]
     assert not any(bird in name for bird in canaries.BIRDS for name in names)
     assert [path.name for path in (receiver.folder / "out").iterdir()] == ["private"]

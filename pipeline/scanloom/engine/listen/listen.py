@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Spool
+from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.output.private import PRIVATE, check_links
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -53,7 +54,8 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
         LOCKED if another process receives into the spool; OUTPUT_UNWRITABLE, DISK_FULL.
     """
     try:
-        from scanloom.io.network.receiver import Receiver
+        with without_optional_imports():
+            from scanloom.io.network.receiver import Receiver
     except ModuleNotFoundError as exc:
         detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
         raise ScanError(Reason.ENVIRONMENT, detail) from exc
