@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from pydicom import Dataset, dcmread
-from pydicom.uid import RLELossless
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, RLELossless
 
 from scanloom.engine.listen.spool import read_journal
 from support import canaries
@@ -146,6 +146,31 @@ def test_four_at_once_interleaved_doubled_and_compressed(
     told = Counter(line.instance for line in read_journal(receiver.spool))
     assert {told[uid_of(path)] for path in files} == {1}
     assert receiver.memory() < 150 << 20
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, DeflatedExplicitVRLittleEndian])
+def test_private_classes_and_any_syntax_are_kept(
+    syntax: str, receiver: Receiver, tmp_path: Path
+) -> None:
+    files = series(tmp_path, f"private {syntax}")
+    for path in files:
+        ds = dcmread(path)
+        ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = "1.2.826.0.1.3680043.8.498.77"
+        ds.file_meta.TransferSyntaxUID = syntax
+        ds.save_as(path, implicit_vr=syntax == ImplicitVRLittleEndian, little_endian=True)
+
+    assert set(send(receiver.port, files).values()) == {0}
+    assert_kept(receiver, files)
+
+
+def test_the_same_bytes_of_another_sender_are_kept_once(receiver: Receiver, tmp_path: Path) -> None:
+    files = series(tmp_path, "twice")
+    for title in ("PYNETDICOM", "STORESCU"):
+        assert set(send(receiver.port, files, title=title).values()) == {0}
+
+    ids = {uid_of(path) for path in files}
+    lines = [line for line in read_journal(receiver.spool) if line.instance in ids]
+    assert [line.what for line in lines] == ["new"] * len(files)
 
 
 # --- other bytes, other patients -----------------------------------------------------------------

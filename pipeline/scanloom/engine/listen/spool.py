@@ -19,7 +19,6 @@ Everything here names patients: folders have mode 0700, files 0600.
 from __future__ import annotations
 
 import errno
-import filecmp
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.instance import Instance
+from scanloom.io.dicom.instance import Instance, same_object
 from scanloom.io.dicom.uids import is_uid
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -245,7 +244,7 @@ class Spool:
             self._make_lasting(folder)
             kept: Kept = "new"
             if target.exists():
-                same = filecmp.cmp(draft.path, target, shallow=False)
+                same = same_object(draft.path, target)
                 replaces = self._changed == "newest"
                 kept = "same" if same else "changed" if replaces else "ignored"
             if kept != "same":

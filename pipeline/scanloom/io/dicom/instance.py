@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.header.elements import Elements
 from scanloom.io.dicom.header.header import read_elements
+from scanloom.io.dicom.header.parser import READ_SIZES_BYTES, UnusualHeaderError, meta_end
+
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,34 @@ def read_instance(path: Path) -> Instance:
     if not _has_all_pixels(path, elements):
         raise ScanError(Reason.TRUNCATED, "it ends before its pixels do")
     return instance
+
+
+def same_object(one: Path, other: Path) -> bool:
+    """Return whether two files have the same data set, in the same transfer syntax.
+
+    What else their meta headers say, such as the sender, does not matter.
+
+    Raises
+    ------
+    OSError
+        If one can't be read.
+    """
+    with one.open("rb") as first, other.open("rb") as second:
+        ends = []
+        for file in (first, second):
+            try:
+                start, syntax = meta_end(file.read(READ_SIZES_BYTES[0]))
+            except (UnusualHeaderError, struct.error):
+                start, syntax = 0, b""
+            size = file.seek(0, os.SEEK_END)
+            file.seek(start)
+            ends.append((size - start, syntax.rstrip(b"\0 ")))
+        if ends[0] != ends[1]:
+            return False
+        while chunk := first.read(_CHUNK_BYTES):
+            if chunk != second.read(_CHUNK_BYTES):
+                return False
+    return True
 
 
 def _has_all_pixels(path: Path, elements: Elements) -> bool:

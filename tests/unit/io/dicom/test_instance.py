@@ -9,7 +9,7 @@ from pydicom import Dataset, dcmread
 from pydicom.uid import ImplicitVRLittleEndian, RLELossless
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.instance import read_instance
+from scanloom.io.dicom.instance import read_instance, same_object
 from support.write_dicom import Coding, Edit, noise, write_series
 
 
@@ -54,3 +54,21 @@ def test_a_uid_that_is_none_is_refused(keyword: str, value: str | None, tmp_path
         read_instance(write(tmp_path, edit))
     assert refused.value.reason is Reason.DAMAGED
     assert "x" not in refused.value.detail.replace("a UID is missing or malformed", "")
+
+
+def test_an_object_is_the_same_whoever_sent_it(tmp_path: Path) -> None:
+    path, other = write(tmp_path), tmp_path / "other.dcm"
+    ds = dcmread(path)
+    ds.file_meta.SendingApplicationEntityTitle = "ANOTHER"
+    ds.save_as(other)
+    assert path.read_bytes() != other.read_bytes()
+    assert same_object(path, other)
+
+    ds.PatientName = "Corrected"
+    ds.save_as(other)
+    assert not same_object(path, other)
+    content = path.read_bytes()
+    other.write_bytes(content.replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.9\0"))
+    assert not same_object(path, other)  # the same bytes mean something else
+    other.write_bytes(content + b"\0\0")
+    assert not same_object(path, other)
