@@ -63,6 +63,9 @@ MAX_MESSAGE_BYTES = 1 << 18
 MIN_PACE = 1024
 """Bytes a second of a data set, after the deadline of a PDU: a slower sender is cut off."""
 BACKLOG = 128
+QUIET_AFTER_S, QUIET_LOOK_S = 0.5, 0.02
+"""pynetdicom looks 1000 times a second whether there is something to do, in two threads: 20 idle
+associations take half a core. After some silence, it looks less often."""
 
 
 class Draft(Protocol):
@@ -311,6 +314,7 @@ class _Association(Association):
         self.receiver, self.connection, self.address = receiver, connection, str(address[0])
         self.daemon, self.name = True, "association"
         self.drafts: dict[str, Draft] = {}
+        self.heard = time.monotonic()
         self.counts: Counter[str] = Counter()
         self._server = receiver.server  # type: ignore[assignment]  # closes the connection
         self.acse = _Admission(self)
@@ -372,6 +376,11 @@ class _Association(Association):
         self.drafts[draft.name] = draft
         return draft
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing came for a while."""
+        return time.monotonic() - self.heard > QUIET_AFTER_S
+
     def check_pace(self) -> None:
         """Refuse a sender that keeps a data set going with a byte now and then.
 
@@ -425,6 +434,8 @@ class _Admission(ACSE):
         association: Any = self.assoc
         if super().is_release_requested():
             return True
+        if association.is_quiet:
+            time.sleep(QUIET_LOOK_S)
         if association.receiver.stopping.is_set() and not association.drafts:
             association.abort()
         return False
@@ -440,6 +451,15 @@ _WHY = {
 
 class _Socket(AssociationSocket):
     """The connection of an association, with a deadline for each part that is read."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are bytes to be read."""
+        association: Any = self.assoc
+        if association.is_quiet:
+            with suppress(OSError, ValueError):  # closed, as the other method will find
+                _has_bytes(association.connection, QUIET_LOOK_S)
+        return super().ready
 
     def recv(self, nr_bytes: int) -> bytearray:
         """Read so many bytes of a PDU, or fewer if the connection ends.
@@ -472,6 +492,7 @@ class _Socket(AssociationSocket):
                     break
                 got += count
         finally:
+            association.heard = time.monotonic()
             view.release()
             with suppress(OSError):
                 connection.settimeout(options.idle)
