@@ -399,6 +399,59 @@ def test_what_is_no_dicom_ends_its_connection_only(
     assert set(send(receiver.port, files).values()) == {0}
 
 
+@pytest.mark.slow
+def test_mutated_streams_leave_nothing_and_harm_no_other(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    """What DICOM peers never send: the bytes of an association, some of them changed or lost."""
+    files, chance = series(tmp_path, "stream", slices=2), random.Random(5)
+    parts = recorded_stream(receiver.port, files)
+    threads = len(list(Path(f"/proc/{receiver.process.pid}/task").iterdir()))
+    for _ in range(100):
+        mutated = [bytearray(part) for part in parts]
+        one = mutated[chance.choice([0, chance.randrange(len(parts))])]
+        for _ in range(chance.randrange(1, 6)):
+            one[chance.randrange(len(one))] = chance.randrange(256)
+        del one[chance.choice([len(one), chance.randrange(len(one))]) :]
+        connection = silent(receiver.port, 1)[0]
+        connection.settimeout(0.1)
+        with contextlib.suppress(OSError):
+            for part in mutated:
+                connection.sendall(part)
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(4096)
+        connection.close()
+
+    task = Path(f"/proc/{receiver.process.pid}/task")
+    wait_for(lambda: len(list(task.iterdir())) <= threads + 1)
+    assert set(send(receiver.port, files).values()) == {0}
+    assert_kept(receiver, files)
+
+
+def recorded_stream(port: int, files: list[Path]) -> list[bytes]:
+    """Return what a sender sends: the request of an association, then each PDU."""
+    from pynetdicom import evt
+
+    sent: list[bytes] = []
+    with association(port, files) as made:
+        made.bind(evt.EVT_DATA_SENT, lambda event: sent.append(event.data))
+        for path in files:
+            made.send_c_store(path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        request: list[bytes] = []
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            request.append(connection.recv(1 << 16))
+            connection.close()
+
+        accepting = threading.Thread(target=answer)
+        accepting.start()
+        with association(server.getsockname()[1], files):
+            accepting.join()
+    return [*request, *sent]
+
+
 def test_an_aborted_association_leaves_nothing(receiver: Receiver, tmp_path: Path) -> None:
     files = series(tmp_path, "aborted")
     with association(receiver.port, files) as made:
