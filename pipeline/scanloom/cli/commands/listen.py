@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,14 +13,23 @@ from scanloom.cli.options import General, OutOption, takes_panels
 from scanloom.options import DEFAULT_OUT
 
 
+@dataclass(frozen=True)
+class SpoolOptions:
+    """Where received studies are kept."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: OutOption = DEFAULT_OUT
+
+
 @takes_panels
 def listen(
     site: Annotated[
         Path,
         typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, TLS, limits."),
     ],
+    spooled: SpoolOptions,
     general: General,
-    out: OutOption = DEFAULT_OUT,
 ) -> None:
     """Receive studies that DICOM peers send, and keep them in OUT/private/spool.
 
@@ -36,5 +46,5 @@ def listen(
         def tell(address: str, port: int, spool: Path) -> None:
             say(f"Listening at {address} port {port} as {page.title}. Spool: {spool}")
 
-        receive(page, out, tell)
+        receive(page, spooled.out, tell)
         say("Stopped.")
