@@ -94,7 +94,7 @@ def test_what_is_kept_is_what_was_sent_and_names_the_sender(
     assert meta.ReceivingApplicationEntityTitle == "SCANLOOM"
     ids = {uid_of(path) for path in files}
     lines = [line for line in read_journal(receiver.spool) if line.instance in ids]
-    assert {(line.what, line.sender) for line in lines} == {("new", "PYNETDICOM")}
+    assert {(line.outcome, line.sender) for line in lines} == {("new", "PYNETDICOM")}
     assert {line.instance for line in lines} == ids
 
 
@@ -170,7 +170,7 @@ def test_the_same_bytes_of_another_sender_are_kept_once(receiver: Receiver, tmp_
 
     ids = {uid_of(path) for path in files}
     lines = [line for line in read_journal(receiver.spool) if line.instance in ids]
-    assert [line.what for line in lines] == ["new"] * len(files)
+    assert [line.outcome for line in lines] == ["new"] * len(files)
 
 
 # --- other bytes, other patients -----------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_corrected_headers_replace_and_are_told(receiver: Receiver, tmp_path: Pa
 
     assert_kept(receiver, files)
     lines = [line for line in read_journal(receiver.spool) if line.instance == uid_of(files[1])]
-    assert [line.what for line in lines] == ["new", "changed"]
+    assert [line.outcome for line in lines] == ["new", "changed"]
 
 
 def test_two_patients_under_one_study_are_kept_as_sent(receiver: Receiver, tmp_path: Path) -> None:

@@ -70,12 +70,12 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
         Spool(folder, site.changed, site.reserve) as spool,
         pydicom_muted(),
         _quiet_threads(),
-        _asked_to_end() as asked,
+        _end_requested() as end_requested,
     ):
         receiver = Receiver(options, spool)
         try:
             tell(site.address, receiver.port, folder)
-            while not asked.wait(SYNC_INTERVAL_S):
+            while not end_requested.wait(SYNC_INTERVAL_S):
                 with disk_errors_as_scan_errors():
                     spool.journal.sync()
                 if not receiver.is_alive:
@@ -102,16 +102,16 @@ def _options(site: Site) -> ReceiverOptions:
 
 
 @contextmanager
-def _asked_to_end() -> Iterator[threading.Event]:
+def _end_requested() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set."""
-    asked = threading.Event()
+    requested = threading.Event()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        requested.set()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

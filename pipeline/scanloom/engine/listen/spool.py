@@ -66,7 +66,7 @@ class Arrival:
     ----------
     time : float
         Seconds since 1970.
-    what : Kept
+    outcome : Kept
         Never "same".
     study, series, instance : str
         UIDs.
@@ -75,7 +75,7 @@ class Arrival:
     """
 
     time: float
-    what: Kept
+    outcome: Kept
     study: str
     series: str
     instance: str

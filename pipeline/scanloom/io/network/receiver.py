@@ -367,8 +367,8 @@ class _Association(Association):
             self.drafts.clear()
             self.receiver.leave(self)
             if self.counts:
-                told = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-                LOG.info("%s at %s: %s", printable(self.title), self.address, told)
+                counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(self.counts.items()))
+                LOG.info("%s at %s: %s", printable(self.title), self.address, counts)
 
     def begin_draft(self) -> Draft:
         """Begin a data set, in the thread that reads the connection."""
@@ -483,10 +483,10 @@ class _Socket(AssociationSocket):
         deadline = time.monotonic() + patience
         try:
             while got < nr_bytes:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise TimeoutError(errno.ETIMEDOUT, "the PDU takes too long")
-                connection.settimeout(left)
+                connection.settimeout(remaining)
                 count = connection.recv_into(view[got:])
                 if not count:
                     break
@@ -517,19 +517,19 @@ def _store(event: evt.Event) -> int:
         association.counts["without a data set"] += 1
         return MISMATCH
     try:
-        status, what = _judge(association, event, draft)
+        status, outcome = _judge(association, event, draft)
     finally:
         draft.discard()
         del association.drafts[draft.name]
-    association.counts[what] += 1
+    association.counts[outcome] += 1
     return status
 
 
 def _judge(association: Any, event: evt.Event, draft: Draft) -> tuple[int, str]:
     """Keep an object if it can be; return the status, and a word for the log."""
     request: Any = event.request
-    asked = str(request.AffectedSOPInstanceUID or "")
-    if not is_uid(asked):
+    command_uid = str(request.AffectedSOPInstanceUID or "")
+    if not is_uid(command_uid):
         return INVALID_INSTANCE, "refused: no UID"
     if draft.error is not None:
         return _no_room(association, draft.error)
@@ -540,7 +540,7 @@ def _judge(association: Any, event: evt.Event, draft: Draft) -> tuple[int, str]:
     except OSError as exc:
         return _no_room(association, exc)
     promised = {str(request.AffectedSOPClassUID), str(event.context.abstract_syntax)}
-    if instance.uid != asked or promised != {instance.sop_class}:
+    if instance.uid != command_uid or promised != {instance.sop_class}:
         return MISMATCH, "refused: UIDs of data set and command differ"
     try:
         return SUCCESS, association.receiver.store.keep(draft, instance, association.title)
@@ -585,10 +585,10 @@ class _DraftFile:
         association = _reading_association()
         if association is None:
             return NamedTemporaryFile(**options)
-        made = super().__new__(cls)
-        made._draft = association.begin_draft()
-        made.name, made.write = made._draft.name, made._draft.write
-        return made
+        file = super().__new__(cls)
+        file._draft = association.begin_draft()
+        file.name, file.write = file._draft.name, file._draft.write
+        return file
 
     _draft: Draft
     name: str

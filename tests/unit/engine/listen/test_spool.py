@@ -59,7 +59,7 @@ def test_the_same_object_again(changed: str, held: bytes, told: str, tmp_path: P
         assert keep(spool, ONE, b"other") == told
 
         assert place(spool.folder, ONE).read_bytes() == held
-        assert [arrival.what for arrival in read_journal(spool.folder)] == ["new", told]
+        assert [arrival.outcome for arrival in read_journal(spool.folder)] == ["new", told]
         assert not list((spool.folder / "incoming").iterdir())
 
 
@@ -163,7 +163,7 @@ def test_arrivals_can_be_read_after_a_kill(tmp_path: Path) -> None:
     [file] = (spool.folder / "journal").iterdir()
     spool.__exit__(None, None, None)
     with file.open("ab") as log:
-        log.write(b'{"time":1,"what":"ne')
+        log.write(b'{"time":1,"outcome":"ne')
 
     with Spool(tmp_path / "spool") as spool:
         keep(spool, TWO, b"two")
