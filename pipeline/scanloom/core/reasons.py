@@ -179,6 +179,7 @@ class Reason(Enum):
     STRUCTURE_UNKNOWN = "See `scanloom models show` for the model's structures"
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = "Correct the workflow at the given lines"
+    SITE = "Correct the page of the receiver at the given lines"
     RECIPE = "Correct the training recipe at the given lines"
     TRAINING_DATA = "Correct the recipe's `data`, or the cases that the report of the data names"
     TRAINING = "See the message of `python -m monai.bundle run` in the bundle: docs/training.md"

@@ -75,3 +75,15 @@ PRESENTATION_STATE_FAMILY = f"{STORAGE}11"
 SURFACE_SCAN_FAMILY = f"{STORAGE}68"
 STRUCTURED_REPORT_FAMILY = f"{STORAGE}88"
 ENCAPSULATED_DOCUMENT_FAMILY = f"{STORAGE}104"
+
+MAX_UID_CHARACTERS = 64
+
+
+def is_uid(text: str) -> bool:
+    """Return whether a text is a UID (PS3.5 9.1): numbers with dots between them, not too long.
+
+    A number may begin with 0, which the standard forbids and some devices write. Such a text is
+    safe as the name of a file: it has no slash, and is neither empty nor a dot or two.
+    """
+    parts = text.split(".")
+    return len(text) <= MAX_UID_CHARACTERS and all(p.isascii() and p.isdecimal() for p in parts)

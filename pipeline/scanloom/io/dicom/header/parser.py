@@ -337,6 +337,16 @@ def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:
             _keep(values, _META_TAGS[tag], data[start:offset])
 
 
+def meta_end(data: bytes) -> tuple[int, bytes]:
+    """Return the offset of the data set, and the value of the transfer syntax with its padding.
+
+    `data` are the first bytes of a file. UnusualHeaderError or struct.error if they are no meta
+    header and the begin of a data set.
+    """
+    values: dict[int, bytes] = {}
+    return _walk_meta(data, values), values.get(tags.TRANSFER_SYNTAX_UID, b"")
+
+
 def _looks_explicit(data: bytes, offset: int) -> bool:
     """Return whether a file without transfer syntax has VRs.
 

@@ -1,0 +1,50 @@
+"""`scanloom listen`: receive studies that DICOM peers send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from scanloom.cli.console import error_boundary, say
+from scanloom.cli.options import General, OutOption, takes_panels
+from scanloom.options import DEFAULT_OUT
+
+
+@dataclass(frozen=True)
+class SpoolOptions:
+    """Where received studies are kept."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: OutOption = DEFAULT_OUT
+
+
+@takes_panels
+def listen(
+    site: Annotated[
+        Path,
+        typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, TLS, limits."),
+    ],
+    spooled: SpoolOptions,
+    general: General,
+) -> None:
+    """Receive studies that DICOM peers send, and keep them in OUT/private/spool.
+
+    What a sender was told is stored is on the disk. Stop it with Ctrl-C or SIGTERM.
+
+    Example: scanloom listen site.yaml -o results
+    """
+    with error_boundary(general.mode):
+        from scanloom.engine.listen.listen import listen as receive
+        from scanloom.engine.listen.site import read_site
+
+        page = read_site(site)
+
+        def tell(address: str, port: int, spool: Path) -> None:
+            say(f"Listening at {address} port {port} as {page.title}. Spool: {spool}")
+
+        receive(page, spooled.out, tell)
+        say("Stopped.")

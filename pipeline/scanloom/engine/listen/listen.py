@@ -1,0 +1,132 @@
+"""`listen`: receive until the process is asked to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.site import Site
+from scanloom.engine.listen.spool import Spool
+from scanloom.engine.machine.lean_imports import without_optional_imports
+from scanloom.io.dicom.header.header import pydicom_muted
+from scanloom.io.output.private import PRIVATE, check_links
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.own_python import make_private_folder
+
+if TYPE_CHECKING:
+    from scanloom.io.network.receiver import ReceiverOptions
+
+SPOOL = "spool"
+SYNC_INTERVAL_S = 1.0
+"""Between two looks whether to end, and two flushes of the journal."""
+LOG = logging.getLogger(__name__)
+
+
+def spool_folder(site: Site, out: Path) -> Path:
+    """Return the folder for what is received."""
+    return out / PRIVATE / SPOOL if site.spool is None else Path(site.spool)
+
+
+def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> None:
+    """Receive what the site's peers send, until SIGTERM or SIGINT.
+
+    Data sets that are on their way then are still kept, for as long as a PDU may take.
+
+    Parameters
+    ----------
+    site : Site
+    out : Path
+        The output folder.
+    tell : callable
+        Receives address, port and spool once peers can connect.
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if pynetdicom is not installed, or the address or a certificate can't be used;
+        LOCKED if another process receives into the spool; OUTPUT_UNWRITABLE, DISK_FULL.
+    """
+    try:
+        with without_optional_imports():
+            from scanloom.io.network.receiver import Receiver
+    except ModuleNotFoundError as exc:
+        detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+    options = _options(site)
+    folder = spool_folder(site, out)
+    if site.spool is None:
+        check_links(out)
+        with disk_errors_as_scan_errors():
+            make_private_folder(folder.parent)
+            folder.parent.chmod(0o700)
+    with (
+        Spool(folder, site.changed, site.reserve) as spool,
+        pydicom_muted(),
+        _quiet_threads(),
+        _end_requested() as end_requested,
+    ):
+        receiver = Receiver(options, spool)
+        try:
+            tell(site.address, receiver.port, folder)
+            while not end_requested.wait(SYNC_INTERVAL_S):
+                with disk_errors_as_scan_errors():
+                    spool.journal.sync()
+                if not receiver.is_alive:
+                    raise ScanError(Reason.INTERNAL, "connections are accepted no more")
+        finally:
+            receiver.stop(site.limits.idle)
+
+
+def _options(site: Site) -> ReceiverOptions:
+    from scanloom.io.network.receiver import ReceiverOptions, Sender, tls_context
+
+    limits = site.limits
+    return ReceiverOptions(
+        title=site.title,
+        address=site.address,
+        port=site.port,
+        senders=[Sender(peer.title, peer.addresses) for peer in site.peers],
+        tls=None if site.tls is None else tls_context(**dict(site.tls)),
+        associations=limits.associations,
+        pdu=limits.pdu,
+        idle=limits.idle,
+        handshake=limits.handshake,
+    )
+
+
+@contextmanager
+def _end_requested() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set."""
+    requested = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        requested.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """Log the type of an error that ends a thread of pynetdicom: its text may name a patient."""
+    before = threading.excepthook
+
+    def log(ended: threading.ExceptHookArgs) -> None:
+        LOG.warning("an association ended by %s", ended.exc_type.__name__)
+
+    threading.excepthook = log
+    try:
+        yield
+    finally:
+        threading.excepthook = before

@@ -1,0 +1,1 @@
+"""DICOM over the network. pynetdicom is imported here only: the extra `hospital`."""

@@ -1,0 +1,616 @@
+"""`Receiver`: a storage SCP (PS3.4 B) that answers 0x0000 only for what its store has kept.
+
+pynetdicom speaks the protocol. What it leaves open is closed here:
+
+- A data set goes to a file of the store as it comes, instead of to the system's temporary folder,
+  where pynetdicom leaves it if the association is aborted.
+- TLS is negotiated in the thread of an association, with a deadline, instead of in the loop that
+  accepts connections, where one silent socket stops all others.
+- A PDU has a largest size and a deadline as a whole, not for each of its bytes.
+- Connections that have not asked for an association count apart, so that they bar no peer.
+
+Nothing here is logged but titles, addresses and counts: data sets and commands name patients.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import select
+import socket
+import socketserver
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Protocol
+
+from pydicom.dataset import FileMetaDataset
+from pynetdicom import AE, _config, build_context, dimse_messages, evt
+from pynetdicom.acse import ACSE
+from pynetdicom.association import Association
+from pynetdicom.dsutils import create_file_meta
+from pynetdicom.dul import DULServiceProvider
+from pynetdicom.transport import AddressInformation, AssociationSocket
+
+from scanloom.core import Reason, ScanError, printable
+from scanloom.io.dicom.instance import Instance, read_instance
+from scanloom.io.dicom.uids import is_uid
+
+LOG = logging.getLogger(__name__)
+
+VERIFICATION = "1.2.840.10008.1.1"
+# Status of C-STORE (PS3.4 B.2.3, PS3.7 C)
+SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
+INVALID_INSTANCE = 0x0117
+# Rejections of an association (PS3.8 9.3.4): result, source, diagnostic
+CALLING_UNKNOWN, CALLED_UNKNOWN = (1, 1, 3), (1, 1, 7)
+CONGESTED, LIMIT_EXCEEDED = (2, 3, 1), (2, 3, 2)
+
+MAX_WAITING = 128
+"""Connections that have not asked for an association yet, at a time."""
+MAX_REQUEST_BYTES = 1 << 18
+"""A request for an association, which comes before sizes are agreed on, may have 128 contexts."""
+MAX_MESSAGE_BYTES = 1 << 18
+"""Commands, and data sets of other services than storage, are kept in memory."""
+MIN_PACE = 1024
+"""Bytes a second of a data set, after the deadline of a PDU: a slower sender is cut off."""
+BACKLOG = 128
+QUIET_AFTER_S, QUIET_LOOK_S = 0.5, 0.02
+"""pynetdicom looks 1000 times a second whether there is something to do, in two threads: 20 idle
+associations take half a core. After some silence, it looks less often."""
+
+
+class Draft(Protocol):
+    """A data set on its way: a file, whose writing never fails; it says so later."""
+
+    name: str
+    path: Path
+    began: float
+    size: int
+    error: OSError | None
+
+    def write(self, data: bytes) -> int:
+        """Add bytes."""
+
+    def discard(self) -> None:
+        """Remove what was not kept."""
+
+
+class Store(Protocol):
+    """Keeper of what is received; it is called by several threads."""
+
+    def has_room(self) -> bool:
+        """Return whether something may be received."""
+
+    def draft(self) -> Draft:
+        """Begin a data set."""
+
+    def keep(self, draft: Any, instance: Instance, sender: str) -> str:
+        """Keep a complete object; OSError if it can't. Returns a word for the count of the log."""
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A peer that may send: its AE title and its networks, any if there are none."""
+
+    title: str
+    networks: tuple[str, ...] = ()
+
+    def is_at(self, address: str) -> bool:
+        """Return whether the peer may send from an address."""
+        host = ip_address(address.partition("%")[0])
+        host = getattr(host, "ipv4_mapped", None) or host
+        return not self.networks or any(host in ip_network(each) for each in self.networks)
+
+
+@dataclass(frozen=True)
+class ReceiverOptions:
+    """Address and limits of a receiver.
+
+    Parameters
+    ----------
+    title, address, port
+        Own AE title, IP address and TCP port.
+    senders : sequence of Sender
+    tls : ssl.SSLContext or None
+    associations : int
+        At a time.
+    pdu : int
+        Largest PDU, in bytes.
+    idle, handshake : float
+        Seconds until the next PDU is complete; for TLS, and then for the request.
+    """
+
+    title: str
+    address: str
+    port: int
+    senders: Sequence[Sender]
+    tls: ssl.SSLContext | None = None
+    associations: int = 25
+    pdu: int = 1 << 17
+    idle: float = 60.0
+    handshake: float = 15.0
+
+
+def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
+    """Return a context that takes senders with a certificate of `clients` only (PS3.15 B.9).
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if a file can't be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(certificate, key)
+        context.load_verify_locations(clients)
+    except OSError as exc:  # ssl.SSLError is one
+        detail = f"a certificate of the site, or its key, can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+    return context
+
+
+class Receiver:
+    """A storage SCP in threads of its own, from its making until `stop`.
+
+    Parameters
+    ----------
+    options : ReceiverOptions
+    store : Store
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if the address can't be used.
+    """
+
+    def __init__(self, options: ReceiverOptions, store: Store) -> None:
+        _configure_pynetdicom()
+        self.options, self.store = options, store
+        self.entity = AE(options.title)
+        self.entity.maximum_pdu_size = options.pdu
+        self.entity.acse_timeout = options.handshake
+        self.entity.network_timeout = self.entity.dimse_timeout = options.idle
+        self.entity.maximum_associations = 1 << 30  # counted here: silent sockets would count
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: set[_Association] = set()
+        self._established: set[_Association] = set()
+        try:
+            self.server = _Server(self)
+        except OSError as exc:
+            detail = f"{options.address} port {options.port} can't be used ({type(exc).__name__})"
+            raise ScanError(Reason.ENVIRONMENT, detail) from exc
+        self.port: int = self.server.server_address[1]
+        self._accepting = threading.Thread(target=self.server.serve_forever, name="accept")
+        self._accepting.daemon = True
+        self._accepting.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether connections are accepted."""
+        return self._accepting.is_alive()
+
+    def stop(self, grace: float) -> None:
+        """Accept nothing more; end each association after its running data set.
+
+        Parameters
+        ----------
+        grace : float
+            Seconds for the running data sets; those that take longer are cut off.
+        """
+        self.stopping.set()
+        self.server.shutdown()
+        self.server.server_close()
+        deadline = time.monotonic() + grace
+        with self._lock:
+            waiting, running = list(self._waiting), list(self._established)
+        for association in waiting:
+            association.cut_off()
+        for association in running:
+            association.join(max(0.0, deadline - time.monotonic()))
+        for association in running:
+            association.cut_off()
+        for association in (*waiting, *running):
+            association.join(2.0)
+
+    def is_known(self, address: str) -> bool:
+        """Return whether any peer may send from an address."""
+        return any(sender.is_at(address) for sender in self.options.senders)
+
+    def has_place(self) -> bool:
+        """Return whether one more connection may wait for its request."""
+        with self._lock:
+            return len(self._waiting) < MAX_WAITING
+
+    def enter(self, association: _Association) -> None:
+        """Count a connection."""
+        with self._lock:
+            self._waiting.add(association)
+
+    def leave(self, association: _Association) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._waiting.discard(association)
+            self._established.discard(association)
+
+    def refusal(self, association: _Association) -> tuple[int, int, int] | None:
+        """Return why an association is rejected; None if it may begin, and it is counted then."""
+        calling = association.title
+        named = [sender for sender in self.options.senders if sender.title == calling]
+        if not any(sender.is_at(association.address) for sender in named):
+            return CALLING_UNKNOWN
+        if association.called != self.options.title:
+            return CALLED_UNKNOWN
+        if self.stopping.is_set() or not self.store.has_room():
+            return CONGESTED
+        with self._lock:
+            if len(self._established) >= self.options.associations:
+                return LIMIT_EXCEEDED
+            self._waiting.discard(association)
+            self._established.add(association)
+        return None
+
+
+class _Server(socketserver.TCPServer):
+    """Accepts connections, and does nothing else in its loop: no byte is read or written."""
+
+    allow_reuse_address = True  # else a receiver that was stopped just now bars the port
+    request_queue_size = BACKLOG
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self.address_family = socket.AF_INET6 if ":" in receiver.options.address else socket.AF_INET
+        self._rounds = 0
+        address = receiver.options.address, receiver.options.port
+        super().__init__(address, socketserver.BaseRequestHandler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether a connection is taken; else it is closed at once."""
+        if not self.receiver.is_known(client_address[0]):
+            LOG.warning("refused a connection from %s: no peer has this address", client_address[0])
+            return False
+        if not self.receiver.has_place():
+            LOG.warning("refused a connection from %s: too many are silent", client_address[0])
+            return False
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin the thread of an association."""
+        association = _Association(self.receiver, request, client_address)
+        self.receiver.enter(association)
+        try:
+            association.start()
+        except RuntimeError:  # no more threads
+            self.receiver.leave(association)
+            raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log that a connection could not be taken; it is closed."""
+        LOG.error("a connection from %s could not be taken", client_address[0])
+
+    def service_actions(self) -> None:
+        """Free what pynetdicom's threads leave in cycles; called twice a second."""
+        self._rounds += 1
+        if self._rounds % 20 == 0:
+            gc.collect()
+
+
+class _Association(Association):
+    """An association of a peer: the limits, and the data sets that are on their way."""
+
+    def __init__(self, receiver: Receiver, connection: socket.socket, address: Any) -> None:
+        super().__init__(receiver.entity, "acceptor")
+        self.receiver, self.connection, self.address = receiver, connection, str(address[0])
+        self.daemon, self.name = True, "association"
+        self.drafts: dict[str, Draft] = {}
+        self.heard = time.monotonic()
+        self.counts: Counter[str] = Counter()
+        self._server = receiver.server  # type: ignore[assignment]  # closes the connection
+        self.acse = _Admission(self)
+        self.set_socket(_Socket(self, client_socket=connection))
+        self.acceptor.maximum_length = receiver.options.pdu
+        self.acceptor.ae_title = receiver.options.title
+        self.acceptor.address_info = AddressInformation.from_tuple(connection.getsockname())
+        self.acceptor.implementation_class_uid = self.ae.implementation_class_uid
+        self.acceptor.implementation_version_name = self.ae.implementation_version_name
+        self.acceptor.supported_contexts = [build_context(VERIFICATION)]  # storage needs none
+        self.requestor.address_info = AddressInformation.from_tuple(address)
+        self.bind(evt.EVT_C_STORE, _store)
+
+    @property
+    def title(self) -> str:
+        """Calling AE title; empty before the request."""
+        request = self.requestor.primitive
+        return "" if request is None else str(request.calling_ae_title).strip()
+
+    @property
+    def called(self) -> str:
+        """Called AE title; empty before the request."""
+        request = self.requestor.primitive
+        return "" if request is None else str(request.called_ae_title).strip()
+
+    def run_reactor(self) -> None:
+        """Negotiate TLS, wait for the request, and serve the association until it ends."""
+        options = self.receiver.options
+        try:
+            self.connection.settimeout(options.handshake)  # of the handshake as a whole
+            if options.tls is not None:
+                self.connection = options.tls.wrap_socket(self.connection, server_side=True)
+                self.dul.socket.socket = self.connection  # type: ignore[union-attr]
+            # pynetdicom looks for bytes 1000 times a second: not before there are any
+            if not _has_bytes(self.connection, options.handshake):
+                LOG.info("a connection from %s was silent", self.address)
+                return
+            self.connection.settimeout(options.idle)
+            super().run_reactor()
+        except OSError as exc:  # ssl.SSLError is one
+            LOG.warning("a connection from %s failed (%s)", self.address, type(exc).__name__)
+        finally:
+            self.dul.kill_dul()
+            self.cut_off()
+            if self._started_dul:
+                self.dul.join(options.idle)
+            for draft in list(self.drafts.values()):
+                self.counts["incomplete"] += 1
+                draft.discard()
+            self.drafts.clear()
+            self.receiver.leave(self)
+            if self.counts:
+                counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(self.counts.items()))
+                LOG.info("%s at %s: %s", printable(self.title), self.address, counts)
+
+    def begin_draft(self) -> Draft:
+        """Begin a data set, in the thread that reads the connection."""
+        draft = self.receiver.store.draft()
+        self.drafts[draft.name] = draft
+        return draft
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing came for a while."""
+        return time.monotonic() - self.heard > QUIET_AFTER_S
+
+    def check_pace(self) -> None:
+        """Refuse a sender that keeps a data set going with a byte now and then.
+
+        Raises
+        ------
+        OSError
+        """
+        for draft in list(self.drafts.values()):
+            lasted = time.monotonic() - draft.began
+            if lasted > self.receiver.options.idle and draft.size < MIN_PACE * lasted:
+                raise TimeoutError(errno.ETIMEDOUT, "too slow")
+
+    def check_memory(self) -> None:
+        """Refuse a message that grows without end in memory.
+
+        Raises
+        ------
+        OSError
+        """
+        message = self.dimse.message
+        if message is None:
+            return
+        for part in (message.encoded_command_set, message.data_set):
+            if part is not None and part.tell() > MAX_MESSAGE_BYTES:
+                raise OSError(errno.EMSGSIZE, "a message is too long")
+
+    def cut_off(self) -> None:
+        """Close the connection, whatever waits for it."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+class _Admission(ACSE):
+    """Decides who may begin an association, and ends it when the receiver stops."""
+
+    def negotiate_association(self) -> None:
+        """Accept or reject the association that was asked for."""
+        association: Any = self.assoc
+        refusal = association.receiver.refusal(association)
+        if refusal is None:
+            super().negotiate_association()
+            return
+        why = _WHY[refusal]
+        LOG.warning("refused %s at %s: %s", printable(association.title), association.address, why)
+        self.send_reject(*refusal)
+        association.kill()
+
+    def is_release_requested(self) -> bool:
+        """Return whether the peer has finished; asked after each message."""
+        association: Any = self.assoc
+        if super().is_release_requested():
+            return True
+        if association.is_quiet:
+            time.sleep(QUIET_LOOK_S)
+        if association.receiver.stopping.is_set() and not association.drafts:
+            association.abort()
+        return False
+
+
+_WHY = {
+    CALLING_UNKNOWN: "its title, or its title at this address, is not in the list",
+    CALLED_UNKNOWN: "it called another title",
+    CONGESTED: "the disk has no room, or the receiver stops",
+    LIMIT_EXCEEDED: "too many associations",
+}
+
+
+class _Socket(AssociationSocket):
+    """The connection of an association, with a deadline for each part that is read."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are bytes to be read."""
+        association: Any = self.assoc
+        if association.is_quiet:
+            with suppress(OSError, ValueError):  # closed, as the other method will find
+                _has_bytes(association.connection, QUIET_LOOK_S)
+        return super().ready
+
+    def recv(self, nr_bytes: int) -> bytearray:
+        """Read so many bytes of a PDU, or fewer if the connection ends.
+
+        Raises
+        ------
+        OSError
+            If they are too many, or do not come in time: the association ends.
+        """
+        association: Any = self.assoc
+        options = association.receiver.options
+        limit = options.pdu if association.is_established else MAX_REQUEST_BYTES
+        if nr_bytes > limit:
+            raise OSError(errno.EMSGSIZE, "the PDU is too long")
+        association.check_memory()
+        association.check_pace()
+        connection = association.connection
+        data, view, got = bytearray(nr_bytes), None, 0
+        view = memoryview(data)
+        patience = options.idle if association.is_established else options.handshake
+        deadline = time.monotonic() + patience
+        try:
+            while got < nr_bytes:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError(errno.ETIMEDOUT, "the PDU takes too long")
+                connection.settimeout(remaining)
+                count = connection.recv_into(view[got:])
+                if not count:
+                    break
+                got += count
+        finally:
+            association.heard = time.monotonic()
+            view.release()
+            with suppress(OSError):
+                connection.settimeout(options.idle)
+        return data[:got]
+
+
+def _has_bytes(connection: socket.socket, seconds: float) -> bool:
+    """Return whether bytes, or the end of a connection, come in time."""
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+        return True
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _store(event: evt.Event) -> int:
+    """Keep an object, and return the status of the answer; called in an association's thread."""
+    association: Any = event.assoc
+    path = event.request._dataset_path  # `dataset_path` opens the file
+    draft: Draft | None = association.drafts.get(str(path))
+    if draft is None:
+        association.counts["without a data set"] += 1
+        return MISMATCH
+    try:
+        status, outcome = _judge(association, event, draft)
+    finally:
+        draft.discard()
+        del association.drafts[draft.name]
+    association.counts[outcome] += 1
+    return status
+
+
+def _judge(association: Any, event: evt.Event, draft: Draft) -> tuple[int, str]:
+    """Keep an object if it can be; return the status, and a word for the log."""
+    request: Any = event.request
+    command_uid = str(request.AffectedSOPInstanceUID or "")
+    if not is_uid(command_uid):
+        return INVALID_INSTANCE, "refused: no UID"
+    if draft.error is not None:
+        return _no_room(association, draft.error)
+    try:
+        instance = read_instance(draft.path)
+    except ScanError as exc:
+        return NOT_UNDERSTOOD, f"refused: {exc.code}"
+    except OSError as exc:
+        return _no_room(association, exc)
+    promised = {str(request.AffectedSOPClassUID), str(event.context.abstract_syntax)}
+    if instance.uid != command_uid or promised != {instance.sop_class}:
+        return MISMATCH, "refused: UIDs of data set and command differ"
+    try:
+        return SUCCESS, association.receiver.store.keep(draft, instance, association.title)
+    except OSError as exc:
+        return _no_room(association, exc)
+
+
+def _no_room(association: Any, exc: OSError) -> tuple[int, str]:
+    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+    return NO_RESOURCES, f"refused: can't be written ({name})"
+
+
+# --- what pynetdicom has no setting for -----------------------------------------------------------
+
+_configured = threading.Lock()
+
+
+def _configure_pynetdicom() -> None:
+    """Let associations of a `Receiver` write data sets to drafts; other ones are as before."""
+    with _configured:
+        _config.LOG_HANDLER_LEVEL = "none"  # it would format each PDU, and name patients
+        _config.STORE_RECV_CHUNKED_DATASET = True
+        # all classes, each in the first syntax that is offered for it
+        _config.UNRESTRICTED_STORAGE_SERVICE = True
+        _config.WINDOWS_TIMER_RESOLUTION = None
+        dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]
+        dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]
+
+
+def _reading_association() -> _Association | None:
+    """Return the association of which this thread reads the connection."""
+    thread = threading.current_thread()
+    association = thread.assoc if isinstance(thread, DULServiceProvider) else None
+    return association if isinstance(association, _Association) else None
+
+
+class _DraftFile:
+    """Stands for the temporary file that pynetdicom writes a data set to, closes and removes."""
+
+    def __new__(cls, **options: Any) -> Any:
+        """Return a draft of a `Receiver`'s association; else a temporary file."""
+        association = _reading_association()
+        if association is None:
+            return NamedTemporaryFile(**options)
+        file = super().__new__(cls)
+        file._draft = association.begin_draft()
+        file.name, file.write = file._draft.name, file._draft.write
+        return file
+
+    _draft: Draft
+    name: str
+    write: Callable[[bytes], int]
+
+    @property
+    def file(self) -> _DraftFile:
+        """The file inside, which pynetdicom flushes after each part."""
+        return self
+
+    def flush(self) -> None:
+        """Do nothing: what is written is handed to the system at once."""
+
+    def close(self) -> None:
+        """Do nothing: a draft that was not kept is gone by now."""
+
+
+def _file_meta(**uids: Any) -> FileMetaDataset:
+    """Return pynetdicom's meta header, with the titles of sender and receiver (PS3.10 7.1)."""
+    meta = create_file_meta(**uids)
+    association = _reading_association()
+    if association is not None:
+        meta.SendingApplicationEntityTitle = association.title
+        meta.ReceivingApplicationEntityTitle = association.receiver.options.title
+    return meta

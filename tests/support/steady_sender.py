@@ -1,0 +1,49 @@
+"""`python steady_sender.py PORT FOLDER SEED TOLD`: send each file until it is acknowledged.
+
+The association is asked for anew whenever it ends. A line of TOLD names each acknowledged file, on
+the disk before the next one is sent.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+from pynetdicom import AE, _config
+
+CT = "1.2.840.10008.5.1.4.1.1.2"
+SYNTAXES = {"plain": "1.2.840.10008.1.2.1", "rle": "1.2.840.10008.1.2.5"}
+
+
+def main() -> None:
+    """Send the files of FOLDER/plain and FOLDER/rle, shuffled, each second one twice."""
+    port, folder, seed = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    _config.STORE_SEND_CHUNKED_DATASET = True
+    _config.LOG_HANDLER_LEVEL = "none"
+    entity = AE("PYNETDICOM")
+    entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = 20
+    for syntax in SYNTAXES.values():
+        entity.add_requested_context(CT, syntax)
+    files = sorted(path for name in SYNTAXES for path in (folder / name).iterdir())
+    waiting = files + files[seed % 2 :: 2]
+    random.Random(seed).shuffle(waiting)
+    with Path(sys.argv[4]).open("a", buffering=1) as told:
+        while waiting:
+            made = entity.associate("127.0.0.1", port, ae_title="SCANLOOM")
+            while waiting and made.is_established:
+                try:
+                    status = made.send_c_store(waiting[-1])
+                except (RuntimeError, ValueError, AttributeError):  # it has just ended
+                    break
+                if status and status.Status == 0:
+                    told.write(f"{waiting.pop()}\n")
+            if made.is_established:
+                made.release()
+            else:
+                time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The page of a receiver: mistakes are named by line, and what is open to others is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.site import Site, read_site
+from support.real_scans import ROOT
+
+
+def read(tmp_path: Path, text: str) -> Site:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    return read_site(path)
+
+
+def test_a_peer_is_enough(tmp_path: Path) -> None:
+    site = read(tmp_path, "peers: [{title: PACS}]\n")
+
+    assert (site.title, site.address, site.port) == ("SCANLOOM", "127.0.0.1", 11112)
+    assert (site.tls, site.spool, site.changed, site.reserve) == (None, None, "newest", 5 << 30)
+
+
+def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
+    text = "peers: [{title: A}]\nspool: in\ntls: {certificate: a.pem, key: /k, clients: c.pem}\n"
+    site = read(tmp_path, text)
+
+    assert site.tls is not None
+    assert (site.spool, site.tls.key) == (str(tmp_path / "in"), "/k")
+    assert site.tls.certificate == str(tmp_path / "a.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title: A\n", "line 1: peers is missing"),
+        ("peers: []\n", "line 1: peers: expected at least 1"),
+        ("peers: [{title: A}]\nprot: 104\n", "line 2: prot is not a key here; did you mean port?"),
+        ("peers: [{title: A}]\nport: 70000\n", "line 2: port: expected less than or equal"),
+        ("peers:\n- title: A SEVENTEEN CHARS\n", "line 2: peers.title: expected calling AE title"),
+        ("peers:\n- title: A\n  addresses: pacs.local\n", "line 3: peers.addresses: expected addr"),
+        ("peers: [{title: A}]\naddress: pacs\n", "line 2: address: expected an address such as"),
+        ("peers: [{title: A}, {title: A}]\n", "a title once among the peers"),
+        ("peers: [{title: A}]\naddress: 0.0.0.0\n", "`addresses` for each peer, or `tls`"),
+        ("peers: [{title: A}]\nchanged: last\n", "line 2: changed: expected one of newest, first"),
+        ("peers: [{title: A}]\nlimits: {idle: 0}\n", "line 2: limits.idle: expected greater than"),
+        ("- a\n", "a site is a mapping"),
+    ],
+)
+def test_a_mistake_is_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ScanError) as refused:
+        read(tmp_path, text)
+    assert refused.value.reason is Reason.SITE
+    assert message in refused.value.detail
+
+
+def test_others_may_send_from_given_addresses_or_with_certificates(tmp_path: Path) -> None:
+    peer = "address: 0.0.0.0\npeers: [{title: A, addresses: 10.0.0.9/24}]\n"
+    assert read(tmp_path, peer).peers[0].addresses == ("10.0.0.0/24",)
+    tls = "tls: {certificate: a, key: b, clients: c}\n"
+    assert read(tmp_path, f"address: '::'\npeers: [{{title: A}}]\n{tls}").tls is not None
+
+
+def test_the_published_schema_is_current() -> None:
+    """If this fails: python docs/write_schema.py."""
+    published = json.loads((ROOT / "docs" / "site.schema.json").read_text())
+
+    assert published == Site.model_json_schema()
