@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,12 +71,25 @@ def find_reader(folder: Path) -> ModelReader | None:
 
 
 def no_reader_error(folder: Path, detail: str) -> ScanError:
-    """Return the error for a folder that no reader accepts: its format, or all that are read."""
+    """Return the error for a folder that no reader accepts.
+
+    It says that the models are in subfolders, which format the folder has, or which are read.
+    """
     from scanloom.convert.unread import unread_error
 
+    if within := _models_within(folder):
+        several = f"{len(within)} models are in folders of this one; give one of them"
+        return ScanError(Reason.MODEL_UNKNOWN, several, str(folder))
     formats = ", ".join(reader.name for reader in readers())
     unknown = ScanError(Reason.MODEL_UNKNOWN, f"{detail} ({formats})", str(folder))
     return unread_error(folder) or unknown
+
+
+def _models_within(folder: Path) -> list[Path]:
+    """Return the subfolders that are models; [] for a file, or a folder that can't be listed."""
+    with suppress(OSError):
+        return [each for each in folder.iterdir() if each.is_dir() and find_reader(each)]
+    return []
 
 
 def source_folders(folder: Path) -> tuple[Path, ...]:

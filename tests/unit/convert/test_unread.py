@@ -119,6 +119,16 @@ def test_format_is_named_with_what_it_lacks_and_what_to_do(name: str, tmp_path: 
         assert "opy the bundle again" not in str(refused.value)
 
 
+def test_a_folder_of_models_asks_for_one_of_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_bundle(tmp_path / name)
+
+    with pytest.raises(ScanError, match="2 models are in folders of this one") as refused:
+        find_model(str(tmp_path))
+
+    assert refused.value.reason is Reason.MODEL_UNKNOWN
+
+
 def test_a_bundle_without_weights_but_torchscript_says_so(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     (bundle / "models" / "model.pt").unlink()
