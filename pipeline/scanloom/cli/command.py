@@ -41,6 +41,14 @@ OF_OTHER_TOOLS = {
     "--save_probabilities": "--also uncertainty writes their entropy",
 }
 """Options of TotalSegmentator and nnU-Net, and what `segment` has in their place."""
+OF_OTHER_TOOLS_IN_RUN = {
+    "--gpu": "set `execution: {device: cuda}` in the workflow",
+    "--cpu": "set `execution: {device: cpu}` in the workflow",
+    "--device": "set `execution: {device: ...}` in the workflow",
+    "--task": "name the models in the workflow",
+    "--model": "name the models in the workflow",
+}
+"""What people give `run`, where the workflow has it."""
 # Of a single call: a file must not name another file
 _NOT_IN_FILES = ("config", "help", "version")
 
@@ -295,8 +303,9 @@ def _explained() -> Iterator[None]:
 
 def _translate(error: Any) -> None:
     """For an option of another tool, name ours in place of those of similar spelling."""
-    hint = OF_OTHER_TOOLS.get(getattr(error, "option_name", ""))
-    if hint and error.ctx.info_name == "segment":
+    hints = {"segment": OF_OTHER_TOOLS, "run": OF_OTHER_TOOLS_IN_RUN, "plan": OF_OTHER_TOOLS_IN_RUN}
+    command = error.ctx.info_name if getattr(error, "ctx", None) else ""
+    if hint := hints.get(command, {}).get(getattr(error, "option_name", "")):
         error.possibilities = None
         error.message = f"{error.message}; {hint}"
 

@@ -58,7 +58,7 @@ def exit_of_reason(reason: Reason) -> Exit:
     if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
         return Exit.INPUT_OUTPUT
     # Of the program and its machine: neither a scan nor an option is to blame
-    internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
+    internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT, Reason.NOT_INSTALLED)
     return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
 

@@ -209,6 +209,7 @@ class Reason(Enum):
         "failed",
         True,
     )
+    NOT_INSTALLED = "Install it with the command that is named"
     CASE_TIMEOUT = "Raise the time limit, or exclude this scan"
     CRASHED = "The case crashed its worker process even when run alone: please report it"
     WRITE_MISMATCH = ("The written files differ from the result: please report it", "failed", True)

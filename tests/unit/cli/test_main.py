@@ -204,3 +204,10 @@ def test_an_option_of_another_tool_is_translated(option: str, hint: str, tmp_pat
     assert ended.code == 2
     assert hint in ended.err
     assert "Possible options" not in ended.err
+
+
+def test_an_option_that_the_workflow_has_is_named_there(tmp_path: Path) -> None:
+    ended = scanloom("run", "ct_tissue", tmp_path, "--gpu")
+
+    assert ended.code == 2
+    assert "execution: {device: cuda}" in " ".join(ended.err.replace("│", " ").split())

@@ -140,7 +140,7 @@ def review(
             from scanloom.review.server.serve import ServerOptions, serve
         except ModuleNotFoundError as exc:
             detail = "the review server is not installed: pip install 'scanloom[review]'"
-            raise ScanError(Reason.ENVIRONMENT, detail) from exc
+            raise ScanError(Reason.NOT_INSTALLED, detail) from exc
         options = ServerOptions(
             reviewers=names,
             host=address.host,
@@ -154,6 +154,8 @@ def review(
         )
         say("Reading the results ...")
         serve(out, options, _tell, partial(_publish, out, key.key), _tell_kept)
+        if (table := out / "review" / "review.csv").is_file():
+            say(f"Verdicts: {table}")
 
 
 def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: AddressOptions) -> None:

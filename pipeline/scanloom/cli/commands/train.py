@@ -93,7 +93,7 @@ def _check_extra() -> None:
 
     missing = [name for name in ("fire", "ignite", "tensorboard") if find_spec(name) is None]
     if missing:
-        raise ScanError(Reason.ENVIRONMENT, "training needs: pip install 'scanloom[train]'")
+        raise ScanError(Reason.NOT_INSTALLED, "training needs: pip install 'scanloom[train]'")
 
 
 SHOWN = 10

@@ -66,7 +66,7 @@ def check_packages(outputs: Outputs) -> None:
     Raises
     ------
     ScanError
-        ENVIRONMENT, with the command that installs them.
+        NOT_INSTALLED, with the command that installs them.
     """
     for writer in writers_of(outputs):
         show_modules(writer.module)
@@ -74,7 +74,7 @@ def check_packages(outputs: Outputs) -> None:
             detail = (
                 f"{EXTRAS[writer.name]} ({writer.name}) need: pip install 'scanloom[{writer.name}]'"
             )
-            raise ScanError(Reason.ENVIRONMENT, detail)
+            raise ScanError(Reason.NOT_INSTALLED, detail)
 
 
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:

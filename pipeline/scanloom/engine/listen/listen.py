@@ -50,7 +50,7 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
     Raises
     ------
     ScanError
-        ENVIRONMENT if pynetdicom is not installed, or the address or a certificate can't be used;
+        NOT_INSTALLED without pynetdicom; ENVIRONMENT if the address or a certificate can't be used;
         LOCKED if another process receives into the spool; OUTPUT_UNWRITABLE, DISK_FULL.
     """
     try:
@@ -58,7 +58,7 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
             from scanloom.io.network.receiver import Receiver
     except ModuleNotFoundError as exc:
         detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
-        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+        raise ScanError(Reason.NOT_INSTALLED, detail) from exc
     options = _options(site)
     folder = spool_folder(site, out)
     if site.spool is None:

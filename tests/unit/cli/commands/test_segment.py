@@ -183,6 +183,16 @@ def test_one_bad_path_does_not_stop_the_others(
     ]
 
 
+def test_of_several_results_one_table_is_offered(tiny_model: Path, tmp_path: Path) -> None:
+    scans = [nifti(tmp_path / f"{name}.nii.gz", code=n + 1) for n, name in enumerate("ab")]
+    options = ["-m", tiny_model, "-o", tmp_path / "out", "--modality", "CT"]
+    assert "scanloom report" not in scanloom("segment", scans[0], *options).out
+    ended = scanloom("segment", *scans, *options)
+
+    assert ended.code == 0, ended.err
+    assert f"scanloom report -o {tmp_path / 'out'}" in ended.out
+
+
 def test_another_recipe_is_stale_until_replaced(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

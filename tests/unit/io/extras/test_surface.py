@@ -355,7 +355,7 @@ def test_without_its_package_it_is_refused_at_once(monkeypatch: pytest.MonkeyPat
     writers.check_packages(Outputs(also=("masks",)))
     with pytest.raises(ScanError, match=r"pip install 'scanloom\[surface\]'") as caught:
         writers.check_packages(Outputs(also=("masks", "surface")))
-    assert caught.value.reason is Reason.ENVIRONMENT
+    assert caught.value.reason is Reason.NOT_INSTALLED
 
 
 # --- faults that the read-back finds --------------------------------------------------------------
