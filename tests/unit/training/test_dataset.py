@@ -159,6 +159,8 @@ def test_a_verdict_about_a_result_that_was_corrected_since_does_not_count(
     results.decide(case, "reject")
     results.correct(case)
     assert taken(results.write(DatasetOptions())) == {case: "corrected"}
+    ended = scanloom("dataset", results.out, "-o", results.target / "again", "--key", results.key)
+    assert "1 case, 1 of them judged by nobody since" in ended.out
 
 
 def test_sources_that_changed_or_are_gone_are_left_out(

@@ -167,8 +167,11 @@ def _show(written: Dataset) -> None:
             sizes = [sum(case.fold == n for case in cases) for n in range(written.folds)]
             line += f", in folds of {', '.join(map(str, sizes))}"
         table.add_row(name, line)
-    if corrected := sum(case.revision > 0 for case in written.cases):
-        table.add_row("corrected", counted(corrected, "case"))
+    if corrected := [case for case in written.cases if case.revision > 0]:
+        line = counted(len(corrected), "case")
+        if alone := sum(case.status == "corrected" for case in corrected):
+            line += f", {alone} of them judged by nobody since"
+        table.add_row("corrected", line)
     for status, count in written.unselected.items():
         table.add_row("not taken", f"{counted(count, 'case')}: {status}")
     for case, (reason, detail) in written.left_out.items():
