@@ -11,7 +11,7 @@ from pydicom.uid import UID_dictionary
 
 from scanloom.io.dicom import uids
 
-UIDS = {name: value for name, value in vars(uids).items() if name.isupper()}
+UIDS = {k: v for k, v in vars(uids).items() if k.isupper() and isinstance(v, str)}
 PREFIXES = {name for name in UIDS if name.endswith("FAMILY") or name == "STORAGE"}
 NOT_IN_PYDICOM = {"DEFLATED_IMAGE_FRAME_COMPRESSION"}
 MEMBERS = {
