@@ -45,8 +45,10 @@ def sampling_theta(size: Sequence[int], step: NDArray[Any], shape: Sequence[int]
     shape : (X', Y', Z')
         Shape of the result.
     """
-    unnormalized = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
-    theta = torch.from_numpy(_normalizer(size)) @ torch.from_numpy(step) @ unnormalized
+    # As batches of one, as MONAI has them: some processors round the product of two matrices
+    # otherwise, and the last bit decides ties
+    normal, back = (torch.from_numpy(_normalizer(n))[None] for n in (size, shape))
+    [theta] = normal @ torch.from_numpy(step)[None] @ torch.inverse(back)
     return theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].T
 
 
