@@ -48,7 +48,7 @@ def sampling_theta(size: Sequence[int], step: NDArray[Any], shape: Sequence[int]
     # As batches of one, as MONAI has them: some processors round the product of two matrices
     # otherwise, and the last bit decides ties
     normal, back = (torch.from_numpy(_normalizer(n))[None] for n in (size, shape))
-    [theta] = normal @ torch.from_numpy(step)[None] @ torch.inverse(back)
+    theta: torch.Tensor = (normal @ torch.from_numpy(step)[None] @ torch.inverse(back))[0]
     return theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].T
 
 
