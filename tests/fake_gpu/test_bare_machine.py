@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ABSENT = (
     "dask",
@@ -63,6 +65,7 @@ print(segmentation.device, segmentation.layers[0].labels.shape)
 """
 
 
+@pytest.mark.thorough
 def test_a_scan_is_labelled_with_the_default_engine(tmp_path: Path) -> None:
     paths = os.pathsep.join(str(ROOT / name) for name in ("pipeline", "tests"))
     env = {**os.environ, "PYTHONPATH": paths, "XDG_CACHE_HOME": str(tmp_path)}

@@ -44,6 +44,7 @@ def rows_of(card: ModelCard, volume: Volume) -> int:
     return len(list(layout.rows()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("changes", CHANGES)
 def test_a_scan_crosses_the_bus_once_and_the_host_hardly_waits(
     fake: StandIn, card: ModelCard, volume: Volume, changes: str
@@ -70,7 +71,7 @@ def test_a_scan_crosses_the_bus_once_and_the_host_hardly_waits(
     assert fake.allocated == before
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("folds", [("0",), ("0", "1")], ids=["one", "folds"])
 def test_what_launches_a_scan_of_nnunet_waits_for_none_of_its_labels(
     fake: StandIn, volume: Volume, folds: tuple[str, ...], tmp_path: Path

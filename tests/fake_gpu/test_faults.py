@@ -69,6 +69,7 @@ def test_a_scan_is_labelled_although_memory_ran_out(
     assert fake.allocated == before
 
 
+@pytest.mark.thorough
 def test_memory_that_never_suffices_is_a_named_reason(
     fake: StandIn, predictor: TorchPredictor, small_volume: Volume, small_expected: Segmentation
 ) -> None:

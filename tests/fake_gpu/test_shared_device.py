@@ -81,6 +81,7 @@ def test_a_scan_that_ends_on_the_cpu_is_flagged(
     np.testing.assert_array_equal(result.layers[0].labels, small_expected.layers[0].labels)
 
 
+@pytest.mark.thorough
 def test_a_scan_that_overflows_the_device_while_it_runs_is_flagged(
     shared: StandIn, card: ModelCard, small_volume: Volume, small_expected: Segmentation
 ) -> None:

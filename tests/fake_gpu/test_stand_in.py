@@ -117,6 +117,7 @@ def test_operations_of_other_threads_are_counted(fake: StandIn) -> None:
     assert fake.ledger.operations == 2
 
 
+@pytest.mark.thorough
 def test_memory_is_counted_and_limited() -> None:
     with stand_in(memory=1000) as fake:
         first = torch.zeros(200, device="cuda")

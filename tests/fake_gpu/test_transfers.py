@@ -40,6 +40,7 @@ def test_labels_of_a_scan_in_parts_are_those_of_the_cpu(
     np.testing.assert_array_equal(layer.labels, expected.layers[0].labels)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("planes")
 def test_labels_of_nnunet_in_parts_are_those_of_the_cpu(
     fake: StandIn, small_volume: Volume, tmp_path: Path

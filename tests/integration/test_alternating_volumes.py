@@ -163,6 +163,7 @@ def assert_gap_is_named(name: str, folder: Path, every: int) -> None:
         assert sorted(codes) == [""] * (volumes - 1) + ["SLICE_GAP"], (lost, codes)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("every", [109, pytest.param(33, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SCANS)
 def test_a_missing_slice_is_refused_by_the_name_of_the_gap(tmp_path, name, every):

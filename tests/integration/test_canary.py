@@ -119,6 +119,7 @@ def test_results_and_failures_have_no_identity(site: Site, segmented: Ended) -> 
     assert_clean(site.out)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The value length:UserWarning")  # of the canary, by pydicom
 def test_each_file_of_a_reviewed_folder_holds_what_the_list_says(
     site: Site, segmented: Ended, tmp_path: Path
@@ -242,6 +243,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_errors_of_libraries_are_reported_without_their_text(
     site: Site, segmented: Ended, tmp_path: Path
 ) -> None:
@@ -266,6 +268,7 @@ def test_errors_of_libraries_are_reported_without_their_text(
     assert_clean(tmp_path / "out")
 
 
+@pytest.mark.thorough
 def test_a_path_that_was_typed_stays_on_the_terminal(site: Site, tmp_path: Path) -> None:
     """It is echoed to whoever typed it, and written into no file."""
     [study] = site.scan("plain").iterdir()
@@ -281,6 +284,7 @@ def test_a_path_that_was_typed_stays_on_the_terminal(site: Site, tmp_path: Path)
     assert_clean(tmp_path / "out")
 
 
+@pytest.mark.thorough
 def test_folders_of_scans_are_no_models(site: Site, tmp_path: Path) -> None:
     """A folder of scans given as a model by mistake."""
     for wrong in ("plain", "nifti_image", "no_images"):

@@ -93,6 +93,7 @@ def test_volumes_are_those_of_the_phantom(published: Path) -> None:
         assert measured[label] == pytest.approx(truth[label], rel=0.05), label
 
 
+@pytest.mark.thorough
 def test_two_runs_are_byte_identical_but_for_timing(
     published: Path, tmp_path: Path, key: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_second_run_finds_it_done(published: Path, key: Path) -> None:
     assert digests(published) == before
 
 
+@pytest.mark.thorough
 def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Path) -> None:
     """--replace puts the new folder in the place of the old one."""
     out = copy_of(published, tmp_path)
@@ -162,6 +164,7 @@ def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Pat
     assert len(list((out / "cases").iterdir())) == 1
 
 
+@pytest.mark.thorough
 def test_less_overlap_is_named_on_every_result(tmp_path: Path, key: Path) -> None:
     """A later request of another overlap names the overlap, not a changed model."""
     out, change = tmp_path / "out", "overlap 0.1 instead of 0.25"
@@ -286,6 +289,7 @@ def test_a_scan_too_large_for_memory_is_refused_before_it_is_read(
     assert not left_behind(tmp_path / "out")
 
 
+@pytest.mark.thorough
 def test_each_volume_of_a_scan_is_a_case_of_its_own(tmp_path: Path, key: Path) -> None:
     array = np.full((20, 21, 22, 2), -1000, np.int16)
     array[5:15, 5:15, 5:15] = (40, 60)

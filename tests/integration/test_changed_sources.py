@@ -87,6 +87,7 @@ def test_a_study_that_arrives_in_five_parts_is_made_anew_each_time(
     assert runs.cases() == before
 
 
+@pytest.mark.thorough
 def test_a_part_that_leaves_a_gap_keeps_the_older_result_and_says_so(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -400,6 +401,7 @@ class Segments:
         return int(nib.load(folder / "segmentation.nii.gz").shape[2])
 
 
+@pytest.mark.thorough
 def test_a_folder_that_was_completed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
     segment, scan = Segments(tmp_path, model), tmp_path / "scan"
     files = write_slices(tmp_path / "scanner")
@@ -415,6 +417,7 @@ def test_a_folder_that_was_completed_is_segmented_anew(tmp_path: Path, model: Pa
     assert (again["remade"], again["recalled"]) == (False, True)
 
 
+@pytest.mark.thorough
 def test_a_piece_of_the_same_series_elsewhere_gets_its_own_result(
     tmp_path: Path, model: Path
 ) -> None:
@@ -429,6 +432,7 @@ def test_a_piece_of_the_same_series_elsewhere_gets_its_own_result(
     assert (case["remade"], segment.slices()) == (True, 7)
 
 
+@pytest.mark.thorough
 def test_a_volume_file_whose_middle_changed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
     """The change lies between the samples of its fingerprint: its case id stays the same."""
     segment, path = Segments(tmp_path, model), tmp_path / "scan.nii"

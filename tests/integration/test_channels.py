@@ -113,6 +113,7 @@ def run(folder: Path, archive: Path, model: Path, **channels: object) -> Ended:
     return scanloom("run", path, archive, "--out", folder / "out", "--cluster", "none", *key)
 
 
+@pytest.mark.thorough
 def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expected):
     selections = {name: {"description": f"{name}$"} for name in INPUTS}
     ended = run(tmp_path, archive, model, **selections)
@@ -137,6 +138,7 @@ def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expec
     assert sum(row["outcome"] == "used" for row in rows) == 2 * SHAPE[2]
 
 
+@pytest.mark.thorough
 def test_a_dataset_has_all_inputs_in_the_order_of_the_model(tmp_path, archive, model):
     """The crosswalk knows the first one: the others are found by the content of the study."""
     run(tmp_path, archive, model, **{name: {"description": f"{name}$"} for name in INPUTS})

@@ -54,6 +54,7 @@ def difference(change: str, layer: Layer, home: Layer) -> tuple[float, float]:
     return float(unlike.mean()), min(dice.values())
 
 
+@pytest.mark.thorough
 def test_compiled_restore_changes_nothing_but_ties(
     card: ModelCard, volume: Volume, home: Layer
 ) -> None:
@@ -68,6 +69,7 @@ def test_compiled_restore_changes_nothing_but_ties(
     assert least >= 0.999
 
 
+@pytest.mark.thorough
 def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--no-skip-air turns it off. The card that ships does not ask for it: here it does."""
     reported, clock = replace(card, air_below=AIR), StepTimer()

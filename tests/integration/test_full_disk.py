@@ -25,6 +25,7 @@ ls -A "$disk/out"
 """
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_74_and_nothing_stays(tmp_path: Path) -> None:
     write_series(tmp_path / "study", noise((64, 60, 20)))
     model = write_tiny_bundle(tmp_path / "models")
@@ -135,6 +136,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_metrics_that_are_lost_on_the_way_are_reported_once(tmp_path: Path) -> None:
     quick = QuickRun(tmp_path / "quick")
 
@@ -235,6 +237,7 @@ scanloom "$@"; echo "code $?"
 """
 
 
+@pytest.mark.thorough
 def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path: Path) -> None:
     quick = QuickRun(tmp_path / "quick")
     quick.workflow.write_text(quick.workflow.read_text().replace("select: {modality: MR}\n", ""))
@@ -248,6 +251,7 @@ def test_workers_that_find_no_room_for_temporary_files_name_the_folder(tmp_path:
     )
 
 
+@pytest.mark.thorough
 def test_a_full_scratch_folder_fails_only_scans_that_need_it(tmp_path: Path) -> None:
     scans = tmp_path / "scans"
     write_packed(scans)

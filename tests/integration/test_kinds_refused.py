@@ -113,6 +113,7 @@ def turns(draw: st.DrawFn) -> Turn:
     return np.array(Rotation.from_euler("xyz", angles).as_matrix()[:2])
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(
     turn=turns(),

@@ -43,6 +43,7 @@ def write_archives(folder: Path, files: list[Path]) -> None:
     last.write_bytes(last.read_bytes()[:-1000])
 
 
+@pytest.mark.thorough
 def test_half_a_scan_is_published_with_a_flag(
     tmp_path: Path, warm_workers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

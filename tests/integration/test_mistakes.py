@@ -406,6 +406,7 @@ def test_archive_of_nifti_is_told_how_to_be_selected(workplace: Path) -> None:
     assert not (workplace / "out" / "cases").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["plan", "run"])
 def test_archive_of_nifti_is_selected_as_advised(command: str, workplace: Path) -> None:
     """The workflow selects MR by its description, which a NIfTI file does not have either."""

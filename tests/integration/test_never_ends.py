@@ -80,6 +80,7 @@ def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
     assert Flag.FILES_LOST in volume.flags
 
 
+@pytest.mark.thorough
 def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -> None:
     quick = QuickRun(tmp_path / "quick")
     endless = write_endless(quick.scans / "endless")
@@ -141,6 +142,7 @@ def put(kind: str, path: Path) -> None:
 TEXT = b"\xff\0{no"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["link to nothing", "folder", "pipe"])
 def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
     kind: str, tmp_path: Path
@@ -185,6 +187,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_a_run_on_a_share_without_hard_links(tmp_path: Path) -> None:
     quick = QuickRun(tmp_path / "quick")
     key = {"SCANLOOM_KEY": str(tmp_path / "key")}  # made there, too

@@ -233,6 +233,7 @@ def test_labels_are_those_of_nnunets_steps(name: str, number: int, tmp_path: Pat
     assert agreement(segmentation.layers[0].labels, labels) >= 0.9995
 
 
+@pytest.mark.thorough
 def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
     configurations = {
         "3d_lowres": {**CONFIGURATION, "spacing": [3.0, 1.7, 1.7]},
@@ -250,6 +251,7 @@ def test_a_cascade_sees_the_labels_of_its_first_stage(tmp_path: Path) -> None:
     assert agreement(segmentation.layers[0].labels, labels) >= 0.9995
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "spacing"),
     [

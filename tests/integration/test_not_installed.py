@@ -58,6 +58,7 @@ def run(folder: Path, lacks: Collection[str], code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lacks", [frozenset(), HIDDEN], ids=["all", "few"])
 def test_a_model_predicts(tmp_path: Path, scan: Path, lacks: frozenset[str]) -> None:
     code = f"""
@@ -71,6 +72,7 @@ print(np.count_nonzero(result.layers[0].labels) > 0, scanloom.__version__)
     assert run(tmp_path, lacks, code) == f"True {scanloom.__version__}"
 
 
+@pytest.mark.thorough
 def test_commands_work(tmp_path: Path, scan: Path) -> None:
     """segment writes versions and a header with scanloom's; doctor has its say."""
     out = tmp_path / "out"

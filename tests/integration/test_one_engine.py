@@ -104,6 +104,7 @@ def published(out: Path, *below: str) -> dict[str, bytes]:
 RESULTS = ("cases", "engines")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["openvino", "torch"])
 def test_later_cases_keep_the_engine_of_the_first(
     segment: Segment, scans: list[Path], caches: dict[str, Path], tmp_path: Path, first: str
@@ -124,6 +125,7 @@ def test_later_cases_keep_the_engine_of_the_first(
     assert timing == (first == "openvino")
 
 
+@pytest.mark.thorough
 def test_fresh_runs_give_equal_bytes(segment: Segment, scans: list[Path], tmp_path: Path) -> None:
     """Measured times are in `timing.json` only: caches are empty, folders are new."""
     for n in range(2):
@@ -131,6 +133,7 @@ def test_fresh_runs_give_equal_bytes(segment: Segment, scans: list[Path], tmp_pa
     assert published(tmp_path / "out-0", *RESULTS) == published(tmp_path / "out-1", *RESULTS)
 
 
+@pytest.mark.thorough
 def test_an_engine_that_is_missing_later_is_flagged(
     segment: Segment,
     scans: list[Path],
@@ -152,6 +155,7 @@ def test_an_engine_that_is_missing_later_is_flagged(
     assert "instead of openvino: it is not installed here" in whys
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_the_engine_and_another_request_says_what_it_was(
     segment: Segment, scans: list[Path], caches: dict[str, Path], model: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from support.write_dicom import Words, noise, write_series
 SAMPLE = shipped("data") / "torso_ct"
 
 
+@pytest.mark.thorough
 def test_a_model_labels_a_volume_in_memory() -> None:
     """The label map lies on the volume's grid; its volumes are those drawn, within 5 %."""
     volume = scanloom.load_volume(SAMPLE)
@@ -26,6 +27,7 @@ def test_a_model_labels_a_volume_in_memory() -> None:
     assert abs(lung / truth["lung"] - 1) < 0.05
 
 
+@pytest.mark.thorough
 def test_segment_publishes_and_goes_on_after_a_bad_path(tmp_path: Path) -> None:
     """One record a path, in order; a path without a scan does not stop the next."""
     key = tmp_path / "key"

@@ -126,6 +126,7 @@ def name_by_source(out: Path) -> None:
         folder.rename(folder.with_name(names[folder.name]))
 
 
+@pytest.mark.thorough
 def test_phases_in_folders_that_are_named_by_source(runs: Runs) -> None:
     write_two_echoes(runs.archive)
     runs.write(select="modality: CT", more="policy: {phases: all}\n")

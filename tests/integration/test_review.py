@@ -508,6 +508,7 @@ def test_damaged_dicom_segs_are_refused_by_name(output: OutputCopy, tmp_path: Pa
 # --- nobody is named ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
     """Server, log, revisions and tables of a scan whose every text is a canary."""
     output = OutputCopy(published, tmp_path)

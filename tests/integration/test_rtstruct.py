@@ -38,6 +38,7 @@ def test_dciodvfy_is_silent_of_empty_and_corrected_structures(tmp_path: Path) ->
     assert dciodvfy_says(rtstruct_of(tmp_path, scan, empty)) == ""
 
 
+@pytest.mark.thorough
 def test_a_run_publishes_it_and_verify_knows_it(tmp_path: Path) -> None:
     key, out = tmp_path / "key", tmp_path / "out"
     key.write_bytes(bytes(range(32)))

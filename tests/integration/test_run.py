@@ -84,6 +84,7 @@ def done(runs: Runs, thorax: Path) -> Runs:
     return runs
 
 
+@pytest.mark.thorough
 def test_equal_volume_files_are_one_case(runs, tmp_path):
     values = np.full((12, 10, SLICES), -1000, np.int16)
     values[3:6, 3:6, 1:3] = GOOD[0]
@@ -105,6 +106,7 @@ def test_equal_volume_files_are_one_case(runs, tmp_path):
     assert {row["case"] for row in rows} == set(runs.cases())
 
 
+@pytest.mark.thorough
 def test_series_that_wait_for_a_choice_did_not_fail(runs, tmp_path):
     """They are an outcome of their own in all accounts, and the run ends well."""
     runs.archive = tmp_path / "mixed"
@@ -173,6 +175,7 @@ def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
     assert files == {"found": 24, "used": 16, "skipped": 5, "failed": 7, "open": 0, **files}
 
 
+@pytest.mark.thorough
 def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, archive: Path) -> None:
     """The sources include series that were excluded by their headers, and files of no series."""
     runs()
@@ -249,6 +252,7 @@ def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> 
     ]
 
 
+@pytest.mark.thorough
 def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
     before = done.cases()
     done.write(THORAX, "outputs: {also: masks}\n")

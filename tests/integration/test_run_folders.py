@@ -79,6 +79,7 @@ def field(
     return Field(tmp_path, tmp_path / "bundles" / "tiny")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("subfolder", ["results", "."])
 def test_results_among_the_scans_are_no_scans(field: Field, subfolder: str) -> None:
     field.out = field.archive / subfolder
@@ -109,6 +110,7 @@ def test_a_disk_that_is_not_mounted_changes_nothing(field: Field) -> None:
     assert files() == before
 
 
+@pytest.mark.thorough
 def test_status_says_why_a_run_failed(field: Field) -> None:
     (field.out / "manifest.csv").unlink()
     (field.out / "manifest.csv").mkdir()
@@ -121,6 +123,7 @@ def test_status_says_why_a_run_failed(field: Field) -> None:
     assert reported["reason"] in scanloom("status", field.out).out
 
 
+@pytest.mark.thorough
 def test_stray_files_among_the_cases_are_ignored(field: Field) -> None:
     (field.out / "cases" / "@eaDir").mkdir()
     (field.out / "cases" / ".DS_Store").touch()

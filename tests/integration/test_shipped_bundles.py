@@ -43,6 +43,7 @@ def image_for(name: str, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @needs_runner
 @pytest.mark.parametrize("name", SUFFIXES)
 def test_monai_runs_it_and_labels_are_ours(name: str, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def options_of(folder: Path) -> SegmentOptions:
     )
 
 
+@pytest.mark.thorough
 def test_a_run_publishes_it_and_verify_knows_it(tmp_path: Path) -> None:
     options = options_of(tmp_path)
     [(_, record)] = iter_segment([shipped("data") / "torso_ct"], options)
@@ -138,6 +139,7 @@ def test_a_run_publishes_it_and_verify_knows_it(tmp_path: Path) -> None:
     assert scanloom_command("verify", options.out).code == 1
 
 
+@pytest.mark.thorough
 def test_a_report_that_was_altered_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

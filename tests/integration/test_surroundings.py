@@ -65,6 +65,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "key"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spoil", [text_as_weights, network_that_cannot_be_built, network_of_no_size]
 )

@@ -149,6 +149,7 @@ def test_models_share_a_scan_and_keep_their_labels(
     assert "relations" not in done.document
 
 
+@pytest.mark.thorough
 def test_crop_and_restriction(
     tmp_path: Path,
     archive: Path,
@@ -199,6 +200,7 @@ def test_crop_and_restriction(
     assert done.document["relations"]["crop_by"][0]["name"] == "fine"
 
 
+@pytest.mark.thorough
 def test_a_union_has_one_label_map_by_priority(
     tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
 ) -> None:
@@ -241,6 +243,7 @@ def test_a_union_has_one_label_map_by_priority(
     assert scanloom("verify", done.out).code == 0
 
 
+@pytest.mark.thorough
 def test_an_ensemble_takes_the_place_of_its_models(
     tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
 ) -> None:
@@ -257,6 +260,7 @@ def test_an_ensemble_takes_the_place_of_its_models(
     assert done.document["results"][0]["models"] == ["fine", "other"]
 
 
+@pytest.mark.thorough
 def test_shares_are_measured_and_read_back(
     tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
 ) -> None:
@@ -280,6 +284,7 @@ def test_shares_are_measured_and_read_back(
     assert scanloom("verify", done.out).code == 0
 
 
+@pytest.mark.thorough
 def test_relations_are_part_of_the_recipe(
     tmp_path: Path, archive: Path, models: dict[str, Path]
 ) -> None:

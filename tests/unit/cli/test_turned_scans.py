@@ -93,6 +93,7 @@ def test_a_qform_is_read_as_itk_reads_it(tmp_path: Path) -> None:
     assert case_folders.farthest(nib.load(tmp_path / "scan.nii").affine, grid.affine, SHAPE) > 0.05
 
 
+@pytest.mark.thorough
 def test_a_qform_in_float64_goes_into_the_sform(tiny_model: Path, tmp_path: Path) -> None:
     """NIfTI-2 says it exactly, NIfTI-1 could not by its qform."""
     image = nib.Nifti2Image(noise(SHAPE) - 1024, None)

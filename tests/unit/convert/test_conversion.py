@@ -248,6 +248,7 @@ def _replace_weights(model: Path, folder: Path) -> None:
     shutil.copyfile(second, model / "fold_0" / "checkpoint_final.pth")
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_named_or_avoided(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "spleen", weights=saved(0.0, 1 << 20))
     script = """
@@ -308,6 +309,7 @@ def test_errors_are_not_kept(cache: Path, tmp_path: Path) -> None:
     assert entries(cache) == []
 
 
+@pytest.mark.thorough
 def test_two_processes_convert_a_model_at_once(cache: Path, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "spleen")
     code = (
@@ -372,6 +374,7 @@ def test_conversions_of_earlier_readers_are_removed(cache: Path, tmp_path: Path)
     assert len(entries(cache)) == 1
 
 
+@pytest.mark.thorough
 def test_a_killed_process_without_a_cache_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

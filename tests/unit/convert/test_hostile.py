@@ -48,6 +48,7 @@ def refusal(folder: Path, **options: str) -> ScanError:
     return caught.value
 
 
+@pytest.mark.thorough
 def test_endless_work_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuple of tuples is hashed for ever as the key of a dictionary."""
     monkeypatch.setattr(conversion, "SILENCE_S", 8.0)

@@ -148,6 +148,7 @@ def saved(content: Any) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.thorough
 def test_weights_that_training_programs_wrap_are_those_without_it(tmp_path: Path) -> None:
     plain = NETWORK.state_dict()
     parallel = torch.nn.DataParallel(NETWORK).state_dict()

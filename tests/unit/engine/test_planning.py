@@ -442,6 +442,7 @@ def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_plan_tries_cases_where_it_knows_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,6 +474,7 @@ def test_a_plan_tries_cases_where_it_knows_too_little(
     assert not (tmp_path / "out" / "cases").exists()
 
 
+@pytest.mark.thorough
 def test_a_plan_says_why_it_knows_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))

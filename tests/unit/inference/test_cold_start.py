@@ -76,6 +76,7 @@ assert len(scanloom.measurements(sys.argv[2])) > 0
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("network", ["UNet", "DynUNet"])
 def test_shapes_of_common_networks_need_no_compiler(network: str) -> None:
     """MONAI's UNet has PReLU, and its DynUNet draws normally distributed weights."""
@@ -85,6 +86,7 @@ def test_shapes_of_common_networks_need_no_compiler(network: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neither_loading_nor_the_estimate_imports_torchs_compiler(dtype: str) -> None:
     """It takes a second or more, and nothing else here needs it."""
@@ -104,6 +106,7 @@ def test_segment_imports_no_optional_library(
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.thorough
 def test_a_program_that_imports_scanloom_keeps_its_libraries_and_its_settings(
     tmp_path: Path,
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_fitting_plan_is_chosen_before_any_allocation(tmp_path: Path) -> None:
     assert format_bytes(least) in caught.value.detail
 
 
+@pytest.mark.thorough
 def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> None:
     card = model_cards.card(model_cards.small_weights(tmp_path))
     grid = model_cards.grid((90, 80, 70))

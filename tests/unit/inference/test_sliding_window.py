@@ -55,6 +55,7 @@ windows = st.builds(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(sizes, sizes, sizes), windows, st.integers(0, 2), st.integers(1, 5))
 def test_scores_equal_monais(shape: Shape, window: Window, axis: int, batch: int) -> None:

@@ -733,6 +733,7 @@ def test_the_folder_of_nnunet_has_its_names_and_splits(results: Results) -> None
         assert set(split["val"]) == {case.case for case in dataset.cases if case.fold == n}
 
 
+@pytest.mark.thorough
 def test_nobody_is_named(tmp_path: Path) -> None:
     plain(tmp_path / "scans")
     with warnings.catch_warnings():

@@ -498,6 +498,7 @@ def test_a_tolerance_that_is_no_distance_is_refused(results: Path, tolerance: st
 # --- two predictions ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_better_of_two_predictions_has_an_interval_above_zero(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for n in range(8):

@@ -76,6 +76,7 @@ def test_pairs_with_a_surface_equal_surface_distance_of_deepmind() -> None:
     assert compared > PAIRS / 2
 
 
+@pytest.mark.thorough
 def test_nsd_equals_that_of_monai() -> None:
     for pair in drawn_pairs():
         reference, prediction, spacing, tolerance = pair

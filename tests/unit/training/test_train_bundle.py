@@ -446,6 +446,7 @@ def train_on_maps(folder: Path, **changes: object) -> Path:
     return folder / "boxes"
 
 
+@pytest.mark.thorough
 def test_a_model_is_trained_of_label_maps_alone(tmp_path: Path) -> None:
     from scanloom.convert.readers import read_model
 

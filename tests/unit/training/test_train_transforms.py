@@ -319,6 +319,7 @@ def test_a_drawn_image_has_means_and_deviations_of_its_classes() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_tissues_are_alike_in_half_of_the_images() -> None:
     cases = draw(200, tissues=[-1, 0, 0])
     far = [abs(float(inner(case, 1).mean() - inner(case, 3).mean())) > 0.2 for case in cases]

@@ -58,6 +58,7 @@ def names(own: Path) -> list[str]:
     return sorted(p.name for p in own.glob("[!.]*"))
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_it_is_fetched_after_one_question(
     own: Path, study: Path, network: Server, tmp_path: Path
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_joined_file_that_fails_leaves_the_old_one(
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.thorough
 def test_source_names_are_used_on_request_only(tiny_model: Path, tmp_path: Path) -> None:
     """A case keeps its folder's name, and is found done under it, whatever is asked for later."""
     write_series(tmp_path / "study", noise(), words=HEADER)

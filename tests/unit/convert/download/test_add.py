@@ -636,6 +636,7 @@ def slowly(content: bytes, stop: int | None = None) -> Page:
     return Page(reply=reply)
 
 
+@pytest.mark.thorough
 def test_of_two_processes_one_downloads(own: Path, bundle: Path, server: Server) -> None:
     server.pages["/spleen.zip"] = slowly(zipped(bundle))
     request = f"{server.address}/spleen.zip"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 NETWORKS = """
 import importlib
 from scanloom.cards.networks import NETWORKS
@@ -19,5 +21,6 @@ with without_optional_imports():
 """
 
 
+@pytest.mark.thorough
 def test_every_network_can_be_imported_without_the_modules_that_are_left_out() -> None:
     subprocess.run([sys.executable, "-c", NETWORKS], check=True)

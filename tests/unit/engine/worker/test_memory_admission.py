@@ -104,6 +104,7 @@ def test_a_case_that_would_not_fit_alone_is_refused_by_its_header(
     assert need(models, only_header(tmp_path, 1000), None) > GIB
 
 
+@pytest.mark.thorough
 def test_a_refused_case_does_not_delay_its_neighbours(tmp_path: Path) -> None:
     """It is no reason to start another child, and nothing of it is read: it holds no voxels."""
     (tmp_path / "w.pt").write_bytes(b"none")

@@ -397,6 +397,7 @@ def test_a_worker_whose_cases_succeed_elsewhere_is_retired(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.thorough
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
     setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)

@@ -197,6 +197,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     assert "ulimit -t" in killed.record.detail
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "cut", em.SLEEP_FOREVER)
@@ -212,6 +213,7 @@ def test_stop_ends_a_case_without_a_record(engine: WorkerSupervisor, tmp_path: P
     assert not list((tmp_path / "out" / "cases").glob("*"))
 
 
+@pytest.mark.thorough
 def test_the_child_goes_when_the_engine_stops(engine: WorkerSupervisor, tmp_path: Path) -> None:
     engine.run(em.make_case(tmp_path, "one"))
     [child] = [
@@ -238,6 +240,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.thorough
 def test_the_child_of_a_worker_that_dies_at_once_loads_no_models(tmp_path: Path) -> None:
     """It could wait for them for ten minutes, and the kernel reports no parent that is gone."""
     command = [sys.executable, "-c", WORKER_THAT_DIES, str(tmp_path / "out")]
@@ -291,6 +294,7 @@ def test_the_gate_counts_what_is_needed() -> None:
     assert most[0] == 12.0  # it came in alone
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_scan_that_is_away_for_a_moment_is_read_later(
     engine: WorkerSupervisor, tmp_path: Path
@@ -346,6 +350,7 @@ def test_faults_that_stop_every_case_fail_no_case(
     assert len((tmp_path / "loads").read_text().splitlines()) == starts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["library", "exit"])
 def test_a_failed_start_of_the_child_is_repeated(tmp_path: Path, weights: Path, how: str) -> None:
@@ -359,6 +364,7 @@ def test_a_failed_start_of_the_child_is_repeated(tmp_path: Path, weights: Path, 
     assert [t.end for t in outcome.tries] == ["done"]  # the case had no part in it
 
 
+@pytest.mark.thorough
 def test_a_worker_tells_the_progress_of_its_case(tmp_path: Path, weights: Path) -> None:
     """The step that takes a second; nothing remains at its end."""
     folder, seen = tmp_path / "progress", []

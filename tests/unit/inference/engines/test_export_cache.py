@@ -140,6 +140,7 @@ def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
     assert names() == {KEY, f"{KEY}.lock"}
 
 
+@pytest.mark.thorough
 def test_processes_wait_for_the_first(tmp_path: Path) -> None:
     log = tmp_path / "log"
     processes = [start(log, 0.2) for _ in range(20)]

@@ -35,6 +35,7 @@ def test_clicks_are_channels_of_zeros() -> None:
         assert torch.equal(ours(scan), expected)
 
 
+@pytest.mark.thorough
 def test_prompts_are_those_of_monais_network() -> None:
     """Channel 0 is the background, of score 0; each further one is a prompt's."""
     torch.manual_seed(1)

@@ -41,6 +41,7 @@ def spec(name: str) -> NetworkSpec:
     return NetworkSpec(name, args)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
     """They are nearer than those of the same network in bfloat16 from end to end."""

@@ -64,6 +64,7 @@ def predictors_of(cards: list[ModelCard]) -> list[TorchPredictor]:
     return [TorchPredictor(card, device="cpu") for card in cards]
 
 
+@pytest.mark.thorough
 def test_one_resampling_and_the_same_labels(models: list[ModelCard], calls: list[int]) -> None:
     volume, predictors = scan(), predictors_of(models)
     alone = [predictor.predict(volume).layers[0].labels for predictor in predictors]

@@ -191,6 +191,7 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(tmp_path: Path) -> None
     assert not kept.stat().st_mode & 0o077
 
 
+@pytest.mark.thorough
 def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where a folder should be")
@@ -203,6 +204,7 @@ def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path
     )
 
 
+@pytest.mark.thorough
 def test_plain_torch_takes_over_where_numba_is_missing() -> None:
     hidden = "import sys\nsys.modules['numba'] = None\n" + PROBE.replace(
         "import numba, torch", "import torch"

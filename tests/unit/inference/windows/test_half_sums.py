@@ -84,6 +84,7 @@ def test_windows_of_three_dimensions(
     assert torch.equal(scores, expected)
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(st.tuples(lengths, lengths, lengths), st.tuples(*[st.integers(3, 9)] * 2), st.integers(0, 2))
 def test_windows_of_two_dimensions(shape: Shape, size: tuple[int, int], axis: int) -> None:
@@ -143,6 +144,7 @@ def test_infinite_half_scores_are_an_error() -> None:
         slide(slider, torch.full((1, 8, 8, 8), 3.0), 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_labels_of_a_card_with_folds_flips_and_half_sums(dimensions: int, tmp_path: Path) -> None:
     """The test goes from files of weights to labels on the scan's own grid."""

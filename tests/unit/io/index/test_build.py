@@ -309,6 +309,7 @@ def test_the_index_is_for_its_owner_alone(archive: Path, tmp_path: Path) -> None
         assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.thorough
 def test_a_damaged_index_is_made_anew(archive: Path) -> None:
     fresh = build_index([archive], KEY)
     path = cached_index_path([archive])

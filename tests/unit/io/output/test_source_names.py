@@ -45,6 +45,7 @@ def test_of_two_that_have_one_name_the_second_gets_the_end_of_its_id() -> None:
     assert folder_name(source(), ["liver_01", "liver_01-uvwxyz"]) == ID
 
 
+@pytest.mark.thorough
 @given(st.text(max_size=300))
 def test_any_text_becomes_a_safe_name(text: str) -> None:
     name = safe_file_name(text)

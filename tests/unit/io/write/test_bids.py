@@ -132,6 +132,7 @@ def test_a_data_set_of_the_users_own_is_left_as_it_is(out: Path, description: st
     assert files(out) == before
 
 
+@pytest.mark.thorough
 def test_a_run_refuses_such_a_data_set_before_it_begins(tmp_path: Path) -> None:
     model = write_tiny_bundle(tmp_path / "model")
     mine = tmp_path / "study" / "bids" / "scan.nii.gz"

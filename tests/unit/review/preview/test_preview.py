@@ -114,6 +114,7 @@ def test_left_front_and_head_are_where_radiologists_look(tmp_path):
     assert centre_of(seen["scan"], LEFT) is None
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("codes", one_in(7, ORDERS))
 def test_the_picture_does_not_hang_on_how_the_scan_is_stored(codes, tmp_path, torso_page):
     """All 48 orders of the axes give the same pixels (below the line that names the order)."""
@@ -307,6 +308,7 @@ def test_a_scan_with_burned_in_text_gets_no_picture(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_flags_and_the_empty_result_are_said(tmp_path):
     """Notes take room on the page: each flag, and that nothing was found."""
     array, labels, affine = torso()
@@ -346,6 +348,7 @@ def test_scans_of_any_shape_are_drawn(shape, spacing, dtype, tilt, tmp_path):
     assert 200 < page.shape[0] < 2000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fill", [np.nan, 0.0, -1e30])
 def test_odd_intensities_are_drawn(fill, tmp_path):
     """A scan of one value, of nothing but NaN or with values far away is still a picture."""
@@ -357,6 +360,7 @@ def test_odd_intensities_are_drawn(fill, tmp_path):
     drawn(tmp_path / "b.png", *case(array * 0 + fill, labels, affine, unit="a.u.", modality="MR"))
 
 
+@pytest.mark.thorough
 def test_models_and_layers_lie_on_each_other(tmp_path):
     """Structures of two layers and two models are all in the picture and its legend."""
     array, labels, affine = torso()
@@ -381,6 +385,7 @@ def test_models_and_layers_lie_on_each_other(tmp_path):
     assert centre_of(coronal, HEAD) is not None
 
 
+@pytest.mark.thorough
 def test_a_hundred_structures_are_all_named(tmp_path):
     """The page is longer, and no name is left out; little of it is empty."""
     array, _, affine = torso()

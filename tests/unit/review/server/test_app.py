@@ -421,6 +421,7 @@ def paint(client: Any, name: str, version: str | None = None, **more: Any) -> An
     return change(client, name, "stroke", version, **{**stroke, "label": label, **more})
 
 
+@pytest.mark.thorough
 def test_a_reviewer_has_a_correction_of_each_case(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
     assert paint(client, first).json()["undo"] == 1
@@ -440,6 +441,7 @@ def test_a_reviewer_has_a_correction_of_each_case(server: Any) -> None:
     assert change(client, second, "draft/save").json() == {"revision": 1}
 
 
+@pytest.mark.thorough
 def test_two_reviewers_who_correct_one_case_both_keep_their_strokes(server: Any) -> None:
     """The strokes of the second are painted on the revision of the first, and can be undone."""
     anna, ben, name = server.client("r1"), server.client("r2"), server.cases[0]
@@ -493,6 +495,7 @@ def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server:
     assert seen.json()["reason"] == "STALE"
 
 
+@pytest.mark.thorough
 def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
     """Each of two windows repeats refused strokes: the sum is as NumPy paints it."""
     client, name, windows = server.client(), server.cases[0], 2
@@ -533,6 +536,7 @@ def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
     np.testing.assert_array_equal(saved, expected)
 
 
+@pytest.mark.thorough
 def test_saved_corrections_leave_no_arrays(server: Any) -> None:
     """After many saves there are as many open cases and drafts as after few."""
     client, held = server.client(), list[tuple[int, int]]()
@@ -667,6 +671,7 @@ def wait_for_a_look() -> None:
     time.sleep(2.1)
 
 
+@pytest.mark.thorough
 def test_cases_appear_and_go_while_it_runs(serve: Any, published: Path, tmp_path: Path) -> None:
     server = serve()
     client, name = server.client(), server.cases[0]
@@ -952,6 +957,7 @@ STROKE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=200,
     deadline=None,
@@ -979,6 +985,7 @@ def test_no_step_of_a_correction_is_a_fault(server: Any, data: st.DataObject) ->
         assert answer.json()["version"] == version_of(client, name)
 
 
+@pytest.mark.thorough
 def test_torch_is_not_loaded() -> None:
     code = "import sys, scanloom.review.server.serve; print('torch' in sys.modules)"
     answer = subprocess.run(

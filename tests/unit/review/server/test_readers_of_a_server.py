@@ -57,6 +57,7 @@ def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> Non
     assert agreement.cases == 1  # the result that both read without knowing of each other
 
 
+@pytest.mark.thorough
 def test_a_verdict_on_a_correction_is_independent_of_one_that_was_not_shown(serve: Any) -> None:
     """With double reading; else verdicts on replaced results are shown, too."""
     for double, independent in ((1.0, [True, True, True]), (0.0, [True, False, False])):
