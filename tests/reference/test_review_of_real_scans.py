@@ -5,7 +5,6 @@ Needs playwright and a Chromium, as `tests/unit/review/server/test_review_browse
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
-from PIL import Image
 
 import scanloom
 from scanloom.cards.card import ANY_MODALITY
@@ -21,7 +19,7 @@ from scanloom.core import Layer, Segmentation, StepTimer, Volume
 from support.model_cards import structures
 from support.outline_contrast import contrasts
 from support.real_scans import scans
-from support.review_browser import Running, asked, chromium
+from support.review_browser import Running, asked, chromium, picture_of
 from support.review_cases import Bands, publish_scan
 from support.shown_scans import SHOWN_SCANS, parts_of
 
@@ -127,18 +125,3 @@ def labels_shown(
     shown = np.zeros(picture.shape[:2], int)
     shown[np.ix_(y, x)] = cut[np.ix_(rows[y], columns[x])]
     return shown
-
-
-def picture_of(tab: Any, plane: str) -> np.ndarray:
-    """Return the pixels of a plane without its frame and caption."""
-    tab.wait_for_timeout(200)
-    box = tab.locator(f"#{plane}").bounding_box()
-    frame, caption = 2, 60
-    clip = {
-        "x": box["x"] + frame,
-        "y": box["y"] + frame,
-        "width": box["width"] - 2 * frame,
-        "height": box["height"] - caption,
-    }
-    with Image.open(io.BytesIO(tab.screenshot(clip=clip))) as image:
-        return np.asarray(image.convert("RGB"))

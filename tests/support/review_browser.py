@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 
 from support.review_cases import origin_of
 
@@ -85,3 +89,18 @@ def asked(tab: Any, path: str) -> Any:
     session = tab.evaluate(f"localStorage.getItem('scanloom session {reviewer}')")
     headers = {"Authorization": f"Bearer {session}"}
     return tab.request.get(f"{origin_of(tab.url)}{path}", headers=headers)
+
+
+def picture_of(tab: Any, plane: str) -> NDArray[np.uint8]:
+    """Return the pixels of a plane without its frame and caption."""
+    tab.wait_for_timeout(200)
+    box = tab.locator(f"#{plane}").bounding_box()
+    frame, caption = 2, 60
+    clip = {
+        "x": box["x"] + frame,
+        "y": box["y"] + frame,
+        "width": box["width"] - 2 * frame,
+        "height": box["height"] - caption,
+    }
+    with Image.open(io.BytesIO(tab.screenshot(clip=clip))) as image:
+        return np.asarray(image.convert("RGB"))

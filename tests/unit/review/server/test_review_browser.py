@@ -5,7 +5,6 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 import shutil
@@ -17,12 +16,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
-from PIL import Image
 
 from scanloom.review.verdicts.log import read_verdicts
 from support.axe import axe_core, violations
 from support.outline_contrast import contrasts
-from support.review_browser import Running, asked, chromium, opened
+from support.review_browser import Running, asked, chromium, opened, picture_of
 from support.review_cases import affine_of, publish, scan_array
 
 pytestmark = pytest.mark.reference
@@ -148,9 +146,9 @@ def test_outlines_stand_out_from_the_scan_and_end_at_voxels(
         about = asked(tab, f"/api/case/{case.name}").json()
         index, _ = shown(tab, "axial")
         tab.evaluate(BARE)
-        drawn = picture_of(tab)
+        drawn = picture_of(tab, "axial")
         tab.keyboard.press("h")
-        alone = picture_of(tab)
+        alone = picture_of(tab, "axial")
         left, top, wide, high = tab.evaluate(PLACE)
         rows, columns = (
             np.floor(((np.arange(n) + 0.5) / ratio - low) / length * count).astype(int)
@@ -183,21 +181,6 @@ PLACE = """() => {
   const style = document.querySelector("#axial canvas").style;
   return [style.left, style.top, style.width, style.height].map(parseFloat);
 }"""
-
-
-def picture_of(tab: Any) -> np.ndarray:
-    """Return the pixels of the axial plane without its frame and caption."""
-    tab.wait_for_timeout(200)
-    box = tab.locator("#axial").bounding_box()
-    frame, caption = 2, 60
-    clip = {
-        "x": box["x"] + frame,
-        "y": box["y"] + frame,
-        "width": box["width"] - 2 * frame,
-        "height": box["height"] - caption,
-    }
-    with Image.open(io.BytesIO(tab.screenshot(clip=clip))) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def test_the_planes_do_not_move_when_tools_open(chromium: Any, running: Any) -> None:
