@@ -29,7 +29,6 @@ from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, SegmentedCase
 from scanloom.engine.case.writers import present_in, read_back, write_files, writers_of
 from scanloom.engine.machine.devices import CaseEnergyMeter
-from scanloom.engine.machine.lean_imports import show_modules
 from scanloom.engine.prepare import (
     OutputTarget,
     Prepared,
@@ -48,7 +47,6 @@ from scanloom.io.output.published import ResultState
 from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import add_shares, measure
-from scanloom.ops.radiomics import MIRP_MODULES
 from scanloom.ops.uncertainty import add_uncertainty
 
 if TYPE_CHECKING:
@@ -236,8 +234,6 @@ def write(
         case, scan, segmented.segmentations, measurements, flags, cards, present=present
     )
     writers = writers_of(case.outputs, left_out)
-    if "radiomics" in case.outputs.also:
-        show_modules(*MIRP_MODULES)
     with clock.step("write"):
         write_files(folder, content, writers)
         write_document(folder / file_names.CASE, case_json(segmented, present))

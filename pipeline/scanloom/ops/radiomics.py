@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 """Logs at DEBUG only: tracebacks may hold foreign text."""
 
 MIRP = "mirp"
-MIRP_MODULES = ("scipy.signal", "skimage")
-"""What mirp imports when it computes features."""
+MIRP_MODULES = (MIRP, "scipy.signal", "skimage")
+"""mirp, and what it imports when it computes features."""
 _AIR_HU = -1000.0
 _SMOOTHING = math.sqrt(-8 * math.log(0.98))
 """Standard deviation of mirp's filter before resampling, in voxels of the new grid."""

@@ -9,13 +9,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from scanloom.convert.monai.metadata import CheckFields, CodeFields
-from scanloom.core import Reason, ScanError
-from scanloom.engine.workflow.schema import Section, WordList, parse_page
-from scanloom.io.system.regular_files import read_regular_file
+from scanloom.core import Reason
+from scanloom.engine.workflow.schema import Section, WordList, read_page
 from scanloom.options import Modality
-
-MAX_RECIPE_BYTES = 1 << 20
-"""A recipe is a page of text."""
 
 MAX_DRAWN = 255
 """Values of label maps beside 0: they are kept as bytes."""
@@ -290,10 +286,4 @@ def read_recipe(path: Path) -> TrainingRecipe:
     ScanError
         RECIPE, with line, key, expected value and nearest valid word for each mistake.
     """
-    try:
-        raw = read_regular_file(path, MAX_RECIPE_BYTES)
-    except OSError as exc:
-        raise ScanError(Reason.RECIPE, f"the file can't be read ({type(exc).__name__})") from exc
-    if len(raw) > MAX_RECIPE_BYTES:
-        raise ScanError(Reason.RECIPE, "the file is too large for a recipe")
-    return parse_page(raw, TrainingRecipe, Reason.RECIPE)
+    return read_page(path, TrainingRecipe, Reason.RECIPE)

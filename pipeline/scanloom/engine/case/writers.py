@@ -69,8 +69,8 @@ def check_packages(outputs: Outputs) -> None:
         NOT_INSTALLED, with the command that installs them.
     """
     for writer in writers_of(outputs):
-        show_modules(writer.module)
-        if writer.module and find_spec(writer.module) is None:
+        show_modules(*writer.modules)
+        if any(find_spec(module) is None for module in writer.modules):
             detail = (
                 f"{EXTRAS[writer.name]} ({writer.name}) need: pip install 'scanloom[{writer.name}]'"
             )
@@ -84,7 +84,7 @@ def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -
     The error of a failed writer, the first in their order, is raised when all have ended.
     """
     active = [writer for writer in writers if writer.expected(content)]
-    show_modules(*(writer.module for writer in active))
+    show_modules(*(module for writer in active for module in writer.modules))
     futures: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(max(1, len(active))) as pool:
         for writer in active:

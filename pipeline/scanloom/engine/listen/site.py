@@ -8,12 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from scanloom.core import Reason, ScanError
-from scanloom.engine.workflow.schema import Bytes, Seconds, Section, listed, parse_page
-from scanloom.io.system.regular_files import read_regular_file
-
-MAX_SITE_BYTES = 1 << 20
-"""A site is a page of text."""
+from scanloom.core import Reason
+from scanloom.engine.workflow.schema import Bytes, Seconds, Section, listed, read_page
 
 
 def _address(value: str) -> str:
@@ -122,13 +118,7 @@ def read_site(path: Path) -> Site:
     ScanError
         SITE, with line, key, expected value and nearest valid word for each mistake.
     """
-    try:
-        raw = read_regular_file(path, MAX_SITE_BYTES)
-    except OSError as exc:
-        raise ScanError(Reason.SITE, f"the file can't be read ({type(exc).__name__})") from exc
-    if len(raw) > MAX_SITE_BYTES:
-        raise ScanError(Reason.SITE, "the file is too large for a site")
-    site = parse_page(raw, Site, Reason.SITE)
+    site = read_page(path, Site, Reason.SITE)
     folder = path.absolute().parent
     spool = None if site.spool is None else str(folder / site.spool)
     if site.tls is None:

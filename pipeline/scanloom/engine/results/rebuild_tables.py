@@ -12,7 +12,7 @@ from scanloom.engine.results import tables
 from scanloom.engine.results.totals import TOTALS
 from scanloom.engine.results.verify import missing_tables
 from scanloom.engine.run_files import RUNS
-from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
+from scanloom.engine.workflow.schema import MAX_PAGE_BYTES, parse_stored_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.build import stored_index
@@ -65,7 +65,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
         return False
     run = _run_folders(out)[-1]
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
-    workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_WORKFLOW_BYTES))
+    workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_PAGE_BYTES))
     request = Request.of(workflow)
     chosen, left_out = select(index.series, workflow, request.cards)
     endings: dict[str, list[tables.CaseEnding]] = {}

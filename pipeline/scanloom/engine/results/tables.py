@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
-from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES
+from scanloom.engine.workflow.schema import MAX_PAGE_BYTES
 from scanloom.engine.workflow.selection import LeftOut
 from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
@@ -158,7 +158,7 @@ def _manifest_of(folder: Path) -> Path:
 def _workflow_of(run: Path) -> bytes:
     """Return the workflow document of a run; if unreadable, bytes that no other run has."""
     try:
-        return read_regular_file(run / "workflow.json", MAX_WORKFLOW_BYTES)
+        return read_regular_file(run / "workflow.json", MAX_PAGE_BYTES)
     except OSError:
         return run.name.encode()
 

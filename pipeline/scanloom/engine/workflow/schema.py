@@ -266,8 +266,8 @@ def names_listed(value: object) -> object:
     return [names_listed(entry) for entry in value] if isinstance(value, list) else value
 
 
-MAX_WORKFLOW_BYTES = 1 << 20
-"""A workflow is a page of text."""
+MAX_PAGE_BYTES = 1 << 20
+"""A workflow, a recipe or a site is a page of text."""
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 """Units of durations, in seconds."""
@@ -548,18 +548,23 @@ def read_workflow(path: Path) -> Workflow:
     ScanError
         WORKFLOW, with line, key, expected value and nearest valid word for each mistake.
     """
-    try:
-        raw = read_regular_file(path, MAX_WORKFLOW_BYTES)
-    except OSError as exc:
-        raise ScanError(Reason.WORKFLOW, f"the file can't be read ({type(exc).__name__})") from exc
-    if len(raw) > MAX_WORKFLOW_BYTES:
-        raise ScanError(Reason.WORKFLOW, "the file is too large for a workflow")
-    return parse_workflow(raw)
+    return read_page(path, Workflow, Reason.WORKFLOW)
 
 
 def parse_workflow(text: bytes | str) -> Workflow:
     """Read a workflow from text; see `read_workflow`."""
     return parse_page(text, Workflow, Reason.WORKFLOW)
+
+
+def read_page(path: Path, model: type[S], reason: Reason) -> S:
+    """Read a page of YAML or JSON from a file; errors as in `parse_page`."""
+    try:
+        raw = read_regular_file(path, MAX_PAGE_BYTES)
+    except OSError as exc:
+        raise ScanError(reason, f"the file can't be read ({type(exc).__name__})") from exc
+    if len(raw) > MAX_PAGE_BYTES:
+        raise ScanError(reason, f"the file is too large for a {reason.code.lower()}")
+    return parse_page(raw, model, reason)
 
 
 def parse_page(text: bytes | str, model: type[S], reason: Reason) -> S:

@@ -19,7 +19,7 @@ from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.measurements import rounded
 from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.ops.radiomics import (
-    MIRP,
+    MIRP_MODULES,
     Features,
     compute_features,
     effective_settings,
@@ -138,4 +138,4 @@ def _memory(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
     return estimate_features(grid, outputs.radiomics, hounsfield=hounsfield)
 
 
-RADIOMICS = Writer("radiomics", _expected, _write, _read_back, _memory, module=MIRP)
+RADIOMICS = Writer("radiomics", _expected, _write, _read_back, _memory, modules=MIRP_MODULES)

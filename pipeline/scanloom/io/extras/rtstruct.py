@@ -37,6 +37,7 @@ from scanloom.io.output.file_names import rtstruct_name
 from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
+    ANATOMY,
     MAX_MEANING,
     algorithm_item,
     code_item,
@@ -56,8 +57,6 @@ FIRST_SERIES_NUMBER = 800
 
 _STUDY_CLASS = "1.2.840.10008.3.1.2.3.1"
 """Detached Study Management, retired: what PS3.3 C.8.8.5 has RTReferencedStudySequence name."""
-_ANATOMY = ("91723000", "123037004")
-"""SNOMED CT codes of the category Anatomical Structure: that of DICOM, and that of 3D Slicer."""
 _QUARTERS = 4
 """Points are integers in quarters of a pixel: halves for outlines, quarters for channels."""
 _MIN_DECIMALS, _DECIMALS_OF_PIXEL = 4, 3
@@ -297,7 +296,7 @@ def _observations(segmentation: Segmentation, structures: Sequence[Structure]) -
             make_item(
                 ObservationNumber=s.number,
                 ReferencedROINumber=s.number,
-                RTROIInterpretedType="ORGAN" if s.category.value in _ANATOMY else "",
+                RTROIInterpretedType="ORGAN" if s.category.value in ANATOMY else "",
                 ROIInterpreter="",
                 SegmentedPropertyCategoryCodeSequence=[code_item(s.category)],
                 RTROIIdentificationCodeSequence=[kind],

@@ -34,6 +34,7 @@ from scanloom.io.output.measurements import measurement_to_json
 from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.derived_dicom import (
+    ANATOMY,
     FAMILY,
     MAX_MEANING,
     code_item,
@@ -56,8 +57,6 @@ SCHEME = "99SCANLOOM"
 """Designator of our own coding scheme: what PS3.16 has no code for."""
 
 _ENHANCED_SR = "1.2.840.10008.5.1.4.1.1.88.22"
-_ANATOMY = ("91723000", "123037004")
-"""SNOMED CT codes of the category Anatomical Structure; the second is that of other programs."""
 _MAX_VALUE = 16
 """Characters of a code's value (SH); longer ones have an element of their own."""
 _ITEM = b"\xfe\xff\x00\xe0"
@@ -291,7 +290,7 @@ def _described(
     yield _coded(_CONTAINS, Code("121071", "DCM", "Finding"), kind)
     yield _segment_item(segment)
     yield _uid(_CONTAINS, Code("121232", "DCM", "Source Series for Segmentation"), series)
-    if structure.category.value in _ANATOMY or side is not None:
+    if structure.category.value in ANATOMY or side is not None:
         laterality = Code("272741003", "SCT", "Laterality")
         sides = [] if side is None else [_coded(_MODIFIES, laterality, side)]
         yield _coded(_MODIFIES, Code("363698007", "SCT", "Finding Site"), kind, sides)

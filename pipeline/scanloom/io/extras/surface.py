@@ -606,4 +606,4 @@ def _memory(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
     return voxels * _BYTES_PER_VOXEL + cells * 4 + vertices * _BYTES_PER_VERTEX
 
 
-SURFACE = Writer("surface", _files, _write, _read_back, _memory, module="skimage")
+SURFACE = Writer("surface", _files, _write, _read_back, _memory, modules=("skimage",))

@@ -294,8 +294,8 @@ class Writer:
         Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
     after : str
         Name of the writer whose files it reads as it writes: it begins when these are complete.
-    module : str
-        Module of an optional package that it needs, in the extra of its name; may be empty.
+    modules : tuple of str
+        Modules of optional packages that it needs, which the extra of its name installs.
     """
 
     name: str
@@ -305,4 +305,4 @@ class Writer:
     memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
     _: KW_ONLY
     after: str = ""
-    module: str = ""
+    modules: tuple[str, ...] = ()

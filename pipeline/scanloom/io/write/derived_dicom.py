@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FAMILY = Code("123110", "DCM", "Artificial Intelligence")
 """Family of algorithms (CID 7162)."""
+ANATOMY = ("91723000", "123037004")
+"""SNOMED CT codes of the category Anatomical Structure: that of DICOM, and that of 3D Slicer."""
 MAX_MEANING = 64
 """Characters of a code's meaning (LO)."""
 _DATE = re.compile(r"\d{8}")
