@@ -68,6 +68,7 @@ def test_reviewed_results_of_an_archive_become_training_data(tmp_path: Path) -> 
             judge(client, cases[study], "accept")
         judge(client, cases["bad"], "reject")
         correct(client, cases["again"])
+    assert f"Verdicts: {out / 'review' / 'review.csv'}" in server.said
     ended = scanloom("dataset", out, "-o", data, "--key", key, "--json")
 
     assert ended.code == 0, ended.err

@@ -190,4 +190,5 @@ class Serving:
         finally:
             self.process.kill()
         assert self.process.stdout is not None
+        self.said = self.process.stdout.read()
         self.process.stdout.close()

@@ -210,5 +210,4 @@ def test_strokes_that_were_answered_survive_kills(chromium: Any, folder: Path, o
         print(f"{answered} strokes answered, {undo_count} there after {KILLS} kills")
     finally:
         messages = server.stop()
-    assert "Verdicts: " in messages
     assert f"{undo_count} strokes of anna on case {name}" in messages
