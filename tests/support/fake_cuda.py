@@ -1022,7 +1022,11 @@ def _patch_torch(patch: pytest.MonkeyPatch, fake: StandIn) -> None:
 
 
 def _patch_kernels(patch: pytest.MonkeyPatch) -> None:
-    """Compute what the Triton kernels compute: a CPU can't run them."""
+    """Compute what the restore's Triton kernels compute; without those of fused networks.
+
+    A CPU can't run Triton's kernels, though Triton may be installed.
+    """
+    from scanloom.inference.engines.fused_engine import Fused
     from scanloom.inference.restore import cuda
     from scanloom.inference.restore.restorers import restore_torch
 
@@ -1049,3 +1053,4 @@ def _patch_kernels(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(cuda, "_launch", launch)
     patch.setattr(cuda, "_tested", lambda _: cuda.KernelChoice(True, "the stand-in's kernels"))
+    patch.setattr(Fused, "version", lambda _: None)
