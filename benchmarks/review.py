@@ -43,7 +43,7 @@ from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import source_from_series
 from scanloom.io.output.file_names import CASE, TIMING
-from scanloom.io.output.json_file import write_json
+from scanloom.io.output.json_file import write_document
 from scanloom.io.output.published import SOURCE_STAMP
 from scanloom.io.read import read_scan
 from scanloom.ops.measure import measure
@@ -95,9 +95,9 @@ def publish(out: Path, folder: Path, structures: int) -> str:
     writers = [each for each in WRITERS if each.name in ("label_maps", "measurements", "preview")]
     with CaseFolder(out, number, key_fingerprint(KEY)) as draft:
         write_files(draft.path, content, writers)
-        write_json(draft.path / CASE, _document(case, scan.volume))
+        write_document(draft.path / CASE, _document(case, scan.volume))
         stamp = {SOURCE_STAMP: source_stamp([series.stamp], KEY)}
-        write_json(draft.path / TIMING, {"schema": 1, "steps": {}, **stamp})
+        write_document(draft.path / TIMING, {"steps": {}, **stamp})
         draft.publish(source=source_from_series(series, number))
     return number
 
@@ -106,7 +106,6 @@ def _document(case: Case, volume: Any) -> dict[str, Any]:
     grid = volume.grid
     plain = {"shape": list(grid.shape), "spacing_mm": list(grid.spacing), "axes": grid.axis_codes}
     return {
-        "schema": 1,
         "case": case.id,
         "source": {
             "kind": "dicom",
