@@ -218,7 +218,7 @@ def _verify_review(out: Path) -> Iterator[Discrepancy]:
 def _verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:
     """Yield the differences of a case from its checksums; `name` is its path in the output."""
     try:
-        sums = _read_sums(folder / CHECKSUMS)
+        sums = read_sums(folder / CHECKSUMS)
     except FileNotFoundError:
         yield Discrepancy("missing", f"{name}/{CHECKSUMS}")
         return
@@ -240,7 +240,7 @@ def _verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:
             yield Discrepancy("changed", f"{name}/{file}")
 
 
-def _read_sums(path: Path) -> dict[str, str]:
+def read_sums(path: Path) -> dict[str, str]:
     """Return the digest of each file from a file in the format of `sha256sum --check`."""
     sums = {}
     for line in read_regular_file(path, MAX_DOCUMENT_BYTES).decode().splitlines():

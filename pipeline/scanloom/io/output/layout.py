@@ -195,8 +195,8 @@ def is_case_name(name: str) -> bool:
 # follow this list. A file that no entry describes may not be written.
 
 Identity = Literal["ids", "shapes", "pixels", "dicom", "private"]
-"""Keyed ids, numbers and codes; label maps, whose outline of a head is a face; pixels of the scan;
-patient, UIDs and dates, as DICOM requires them; everything, for the holder of the key."""
+"""Keyed ids, numbers and codes; label maps and surfaces, of a head with its face; pixels of the
+scan; patient, UIDs and dates, as DICOM requires them; everything, for the holder of the key."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,10 @@ def _result(folder: str) -> tuple[OutputEntry, ...]:
     """Return the entries of a case's folder, or of a revision's, which has the same files."""
     tables = ("measurements.*", "radiomics.*")
     documents = (*tables, "case.json", "segments.json", "timing.json", "SHA256SUMS")
-    maps = ("*segmentation*.nii.gz", "*entropy.nii.gz", "*disagreement.nii.gz", "split/*.nii.gz")
+    maps = (
+        *("*segmentation*.nii.gz", "*entropy.nii.gz", "*disagreement.nii.gz", "split/*.nii.gz"),
+        *("*segmentation.seg.nrrd", "*surface.glb"),
+    )
     return (
         *(OutputEntry(f"{folder}/{name}", "ids") for name in documents),
         *(OutputEntry(f"{folder}/{name}", "shapes") for name in maps),

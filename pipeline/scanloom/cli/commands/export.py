@@ -1,0 +1,55 @@
+"""`scanloom export`: a copy of results without what identifies patients."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from scanloom.cli.console import Exit, console, error_boundary, print_result, say
+from scanloom.cli.options import Reporting, takes_panels
+
+if TYPE_CHECKING:
+    from scanloom.engine.results.export import Export
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """What is copied, and where to."""
+
+    panel: ClassVar[str] = "Input"
+
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder of `segment` or `run`.")]
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The copy: a new or empty folder.")
+    ]
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="With pictures, scans and the report.")
+    ] = False
+
+
+@takes_panels
+def export(copy: CopyOptions, general: Reporting) -> None:
+    """Copy results without DICOM, pictures, scans and `private/`, checked on the way.
+
+    Label maps of a head show its face: see "Identity" in the docs before you give them away.
+    """
+    with error_boundary(general.mode):
+        from scanloom.engine.results.export import export as copy_results
+
+        made = copy_results(copy.out, copy.folder, pictures=copy.pictures)
+        plain = {"schema": 1, **asdict(made)}
+        print_result(general.mode, lambda: plain, lambda: _show(made, copy.folder))
+    raise typer.Exit(Exit.SOME_FAILED if made.left_out else Exit.OK)
+
+
+def _show(made: Export, folder: Path) -> None:
+    from scanloom.core import counted
+
+    for name in made.left_out:
+        say(f"left out: {name}: its files are not as published (`scanloom verify`)", err=True)
+    size = f"{made.size / 1e6:.0f} MB" if made.size > 1e6 else f"{made.size / 1e3:.0f} kB"
+    what = f"{counted(made.cases, 'case')}, {counted(made.files, 'file')}, {size}"
+    console().print(f"{what}: {folder}")

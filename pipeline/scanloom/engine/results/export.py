@@ -1,0 +1,182 @@
+"""Copy results without what identifies patients, for people who do not hold the key."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.results.verify import read_sums
+from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.layout import (
+    CASES,
+    OUTPUT_ENTRIES,
+    Identity,
+    identity_of,
+    no_results,
+    published_cases,
+    read_case,
+)
+from scanloom.io.output.published import store_file_stamps
+from scanloom.io.system.atomic_write import fsync_path, private_draft
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.review.revisions import REVISIONS, revision_folders
+from scanloom.review.verdicts.log import REVIEW
+
+COPIED: frozenset[Identity] = frozenset({"ids", "shapes"})
+"""Without pictures. Label maps and surfaces of a head show its face."""
+_BLOCK = 1 << 20
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was copied.
+
+    Parameters
+    ----------
+    cases, files, size : int
+        Numbers of cases and files, and their bytes.
+    left_out : tuple of str
+        Cases, corrections and files that are not as published, below OUT.
+    """
+
+    cases: int
+    files: int
+    size: int
+    left_out: tuple[str, ...]
+
+
+def export(out: Path, folder: Path, *, pictures: bool = False) -> Export:
+    """Copy an output folder to a new one, without DICOM, pictures, scans and `private/`.
+
+    Files are compared with their checksums while they are copied; a case that differs is left out
+    as a whole. SHA256SUMS of the copy list what it has, so that `verify` checks it.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    folder : Path
+        The copy. It must not exist, or be an empty folder; it appears when it is complete.
+    pictures : bool
+        Whether to copy pictures, scans and the report too.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND or NO_RESULTS if there are no results in `out`; OUTPUT_UNWRITABLE if its
+        folders are named by patients, or there is something at `folder`; DISK_FULL.
+    """
+    cases = published_cases(out)
+    if not cases:
+        raise no_results(out)
+    for case in cases:
+        _refuse_source_names(case)
+    if folder.absolute().is_relative_to(out.absolute()):
+        detail = "the copy would lie inside the output folder: name another folder"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder))
+    with disk_errors_as_scan_errors():
+        if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+            detail = "there is something at this path already: name a new folder"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail, str(folder))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with private_draft(folder) as draft:
+            copy = _Copy(out, draft, COPIED | {"pixels"} if pictures else COPIED)
+            copy.all()
+            if folder.is_dir():
+                folder.rmdir()
+            draft.rename(folder)
+            fsync_path(folder.parent)
+    return Export(copy.cases, copy.files, copy.size, tuple(copy.left_out))
+
+
+def _refuse_source_names(case: Path) -> None:
+    """Refuse a case whose folder is named by its source: `--names source`."""
+    try:
+        identifies = read_case(case)["case"] != case.name
+    except (OSError, ValueError, LookupError, ScanError):  # damaged: left out
+        return
+    if identifies:
+        detail = "its folders are named by patients or files (--names): no copy is safe"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
+
+
+class _Copy:
+    """A copy of an output folder that is being made in `target`."""
+
+    def __init__(self, out: Path, target: Path, copied: frozenset[Identity]) -> None:
+        self._out, self._target, self._copied = out, target, copied
+        self.cases = self.files = self.size = 0
+        self.left_out: list[str] = []
+
+    def all(self) -> None:
+        """Copy cases and corrections, which have checksums, then all else."""
+        self._target.mkdir()
+        for case in published_cases(self._out):
+            if not self._result(case):
+                continue
+            self.cases += 1
+            for revision in revision_folders(self._out, case.name):
+                self._result(revision)
+        has_sums = {Path(CASES), Path(*REVISIONS)}
+        for folder, folders, names in os.walk(self._out):
+            below = Path(folder).relative_to(self._out)
+            folders[:] = [each for each in sorted(folders) if below / each not in has_sums]
+            for path in (below / name for name in sorted(names)):
+                if self._is_copied(path):
+                    try:
+                        self._file(path)
+                    except OSError as exc:
+                        self._leave_out(path, exc)
+
+    def _is_copied(self, path: Path) -> bool:
+        """Return whether to copy a file: files that are not ours may hold anything."""
+        is_ours = path.parts[0] in {*OUTPUT_ENTRIES, REVIEW} and not path.name.startswith(".")
+        try:
+            return is_ours and identity_of(path) in self._copied
+        except ValueError:
+            return False
+
+    def _result(self, folder: Path) -> bool:
+        """Copy the files of a case or a correction; return whether it is as published."""
+        below = folder.relative_to(self._out)
+        try:
+            sums = read_sums(folder / CHECKSUMS)
+            kept = {name: sums[name] for name in sums if self._is_copied(below / name)}
+            for name, digest in kept.items():
+                if self._file(below / name) != digest:
+                    raise ValueError("a file differs from its checksum")  # noqa: TRY301
+            self._file(below / TIMING)
+        except (OSError, ValueError) as exc:
+            self._leave_out(below, exc)
+            shutil.rmtree(self._target / below, ignore_errors=True)
+            return False
+        lines = "".join(f"{digest}  {name}\n" for name, digest in kept.items())
+        (self._target / below / CHECKSUMS).write_text(lines)
+        store_file_stamps(self._target / below)
+        return True
+
+    def _leave_out(self, path: Path, exc: Exception) -> None:
+        """Note what can't be copied, unless it is for lack of room."""
+        if isinstance(exc, OSError) and exc.errno in _FULL:
+            raise exc
+        self.left_out.append(path.as_posix())
+
+    def _file(self, path: Path) -> str:
+        """Copy a file; return the SHA-256 of its bytes."""
+        target = self._target / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with open_regular_file(self._out / path) as source, target.open("xb") as copy:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                copy.write(block)
+            self.size += copy.tell()
+        self.files += 1
+        return digest.hexdigest()

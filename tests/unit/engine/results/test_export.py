@@ -1,0 +1,105 @@
+"""`export` copies what may be given away, and nothing that differs from its checksum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.engine.results.export import export
+from scanloom.engine.results.verify import verify
+from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.json_file import write_document
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Two cases, with a table, the report, what is private, and a file of somebody's own."""
+    folder = tmp_path / "out"
+    for case in ("aa", "bb"):
+        with CaseFolder(folder, case) as draft:
+            (draft.path / "dicom").mkdir()
+            (draft.path / "dicom" / "segmentation.dcm").write_bytes(b"D" * 1000)
+            for name in ("segmentation.nii.gz", "preview.png", "surface.glb"):
+                (draft.path / name).write_bytes(name.encode())
+            write_document(draft.path / "case.json", {"case": case})
+            write_document(draft.path / "timing.json", {"steps": {}})
+            draft.publish()
+    for name in ("private/crosswalk.csv", "report/index.html", "runs/1/status.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (folder / "measurements.joined.csv").write_text("Nightingale")
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+DOCUMENTS = {"SHA256SUMS", "case.json", "timing.json", "segmentation.nii.gz", "surface.glb"}
+
+
+def test_a_copy_has_what_holds_no_identity(out: Path, tmp_path: Path) -> None:
+    made = export(out, tmp_path / "copy")
+
+    of_cases = {f"cases/{case}/{name}" for case in ("aa", "bb") for name in DOCUMENTS}
+    assert files(tmp_path / "copy") == of_cases | {"runs/1/status.json"}
+    assert (made.cases, made.left_out) == (2, ())
+    assert list(verify(tmp_path / "copy")) == []
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "copy", out]
+
+
+def test_pictures_on_request(out: Path, tmp_path: Path) -> None:
+    export(out, tmp_path / "copy", pictures=True)
+
+    copied = files(tmp_path / "copy")
+    assert {"cases/aa/preview.png", "report/index.html"} <= copied
+    assert not {name for name in copied if "dicom" in name or "private" in name}
+    assert list(verify(tmp_path / "copy")) == []
+
+
+def test_a_case_that_was_changed_is_left_out(out: Path, tmp_path: Path) -> None:
+    (out / "cases/aa/segmentation.nii.gz").write_bytes(b"changed")
+    (tmp_path / "copy").mkdir()  # an empty one is taken
+
+    made = export(out, tmp_path / "copy")
+
+    assert made.left_out == ("cases/aa",)
+    assert not (tmp_path / "copy/cases/aa").exists()
+    assert (tmp_path / "copy/cases/bb/case.json").exists()
+
+
+def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("Nightingale")
+    (out / "runs/1/plan.json").symlink_to(secret)
+    (out / "cases/bb/surface.glb").unlink()
+    (out / "cases/bb/surface.glb").symlink_to(secret)
+
+    made = export(out, tmp_path / "copy")
+
+    assert made.left_out == ("cases/bb", "runs/1/plan.json")
+    copied = [tmp_path / "copy" / name for name in files(tmp_path / "copy")]
+    assert not [path for path in copied if b"Nightingale" in path.read_bytes()]
+
+
+def test_folders_named_by_patients_are_refused(out: Path, tmp_path: Path) -> None:
+    (out / "cases/bb").rename(out / "cases/Nightingale")
+
+    with pytest.raises(ScanError, match="named by patients"):
+        export(out, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_nothing_is_overwritten(out: Path, tmp_path: Path, inside: bool) -> None:
+    target = out / "copy" if inside else tmp_path / "mine"
+    if not inside:
+        target.write_text("mine")
+
+    with pytest.raises(ScanError, match="OUTPUT_UNWRITABLE"):
+        export(out, target)
+    assert inside or target.read_text() == "mine"
+    with pytest.raises(ScanError, match="NOT_FOUND"):
+        export(out / "nothing", tmp_path / "copy")
