@@ -9,6 +9,7 @@
 #   make gpu-trial   the commands that measure a GPU, in small and without one; TRIAL_PYTHON is tried
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
 #   make docs     the documentation site, in build/site; open build/site/index.html
+#   make offline  wheels, SBOM and image recipe for a machine without internet, in build/offline
 #   make constraints   constraints.txt anew, from a fresh environment with the newest versions
 PYTHON ?= python3
 VENV ?= .venv
@@ -164,6 +165,11 @@ constraints:
 	      grep -v -E '^(cuda|nvidia-[cn]|triton)' | LC_ALL=C sort; } > $(FRESH)/constraints.txt
 	cp $(FRESH)/constraints.txt constraints.txt
 	rm -rf $(FRESH)
+
+# EXTRAS and TORCH_INDEX: see deploy/offline.sh
+.PHONY: offline
+offline:
+	PYTHON=$(PYTHON) deploy/offline.sh build/offline
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
