@@ -44,13 +44,13 @@ VARIABLES_OF_OTHERS = {
 OPTIONS_OF_OTHERS = {
     "dask": {"--local-directory", "--nthreads", "--rmm-pool-size", "--scheduler-file"}
     | {"--tls-ca-file", "--tls-cert", "--tls-key"},
-    "docker": {"--gpus", "--group-add", "--rm", "--shm-size"},
+    "docker": {"--gpus", "--group-add", "--rm", "--shm-size"}
+    | {"--build-arg", "--network", "--read-only", "--tmpfs"},
     "monai.bundle": {"--batch", "--config_file", "--steps"},
     "nnU-Net": {"--disable_tta", "--save_probabilities", "--verify_dataset_integrity"},
-    "pip": {"--upgrade"},
-    "rsync": {"--exclude"},
+    "pip": {"--find-links", "--no-index", "--require-hashes", "--upgrade"},
     "sbatch": {"--array", "--constraint", "--gres", "--nice"},
-    "sha256sum": {"--check", "--ignore-missing"},
+    "sha256sum": {"--check"},
     "torchrun": {"--nproc_per_node"},
     "TotalSegmentator": {"--ml", "--output_type", "--preview", "--radiomics"}
     | {"--remove_small_blobs", "--roi_subset", "--statistics", "--task"},
