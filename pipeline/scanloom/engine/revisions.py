@@ -33,6 +33,8 @@ from scanloom.core import (
 )
 from scanloom.core.process import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
+from scanloom.io.identity import read_key
+from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
@@ -162,7 +164,8 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     content = CaseContent(case, scan, segmentations, measurements, flags)
     target = Path(out, *REVISIONS, name, str(number))
     writers = writers_of(case.outputs)
-    with CaseFolder(out, f"{name}-revision", target=target) as draft:
+    audit = AuditTrail(out, read_key(key))
+    with CaseFolder(out, f"{name}-revision", target=target, audit=audit) as draft:
         write_files(draft.path, content, writers)
         write_document(draft.path / CASE, {**document, "recipe": recipe, "revision": revision})
         read_back(draft.path, content, writers)  # before `timing.json`, which has no checksum

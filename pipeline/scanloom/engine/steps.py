@@ -40,6 +40,7 @@ from scanloom.engine.prepare import (
 from scanloom.inference.graph import GraphRun, Predictor, unite
 from scanloom.io.extras import rtstruct, sr
 from scanloom.io.output import file_names
+from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.json_file import write_document
@@ -102,7 +103,9 @@ def run_case(
                 placement_of(predictors),
                 case.relations,
             )
-        with CaseFolder(target.out, case.folder_name, target.fingerprint) as draft:
+        audit = AuditTrail(target.out, target.key) if target.key else None
+        name, fingerprint = case.folder_name, target.fingerprint
+        with CaseFolder(target.out, name, fingerprint, audit=audit) as draft:
             record = write(segmented, draft.path, estimate, target.left_out)
             published = draft.publish(replace=target.replace, source=source)
         updated = prepared.state is ResultState.CHANGED

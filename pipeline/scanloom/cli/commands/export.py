@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from scanloom.cli.console import Exit, console, error_boundary, print_result, say
-from scanloom.cli.options import Reporting, takes_panels
+from scanloom.cli.options import KeyOptions, Reporting, takes_panels
 
 if TYPE_CHECKING:
     from scanloom.engine.results.export import Export
@@ -31,7 +31,7 @@ class CopyOptions:
 
 
 @takes_panels
-def export(copy: CopyOptions, general: Reporting) -> None:
+def export(copy: CopyOptions, keys: KeyOptions, general: Reporting) -> None:
     """Copy results without DICOM, pictures, scans and `private/`, checked on the way.
 
     Label maps of a head show its face: see "Identity" in the docs before you give them away.
@@ -39,7 +39,7 @@ def export(copy: CopyOptions, general: Reporting) -> None:
     with error_boundary(general.mode):
         from scanloom.engine.results.export import export as copy_results
 
-        made = copy_results(copy.out, copy.folder, pictures=copy.pictures)
+        made = copy_results(copy.out, copy.folder, pictures=copy.pictures, key=keys.key)
         plain = {"schema": 1, **asdict(made)}
         print_result(general.mode, lambda: plain, lambda: _show(made, copy.folder))
     raise typer.Exit(Exit.SOME_FAILED if made.left_out else Exit.OK)

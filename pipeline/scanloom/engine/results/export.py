@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.results.verify import read_sums
+from scanloom.io.output.audit import audit_trail
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import (
     CASES,
@@ -52,7 +53,7 @@ class Export:
     left_out: tuple[str, ...]
 
 
-def export(out: Path, folder: Path, *, pictures: bool = False) -> Export:
+def export(out: Path, folder: Path, *, pictures: bool = False, key: Path | None = None) -> Export:
     """Copy an output folder to a new one, without DICOM, pictures, scans and `private/`.
 
     Files are compared with their checksums while they are copied; a case that differs is left out
@@ -66,6 +67,9 @@ def export(out: Path, folder: Path, *, pictures: bool = False) -> Export:
         The copy. It must not exist, or be an empty folder; it appears when it is complete.
     pictures : bool
         Whether to copy pictures, scans and the report too.
+    key : Path or None
+        File with the key of the ids, for a line in the audit trail; None for SCANLOOM_KEY or the
+        user's own key. Without the key there is no line.
 
     Raises
     ------
@@ -89,6 +93,9 @@ def export(out: Path, folder: Path, *, pictures: bool = False) -> Export:
         with private_draft(folder) as draft:
             copy = _Copy(out, draft, COPIED | {"pixels"} if pictures else COPIED)
             copy.all()
+            if audit := audit_trail(out, key):
+                what = {"to": str(folder.absolute()), "cases": copy.cases, "pictures": pictures}
+                audit.append("exported", what)
             if folder.is_dir():
                 folder.rmdir()
             draft.rename(folder)

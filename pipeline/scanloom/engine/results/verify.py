@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+from collections import defaultdict, deque
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
@@ -163,8 +165,16 @@ class Discrepancy:
     file: str
 
 
-def verify(out: Path) -> Iterator[Discrepancy]:
-    """Compare every published case with its SHA256SUMS, and the tables with the cases.
+def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
+    """Compare each case with its SHA256SUMS and the audit trail, and the tables with the cases.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    key : Path or None
+        File with the key of the ids; None for SCANLOOM_KEY or the user's own key. The audit trail
+        is not checked without it: see `unchecked_trail`.
 
     Yields
     ------
@@ -188,6 +198,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
         if not findings:
             intact.add(folder.name)
     yield from _verify_review(out)
+    yield from _verify_trail(out, key)
     missing = expected - {folder.name for folder in folders}
     yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
@@ -213,6 +224,37 @@ def _verify_review(out: Path) -> Iterator[Discrepancy]:
     for case in sorted(folder.iterdir()) if folder.is_dir() else ():
         for revision in revision_folders(out, case.name):
             yield from _verify_case(revision, revision.relative_to(out).as_posix())
+
+
+def unchecked_trail(out: Path, key: Path | None = None) -> bool:
+    """Return whether an output folder has an audit trail, and its key is missing."""
+    return (out / PRIVATE / AUDIT).exists() and audit_key(out, key) is None
+
+
+def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
+    """Yield damage of the audit trail, and the results that it does not tell."""
+    secret, name = audit_key(out, key), f"{PRIVATE}/{AUDIT}"
+    if secret is None:
+        return
+    # The last two lines of each result: a process may be killed between a line and its result
+    told: dict[tuple[str, int], deque[str]] = defaultdict(lambda: deque(maxlen=2))
+    try:
+        for line in read_trail(out, secret):
+            if line["event"] in ("segmented", "corrected"):
+                told[line["case"], line.get("revision", 0)].append(line["sums"])
+    except AuditError as error:
+        yield Discrepancy("changed", f"{name}, {error}")
+        return
+    except OSError:
+        yield Discrepancy("unreadable", name)
+        return
+    for case in published_cases(out):
+        for folder in (case, *revision_folders(out, case.name)):
+            with suppress(OSError, ValueError, LookupError, ScanError):  # found before
+                _, what = result_line(folder)
+                if what["sums"] not in told[what["case"], what.get("revision", 0)]:
+                    path = folder.relative_to(out).as_posix()
+                    yield Discrepancy("changed", f"{path}: not the result that {name} tells")
 
 
 def _verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:

@@ -23,6 +23,7 @@ from typing import Self
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Reason, ScanError, Segmentation
+from scanloom.io.output.audit import AuditTrail, result_line
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.private import private_folder
@@ -65,6 +66,8 @@ class CaseFolder:
         Fingerprint of the key that made the ids, for `OUT/private/`; None does not claim `out`.
     target : Path or None
         Folder that it becomes; None for `OUT/cases/<name>`.
+    audit : AuditTrail or None
+        Receives a line when the case is published.
 
     Raises
     ------
@@ -73,9 +76,15 @@ class CaseFolder:
     """
 
     def __init__(
-        self, out: Path, name: str, fingerprint: str | None = None, *, target: Path | None = None
+        self,
+        out: Path,
+        name: str,
+        fingerprint: str | None = None,
+        *,
+        target: Path | None = None,
+        audit: AuditTrail | None = None,
     ) -> None:
-        self.out, self.name, self.fingerprint = out, name, fingerprint
+        self.out, self.name, self.fingerprint, self.audit = out, name, fingerprint, audit
         self.target = target or out / "cases" / name
         self.path = out / ".work" / str(WorkEntry.of_this_process(name))
 
@@ -139,7 +148,8 @@ class CaseFolder:
         _sync_tree(self.path)
         self._created += _missing_folders(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._recorded(source):  # the crosswalk has the case before it becomes visible
+        # Crosswalk and audit trail have the case before it becomes visible
+        with self._recorded(source):
             if target.exists():
                 self._replace(target)
             else:
@@ -165,11 +175,15 @@ class CaseFolder:
     def _recorded(self, source: SourceRecord | None) -> Iterator[None]:
         """Claim OUT for the key and record the source; on failure, OUT is left unclaimed."""
         if self.fingerprint is None:
+            if self.audit is not None:
+                self.audit.append(*result_line(self.path))
             yield
             return
         with private_folder(self.out, self.fingerprint) as private:
             if source is not None:
                 add_sources(private, [dataclasses.replace(source, folder=self.name)])
+            if self.audit is not None:
+                self.audit.append_locked(*result_line(self.path))
             yield
 
     def _undo(self) -> None:

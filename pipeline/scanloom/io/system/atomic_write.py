@@ -78,6 +78,23 @@ def private_draft(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def append_synced(descriptor: int, content: bytes, size: int) -> None:
+    """Write to the end of an open file and sync it; if that fails, cut it back to its size.
+
+    Raises
+    ------
+    OSError
+    """
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except BaseException:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 def check_replaceable(path: Path, description: str) -> None:
     """Refuse to replace a path that exists and is not a regular file: a device, folder or link.
 

@@ -107,6 +107,8 @@ class Routes:
         elif self.state.open_cases.get_ahead(name) is None:
             return Response(status_code=204)
         case = self.state.opened(name)
+        if "ahead" not in request.query_params:
+            self.state.log.note_view(case.name, reviewer)
         verdicts = self.state.verdicts(case.name, reviewer)
         return JSONResponse({**describe(case), "doubts": self.state.findings(case), **verdicts})
 

@@ -34,12 +34,11 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.output.private import PRIVATE, write_private
-from scanloom.io.system.atomic_write import fsync_path
+from scanloom.io.system.atomic_write import append_synced, fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import check_folder, open_link_free
 from scanloom.review.server.cases import OpenedCase
 from scanloom.review.server.security import RefusedError
-from scanloom.review.verdicts.log import write_synced
 from scanloom.review.verdicts.verdict import Seen
 
 DRAFTS = "drafts"
@@ -524,7 +523,7 @@ class HeldDraft:
         with os.fdopen(descriptor, "ab"):
             # half a line that an earlier failure, or a killed server, left
             os.ftruncate(descriptor, self.size)
-            write_synced(descriptor, lines, self.size)
+            append_synced(descriptor, lines, self.size)
         self.size += len(lines)
         if new:
             # a new file is found after a crash only if the folders above it are on the disk as well

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.output.audit import audit_trail
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
@@ -83,7 +84,8 @@ def serve(
         or the certificate can't be used; REVIEW_DAMAGED if the log is damaged; READERS if the cases
         can't be shared so; OUTPUT_UNWRITABLE.
     """
-    with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
+    audit = audit_trail(out, options.key)
+    with closing(VerdictLog(out, audit)) as log, closing(_listen(options)) as listening:
         codes = _reviewers(out, options.reviewers)
         shares = options.double, options.repeat
         readers = share_cases(out, tuple(codes.values()), *shares, begun=bool(log.count))

@@ -30,9 +30,10 @@ from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process import lock_file
+from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
-from scanloom.io.system.atomic_write import fsync_path
+from scanloom.io.system.atomic_write import append_synced, fsync_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.regular_files import open_link_free
 from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
@@ -115,25 +116,13 @@ class JsonLines:
         with os.fdopen(descriptor, "ab"):
             if os.fstat(descriptor).st_size != self._size:
                 raise LineError("another program changed the file")
-            write_synced(descriptor, line, self._size)
+            append_synced(descriptor, line, self._size)
         # the name of a new file is on the disk once its folder is
         if not self._size:
             fsync_path(self.path.parent)
         self._size += len(line)
         self.lines.append(plain)
         return plain
-
-
-def write_synced(descriptor: int, content: bytes, size: int) -> None:
-    """Write to the end of an open file and sync it; if that fails, cut it back to its size."""
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    except BaseException:
-        os.ftruncate(descriptor, size)
-        raise
 
 
 def _is_half(rest: bytes, number: int) -> bool:
@@ -250,6 +239,13 @@ def read_verdicts(out: Path) -> list[Verdict]:
 class VerdictLog:
     """The log of an output folder, held by one process, which appends to it.
 
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    audit : AuditTrail or None
+        Receives a line before each verdict.
+
     Raises
     ------
     ScanError
@@ -257,9 +253,10 @@ class VerdictLog:
         damaged; OUTPUT_UNWRITABLE.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, audit: AuditTrail | None = None) -> None:
         check_links(out)
-        self.out, self._guard = out, threading.Lock()
+        self.out, self._audit, self._guard = out, audit, threading.Lock()
+        self._viewed: set[tuple[str, str]] = set()
         try:
             (out / REVIEW).mkdir(exist_ok=True)
             self._lock = open_link_free(out / REVIEW / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -334,6 +331,23 @@ class VerdictLog:
                 return None
             return self._append(Verdict(case, reviewer, last.seen, undoes=last.number), "")
 
+    def note_view(self, case: str, reviewer: str) -> None:
+        """Note in the audit trail that a reviewer opened a case, once for this process.
+
+        Raises
+        ------
+        ScanError
+            DISK_FULL or OUTPUT_UNWRITABLE.
+        """
+        with self._guard:
+            if self._audit is None or (case, reviewer) in self._viewed:
+                return
+            try:
+                self._audit.append("viewed", {"case": case, "reviewer": reviewer})
+            except OSError as exc:
+                raise output_error(exc, "the audit trail") from exc
+            self._viewed.add((case, reviewer))
+
     def comment_of(self, verdict: Verdict) -> str:
         """Return the comment of a verdict; empty without one."""
         if not verdict.comment:
@@ -351,7 +365,11 @@ class VerdictLog:
                 # last comment of a number counts.
                 plain = {"verdict": kept.number, "case": kept.case, "text": comment}
                 self._comments.append(plain)
-            self._lines.append(plain_verdict(kept))
+            plain = plain_verdict(kept)
+            if self._audit is not None:
+                names = ("case", "reviewer", "decision", "undoes")
+                self._audit.append("judged", {n: plain[n] for n in names if plain.get(n)})
+            self._lines.append(plain)
         except OSError as exc:
             raise output_error(exc, "the verdict") from exc
         except LineError as exc:

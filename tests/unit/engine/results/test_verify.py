@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ScanError
-from scanloom.engine.results.verify import Discrepancy, verify
+from scanloom.engine.results.verify import Discrepancy, unchecked_trail, verify
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.output.audit import AUDIT, AuditTrail
 from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.json_file import write_document
 
 
 @pytest.fixture
@@ -60,6 +63,59 @@ def test_timing_may_change_but_not_go(out: Path) -> None:
     (out / "cases" / "bb" / "timing.json").unlink()
 
     assert list(verify(out)) == [Discrepancy("missing", "cases/bb/timing.json")]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """Two cases in an output folder with an audit trail."""
+    (tmp_path / "key").write_bytes(KEY)
+    for case in ("aa", "bb"):
+        publish_told(tmp_path / "out", case, b"labels")
+    return tmp_path / "out"
+
+
+KEY = b"k" * 32
+
+
+def publish_told(out: Path, case: str, labels: bytes) -> None:
+    audit = AuditTrail(out, KEY)
+    with CaseFolder(out, case, key_fingerprint(KEY), audit=audit) as folder:
+        (folder.path / "segmentation.nii.gz").write_bytes(labels)
+        models = [{"name": "tiny", "weights_sha256": "0" * 64}]
+        plain = {"case": case, "models": models, "recipe": "r", "source": {"hash": str(labels)}}
+        write_document(folder.path / "case.json", plain)
+        write_document(folder.path / "timing.json", {"steps": {}})
+        folder.publish(replace=True)
+
+
+def test_the_audit_trail_tells_the_results(told: Path) -> None:
+    publish_told(told, "bb", b"labels made anew")
+
+    assert list(verify(told, told.parent / "key")) == []
+    assert unchecked_trail(told, told.parent / "nothing")
+    assert not unchecked_trail(told, told.parent / "key")
+
+
+def test_a_result_with_sums_of_its_own_is_found_by_the_audit_trail(told: Path) -> None:
+    """Whoever can write a file can write its checksum too."""
+    folder = told / "cases" / "aa"
+    (folder / "segmentation.nii.gz").write_bytes(b"other")
+    names = ("case.json", "segmentation.nii.gz")
+    sums = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True)
+    (folder / "SHA256SUMS").write_bytes(sums.stdout)
+
+    assert list(verify(told, told.parent / "nothing")) == []
+    assert list(verify(told, told.parent / "key")) == [
+        Discrepancy("changed", "cases/aa: not the result that private/audit.jsonl tells")
+    ]
+
+
+@pytest.mark.parametrize("lines", [slice(0, 1), slice(1, 2), slice(0, 0)])
+def test_lines_that_were_cut_off_are_missed(told: Path, lines: slice) -> None:
+    trail = told / "private" / AUDIT
+    trail.write_bytes(b"".join(trail.read_bytes().splitlines(keepends=True)[lines]))
+
+    assert list(verify(told, told.parent / "key"))
 
 
 def test_a_folder_without_results(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 from scanloom.engine.revisions import Correction, publish_revision
+from scanloom.io.output.audit import audit_trail
 from scanloom.review.server.app import make_app
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.security import Sessions
@@ -85,9 +86,9 @@ def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
         if not out.exists():
             shutil.copytree(published / "out", out, copy_function=shutil.copy2)
         codes = reviewer_codes(out, reviewers)
-        log = VerdictLog(out)
-        logs.append(log)
         key = published / "key"
+        log = VerdictLog(out, audit_trail(out, key))
+        logs.append(log)
         names = {code: name for name, code in codes.items()}
         state = ReviewState(
             *(out, log, Readers(tuple(names), **sharing), OpenCases(out, key), names),

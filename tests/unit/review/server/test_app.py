@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.identity import key_fingerprint
+from scanloom.io.output.audit import read_trail
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.private import private_folder
 from scanloom.review.outliers import Finding
@@ -992,3 +993,22 @@ def test_torch_is_not_loaded() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "False"
+
+
+def test_the_audit_trail_tells_who_saw_and_judged(server: Any) -> None:
+    name, client = server.cases[0], server.client("r2")
+    about(client, name)
+    about(client, name)  # once for each start of the server
+    client.get(f"/api/case/{name}?ahead=1")
+    assert decide(client, name, "reject").status_code == 200
+    assert client.post(f"/api/case/{name}/undo", json={}).status_code == 200
+
+    lines = list(read_trail(server.out, KEY))
+    told = [{n: each[n] for n in ("event", "reviewer") if n in each} for each in lines]
+    assert told[-3:] == [
+        {"event": "viewed", "reviewer": "r2"},
+        {"event": "judged", "reviewer": "r2"},
+        {"event": "judged", "reviewer": "r2"},
+    ]
+    assert [each["decision"] for each in lines[-2:-1]] == ["reject"]
+    assert lines[-1]["undoes"] == 1
