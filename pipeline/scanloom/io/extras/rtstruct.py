@@ -38,10 +38,10 @@ from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
     ANATOMY,
-    MAX_MEANING,
     algorithm_item,
     code_item,
     hashed_uid,
+    long_string,
     make_item,
     reference_item,
     shared_with,
@@ -492,7 +492,7 @@ def _check_structures(dataset: Dataset, structures: Sequence[Structure]) -> None
 
 def _stored(code: Code | None) -> Code | None:
     """Return a code with as much of its meaning as fits (LO)."""
-    return code and replace(code, meaning=code.meaning[:MAX_MEANING])
+    return code and replace(code, meaning=long_string(code.meaning))
 
 
 def _code(item: Dataset) -> Code:

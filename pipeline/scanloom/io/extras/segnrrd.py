@@ -137,8 +137,8 @@ def _entry(code: Code | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text in one line, without the signs that separate codes."""
-    return " ".join(text.translate(dict.fromkeys(map(ord, "~^|"), " ")).split())
+    """Return a text in one line, without the signs that separate codes and that NRRD escapes by."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "~^|\\"), " ")).split())
 
 
 def _read_back(folder: Path, content: CaseContent) -> None:

@@ -90,7 +90,7 @@ def test_extents_are_those_of_the_voxels(tmp_path: Path) -> None:
 def test_sides_large_numbers_and_strange_names(tmp_path: Path) -> None:
     grid = model_cards.grid(SHAPE, (1.0, 1.0, 1.0))
     labels = np.full(SHAPE, 60_000, np.uint16, order="F")
-    name = "Left\nkidney | ~^ := 1"
+    name = "Left\nkidney | ~^ := \\n1\\"
     layer = Layer(labels, (structure(60_000, name, LEFT),))
     written, path = Segmentation("model", (layer,), grid), tmp_path / "a.seg.nrrd"
 
@@ -98,7 +98,7 @@ def test_sides_large_numbers_and_strange_names(tmp_path: Path) -> None:
 
     [segment] = slicerio.read_segmentation(str(path))["segments"]
     assert segment["labelValue"] == 60_000
-    assert segment["name"] == "Left kidney := 1"
+    assert segment["name"] == "Left kidney := n1"
     assert segment["terminology"]["typeModifier"] == ["SCT", "7771000", "Left"]
     _check(path, written, "a.seg.nrrd")
 
