@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -322,8 +323,8 @@ def _by_name(
 
 
 def _plain(text: str) -> str:
-    """Return a name without case, underscores and repeated spaces."""
-    return " ".join(text.lower().replace("_", " ").split())
+    """Return a name without case, underscores, repeated spaces and what `.seg.nrrd` can't hold."""
+    return " ".join(re.sub(r"[_~^|\\]", " ", text.lower()).split())
 
 
 def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:
