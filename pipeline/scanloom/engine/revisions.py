@@ -33,6 +33,7 @@ from scanloom.core import (
     Series,
 )
 from scanloom.core.process import lock_file
+from scanloom.engine.case.differences import outputs_document
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseContent, CaseFolder
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
@@ -151,10 +152,15 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     labels |= correction.labels
     segmentations = _segmentations(before, document, labels, scan)
     recipe = _recipe(document["recipe"], labels)
+    requested = document["outputs"]
     case = Case(
         id=document["case"],
         series=Series(document["source"]["kind"], ()),
-        outputs=Outputs(seg=document["outputs"]["seg"], dates=document["outputs"]["dates"]),
+        outputs=Outputs(
+            seg=requested["seg"],
+            dates=requested["dates"],
+            structures=tuple(requested.get("structures", ())),
+        ),
         source_hash=document["source"]["hash"],
         recipe=recipe,
     )
@@ -165,7 +171,9 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     writers = writers_of(case.outputs)
     with CaseFolder(out, f"{name}-revision", target=target) as draft:
         write_files(draft.path, content, writers)
-        write_document(draft.path / CASE, {**document, "recipe": recipe, "revision": revision})
+        outputs = outputs_document(case.outputs)  # without the files on request of the result
+        of_revision = {"outputs": outputs, "recipe": recipe, "revision": revision}
+        write_document(draft.path / CASE, {**document, **of_revision})
         read_back(draft.path, content, writers)  # before `timing.json`, which has no checksum
         write_document(draft.path / TIMING, {"steps": {}})
         return draft.publish()
