@@ -327,6 +327,27 @@ def other_frame(dataset: Dataset) -> None:
     dataset.FrameOfReferenceUID += "1"
 
 
+def series_of(dataset: Dataset) -> Dataset:
+    [referenced] = dataset.ReferencedFrameOfReferenceSequence
+    return referenced.RTReferencedStudySequence[0].RTReferencedSeriesSequence[0]
+
+
+def other_series(dataset: Dataset) -> None:
+    series_of(dataset).SeriesInstanceUID += "1"
+
+
+def other_image_of_the_series(dataset: Dataset) -> None:
+    series_of(dataset).ContourImageSequence[2].ReferencedSOPInstanceUID += "1"
+
+
+def image_missing(dataset: Dataset) -> None:
+    del series_of(dataset).ContourImageSequence[2]
+
+
+def other_frame_of_a_structure(dataset: Dataset) -> None:
+    dataset.StructureSetROISequence[1].ReferencedFrameOfReferenceUID += "1"
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -343,6 +364,10 @@ def other_frame(dataset: Dataset) -> None:
         other_label,
         other_color,
         other_frame,
+        other_series,
+        other_image_of_the_series,
+        image_missing,
+        other_frame_of_a_structure,
     ],
 )
 def test_a_fault_is_found(fault: Callable[[Dataset], None], tmp_path: Path) -> None:
