@@ -60,6 +60,8 @@ class Uncertainty:
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Color = tuple[int, int, int]
+MAX_SCHEME = 16
+"""Characters of a coding scheme's designator (DICOM SH)."""
 LISTED = 6
 """Number of structures that `repr` names."""
 
@@ -81,6 +83,14 @@ class Code:
     value: str
     scheme: str
     meaning: str
+
+    def __post_init__(self) -> None:
+        for text in (self.value, self.scheme, self.meaning):
+            # DICOM separates values with a backslash, and pads them with spaces
+            if not text or text != text.strip() or "\\" in text:
+                raise ValueError(f"a code has no text that DICOM alters, got {text!r}")
+        if len(self.scheme) > MAX_SCHEME:
+            raise ValueError(f"a scheme has at most {MAX_SCHEME} characters, got {self.scheme!r}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from scanloom.core import (
     Series,
 )
 from scanloom.core.process import lock_file
+from scanloom.engine.case.differences import outputs_document
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.identity import read_key
 from scanloom.io.output.audit import AuditTrail
@@ -152,10 +154,15 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     labels |= correction.labels
     segmentations = _segmentations(before, document, labels, scan)
     recipe = _recipe(document["recipe"], labels)
+    requested = document["outputs"]
     case = Case(
         id=document["case"],
         series=Series(document["source"]["kind"], ()),
-        outputs=Outputs(seg=document["outputs"]["seg"], dates=document["outputs"]["dates"]),
+        outputs=Outputs(
+            seg=requested["seg"],
+            dates=requested["dates"],
+            structures=tuple(requested.get("structures", ())),
+        ),
         source_hash=document["source"]["hash"],
         recipe=recipe,
     )
@@ -167,7 +174,9 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
     audit = AuditTrail(out, read_key(key))
     with CaseFolder(out, f"{name}-revision", target=target, audit=audit) as draft:
         write_files(draft.path, content, writers)
-        write_document(draft.path / CASE, {**document, "recipe": recipe, "revision": revision})
+        outputs = outputs_document(case.outputs)  # without the files on request of the result
+        of_revision = {"outputs": outputs, "recipe": recipe, "revision": revision}
+        write_document(draft.path / CASE, {**document, **of_revision})
         read_back(draft.path, content, writers)  # before `timing.json`, which has no checksum
         write_document(draft.path / TIMING, {"steps": {}})
         return draft.publish()
@@ -325,8 +334,8 @@ def _by_name(
 
 
 def _plain(text: str) -> str:
-    """Return a name without case, underscores and repeated spaces."""
-    return " ".join(text.lower().replace("_", " ").split())
+    """Return a name without case, underscores, repeated spaces and what `.seg.nrrd` can't hold."""
+    return " ".join(re.sub(r"[_~^|\\]", " ", text.lower()).split())
 
 
 def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:

@@ -103,6 +103,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "ModelCard is invalid",
     ),
     "control characters": (changed(title="\x1b]0;owned\x07"), "ValueError"),
+    "a code of two values": (
+        lambda d: d["structures"][0]["type"].update(value="1\\2"),
+        "structures.0.type is invalid",
+    ),
     "control characters in a list": (changed(limitations=["a\nb"]), "ValueError"),
     "name with a path": (changed(name="../x"), "ModelCard is invalid"),
     "unknown class": (lambda d: d["after"][0].update({"class": "Popen"}), "KeyError"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,6 +58,22 @@ def test_a_slug_is_ascii_in_small_letters(text):
 def test_what_is_no_structure_can_not_be_made(arguments, says):
     with pytest.raises(ValueError, match=says):
         structure(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("value", ""),
+        ("value", "1\\2"),
+        ("scheme", "SCT "),
+        ("scheme", "99" + "A" * 15),
+        ("meaning", " Liver"),
+        ("meaning", "Liver\\left lobe"),
+    ],
+)
+def test_what_dicom_would_alter_is_no_code(field, text):
+    with pytest.raises(ValueError, match=r"a code has no text|a scheme has at most"):
+        replace(CODE, **{field: text})
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -38,10 +38,10 @@ from scanloom.io.readback.mismatch import count_labels, decoding, mismatch_error
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.write.derived_dicom import (
     ANATOMY,
-    MAX_MEANING,
     algorithm_item,
     code_item,
     hashed_uid,
+    long_string,
     make_item,
     reference_item,
     shared_with,
@@ -448,6 +448,7 @@ def check_rtstruct(path: Path, segmentation: Segmentation, source: DicomSource) 
         if dataset[name].value != source.first[name].value:
             raise mismatch_error(f"the RTSTRUCT has a different {name}")
     _check_structures(dataset, _structures(segmentation))
+    _check_source(dataset, source)
     _check_corners(segmentation.grid, source)
     encoded = dataset.get_item(0x30060039).value
     if not isinstance(encoded, bytes):
@@ -490,9 +491,35 @@ def _check_structures(dataset: Dataset, structures: Sequence[Structure]) -> None
         raise mismatch_error("the RTSTRUCT has a different code for a structure")
 
 
+def _check_source(dataset: Dataset, source: DicomSource) -> None:
+    """Compare the references to the study, its frame of reference, the series and its images."""
+    [referenced] = dataset.ReferencedFrameOfReferenceSequence
+    [study] = referenced.RTReferencedStudySequence
+    [series] = study.RTReferencedSeriesSequence
+    first, frame = source.first, source.first.FrameOfReferenceUID
+    frames = {roi.ReferencedFrameOfReferenceUID for roi in dataset.StructureSetROISequence}
+    images = {
+        (
+            item.ReferencedSOPClassUID,
+            item.ReferencedSOPInstanceUID,
+            item.get("ReferencedFrameNumber"),
+        )
+        for item in series.ContourImageSequence
+    }
+    expected = {(i.sop_class, i.sop_instance, i.frame) for i in source.slices if i is not None}
+    uids = study.ReferencedSOPInstanceUID, series.SeriesInstanceUID
+    if (
+        {referenced.FrameOfReferenceUID, *frames} != {frame}
+        or uids != (first.StudyInstanceUID, first.SeriesInstanceUID)
+        or images != expected
+        or len(series.ContourImageSequence) != len(expected)
+    ):
+        raise mismatch_error("the RTSTRUCT refers to a different source")
+
+
 def _stored(code: Code | None) -> Code | None:
     """Return a code with as much of its meaning as fits (LO)."""
-    return code and replace(code, meaning=code.meaning[:MAX_MEANING])
+    return code and replace(code, meaning=long_string(code.meaning))
 
 
 def _code(item: Dataset) -> Code:

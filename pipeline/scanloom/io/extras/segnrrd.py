@@ -137,8 +137,8 @@ def _entry(code: Code | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text in one line, without the signs that separate codes."""
-    return " ".join(text.translate(dict.fromkeys(map(ord, "~^|"), " ")).split())
+    """Return a text in one line, without the signs that separate codes and that NRRD escapes by."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "~^|\\"), " ")).split())
 
 
 def _read_back(folder: Path, content: CaseContent) -> None:
@@ -168,6 +168,7 @@ def _check(path: Path, segmentation: Segmentation, name: str) -> None:
     close = np.allclose(affine, grid.affine, rtol=0, atol=1e-6 * max(grid.spacing))
     if not grid.sheared and not close:
         raise mismatch_error(f"{name} has a different grid")
+    extents = [_boxes(stack[..., n].T) for n in range(stack.shape[-1])]
     numbered = [(n, s) for n, layer in enumerate(segmentation.layers) for s in layer.structures]
     for number, (index, structure) in enumerate(numbered):
         stated = {
@@ -175,11 +176,17 @@ def _check(path: Path, segmentation: Segmentation, name: str) -> None:
             "Name": _plain(structure.name),
             "LabelValue": str(structure.number),
             "Layer": str(index),
+            "Extent": extents[index].get(structure.number, "0 -1 0 -1 0 -1"),
+            "Tags": f"TerminologyEntry:{_terminology(structure)}|",
         }
         for key, value in stated.items():
             field = f"Segment{number}_{key}"
             if not image.HasMetaDataKey(field) or image.GetMetaData(field) != value:
                 raise mismatch_error(f"{name} has a different {field}")
+        field = f"Segment{number}_Color"
+        color = [round(255 * float(value)) for value in image.GetMetaData(field).split()]
+        if color != list(structure.color):
+            raise mismatch_error(f"{name} has a different {field}")
 
 
 def _memory(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:

@@ -36,9 +36,10 @@ from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.derived_dicom import (
     ANATOMY,
     FAMILY,
-    MAX_MEANING,
+    algorithm_version,
     code_item,
     hashed_uid,
+    long_string,
     make_item,
     reference_item,
     shared_with,
@@ -294,8 +295,8 @@ def _described(
         laterality = Code("272741003", "SCT", "Laterality")
         sides = [] if side is None else [_coded(_MODIFIES, laterality, side)]
         yield _coded(_MODIFIES, Code("363698007", "SCT", "Finding Site"), kind, sides)
-    version = segmentation.version or "unknown"
     yield _text(_MODIFIES, Code("111001", "DCM", "Algorithm Name"), segmentation.model)
+    version = algorithm_version(segmentation)
     yield _text(_MODIFIES, Code("111003", "DCM", "Algorithm Version"), version)
     if segmentation.changes:
         changes = f"changes={segmentation.changes}"
@@ -390,7 +391,7 @@ def _code(group: int, element: int, code: Code) -> bytes:
     parts = (
         _element(0x0008, 0x0100, "SH", code.value) if short else b"",
         _element(0x0008, 0x0102, "SH", code.scheme),
-        _element(0x0008, 0x0104, "LO", code.meaning[:MAX_MEANING]),
+        _element(0x0008, 0x0104, "LO", long_string(code.meaning)),
         b"" if short else _element(0x0008, 0x0119, "UC", code.value),
     )
     return _sequence(group, element, [b"".join(parts)])

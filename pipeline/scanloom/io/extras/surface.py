@@ -420,6 +420,8 @@ _VOLUME_TOLERANCE, _LARGE_ML = 0.01, 5.0
 _FACE_SHARE, _COARSE_FACE_SHARE = 0.1, 0.15
 """Voxels that may differ, as a share of the structure's outer faces of voxels; if cells are several
 voxels, a share for each along their longest side. Random voxels reach 0.05 and 0.10."""
+_MIN_COSINE, _MAX_SLIVERS = 0.9, 0.01
+"""Least agreement of a normal with the surface, and the share of vertices that may have less."""
 _RAY = np.array([1.3e-3, 2.1e-3, 0.0])
 """Distance of rays from the centres of voxels, in voxels: on these, vertices may lie."""
 _TRIANGLES_AT_ONCE = 20_000
@@ -457,6 +459,7 @@ def check_surface(path: Path, segmentation: Segmentation) -> None:
         )
         if fault:
             raise mismatch_error(f"the surface of {structure.label} {fault}")
+        _check_arrays(document, data, node, mesh)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], memoryview]:
@@ -504,6 +507,31 @@ def _mesh(document: dict[str, Any], data: memoryview, node: dict[str, Any]) -> M
     if not np.isfinite(points).all() or triangles.max() >= len(points):
         raise mismatch_error("the surface has vertices that are not there")
     return Mesh(points.astype(np.float64), triangles.astype(np.int64))
+
+
+def _check_arrays(
+    document: dict[str, Any], data: memoryview, node: dict[str, Any], mesh: Mesh
+) -> None:
+    """Compare what viewers need besides: the form of the arrays, their box, and the normals."""
+    [primitive] = document["meshes"][node["mesh"]]["primitives"]
+    positions, normals = (primitive["attributes"][each] for each in ("POSITION", "NORMAL"))
+    for number, form in (
+        (positions, ("VEC3", _FLOAT, len(mesh.points))),
+        (normals, ("VEC3", _FLOAT, len(mesh.points))),
+        (primitive["indices"], ("SCALAR", _UINT32, mesh.triangles.size)),
+    ):
+        accessor = document["accessors"][number]
+        if (accessor["type"], accessor["componentType"], accessor["count"]) != form:
+            raise mismatch_error("the surface has an array of another form")
+    box = [document["accessors"][positions][each] for each in ("min", "max")]
+    if box != [mesh.points.min(axis=0).tolist(), mesh.points.max(axis=0).tolist()]:
+        raise mismatch_error("the surface has a different box")
+    view = document["bufferViews"][document["accessors"][normals]["bufferView"]]
+    written = np.frombuffer(data, "<f4", 3 * len(mesh.points), view["byteOffset"]).reshape(-1, 3)
+    expected, _ = _normals(mesh)
+    # Of slivers, whose vertices are rounded to float32, the direction is not known
+    if np.mean(~(np.einsum("ij,ij->i", written, expected) > _MIN_COSINE)) > _MAX_SLIVERS:
+        raise mismatch_error("the surface has different normals")
 
 
 def _check_closed(mesh: Mesh, structure: Structure) -> None:

@@ -218,7 +218,7 @@ def _same_code(item: Dataset | None, code: Code | None) -> bool:
         return item is code
     value = item.get("CodeValue") or item.LongCodeValue
     written = (value, item.CodingSchemeDesignator, item.CodeMeaning)
-    return written == (code.value, code.scheme, code.meaning[:_MAX_MEANING])
+    return written == (code.value, code.scheme, code.meaning[:_MAX_MEANING].rstrip())
 
 
 def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:

@@ -19,8 +19,8 @@ FAMILY = Code("123110", "DCM", "Artificial Intelligence")
 """Family of algorithms (CID 7162)."""
 ANATOMY = ("91723000", "123037004")
 """SNOMED CT codes of the category Anatomical Structure: that of DICOM, and that of 3D Slicer."""
-MAX_MEANING = 64
-"""Characters of a code's meaning (LO)."""
+_MAX_CHARACTERS = 64
+"""Characters of a long string (LO)."""
 _DATE = re.compile(r"\d{8}")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NO_DATE, _NO_TIME = "19700101", "000000"
@@ -53,9 +53,17 @@ def make_item(**elements: object) -> Dataset:
     return item
 
 
+def long_string(text: str) -> str:
+    """Return as much of a text as a long string holds (PS3.5 6.2, LO).
+
+    A backslash, which would separate two values, becomes a slash; readers strip spaces at the ends.
+    """
+    return text.replace("\\", "/")[:_MAX_CHARACTERS].strip()
+
+
 def code_item(code: Code) -> Dataset:
     """Return the item of a code sequence (PS3.3 8)."""
-    item = make_item(CodingSchemeDesignator=code.scheme, CodeMeaning=code.meaning[:MAX_MEANING])
+    item = make_item(CodingSchemeDesignator=code.scheme, CodeMeaning=long_string(code.meaning))
     if len(code.value) <= 16:
         item.CodeValue = code.value
     else:  # longer than an SH may be (PS3.3 8.1)
@@ -72,10 +80,15 @@ def algorithm_item(segmentation: Segmentation) -> Dataset:
     """Return the identification of the algorithm: model, version, changes (PS3.3 10.16)."""
     algorithm = make_item(AlgorithmName=segmentation.model)
     algorithm.AlgorithmFamilyCodeSequence = [code_item(FAMILY)]
-    algorithm.AlgorithmVersion = (segmentation.version or "unknown")[:64]  # LO
+    algorithm.AlgorithmVersion = algorithm_version(segmentation)
     if segmentation.changes:
         algorithm.AlgorithmParameters = f"changes={segmentation.changes}"
     return algorithm
+
+
+def algorithm_version(segmentation: Segmentation) -> str:
+    """Return the version of a model as an algorithm's."""
+    return long_string(segmentation.version) or "unknown"
 
 
 def hashed_uid(*texts: str) -> str:

@@ -198,7 +198,7 @@ def test_structures_are_described_as_in_seg(tmp_path: Path) -> None:
 
 def test_names_of_other_languages_and_long_codes_are_kept(tmp_path: Path) -> None:
     scan = case_folders.dicom_scan()
-    kind = Code("1" * 18, "SCT", "печень" * 12)
+    kind = Code("1" * 18, "SCT", "печень" * 10 + "123 5")
     anatomy = Code("91723000", "SCT", "Anatomical Structure")
     liver = replace(case_folders.LIVER, name="肝臓", category=anatomy, type=kind)
     whole = case_folders.segmentation_of(scan)
@@ -210,7 +210,7 @@ def test_names_of_other_languages_and_long_codes_are_kept(tmp_path: Path) -> Non
     [observation, *_] = dataset.RTROIObservationsSequence
     assert observation.RTROIInterpretedType == "ORGAN"
     [code] = observation.RTROIIdentificationCodeSequence
-    assert code.CodeMeaning == ("печень" * 12)[:64]
+    assert code.CodeMeaning == "печень" * 10 + "123"
 
 
 def test_equal_content_has_equal_bytes_and_other_content_other_uids(tmp_path: Path) -> None:
@@ -327,6 +327,27 @@ def other_frame(dataset: Dataset) -> None:
     dataset.FrameOfReferenceUID += "1"
 
 
+def series_of(dataset: Dataset) -> Dataset:
+    [referenced] = dataset.ReferencedFrameOfReferenceSequence
+    return referenced.RTReferencedStudySequence[0].RTReferencedSeriesSequence[0]
+
+
+def other_series(dataset: Dataset) -> None:
+    series_of(dataset).SeriesInstanceUID += "1"
+
+
+def other_image_of_the_series(dataset: Dataset) -> None:
+    series_of(dataset).ContourImageSequence[2].ReferencedSOPInstanceUID += "1"
+
+
+def image_missing(dataset: Dataset) -> None:
+    del series_of(dataset).ContourImageSequence[2]
+
+
+def other_frame_of_a_structure(dataset: Dataset) -> None:
+    dataset.StructureSetROISequence[1].ReferencedFrameOfReferenceUID += "1"
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -343,6 +364,10 @@ def other_frame(dataset: Dataset) -> None:
         other_label,
         other_color,
         other_frame,
+        other_series,
+        other_image_of_the_series,
+        image_missing,
+        other_frame_of_a_structure,
     ],
 )
 def test_a_fault_is_found(fault: Callable[[Dataset], None], tmp_path: Path) -> None:

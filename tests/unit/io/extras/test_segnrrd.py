@@ -90,7 +90,7 @@ def test_extents_are_those_of_the_voxels(tmp_path: Path) -> None:
 def test_sides_large_numbers_and_strange_names(tmp_path: Path) -> None:
     grid = model_cards.grid(SHAPE, (1.0, 1.0, 1.0))
     labels = np.full(SHAPE, 60_000, np.uint16, order="F")
-    name = "Left\nkidney | ~^ := 1"
+    name = "Left\nkidney | ~^ := \\n1\\"
     layer = Layer(labels, (structure(60_000, name, LEFT),))
     written, path = Segmentation("model", (layer,), grid), tmp_path / "a.seg.nrrd"
 
@@ -98,7 +98,7 @@ def test_sides_large_numbers_and_strange_names(tmp_path: Path) -> None:
 
     [segment] = slicerio.read_segmentation(str(path))["segments"]
     assert segment["labelValue"] == 60_000
-    assert segment["name"] == "Left kidney := 1"
+    assert segment["name"] == "Left kidney := n1"
     assert segment["terminology"]["typeModifier"] == ["SCT", "7771000", "Left"]
     _check(path, written, "a.seg.nrrd")
 
@@ -136,17 +136,29 @@ def _other_place(written: Segmentation) -> Segmentation:
     return replace(written, grid=Grid(SHAPE, affine))
 
 
-def _other_name(written: Segmentation) -> Segmentation:
-    first, *others = written.layers[0].structures
-    renamed = Layer(written.layers[0].labels, (replace(first, name="Other"), *others))
-    return replace(written, layers=(renamed, *written.layers[1:]))
+def _changed(**fields: Any) -> Any:
+    def change(written: Segmentation) -> Segmentation:
+        first, *others = written.layers[0].structures
+        other = Layer(written.layers[0].labels, (replace(first, **fields), *others))
+        return replace(written, layers=(other, *written.layers[1:]))
+
+    return change
 
 
 def _fewer_layers(written: Segmentation) -> Segmentation:
     return replace(written, layers=written.layers[:1])
 
 
-@pytest.mark.parametrize("change", [_other_voxel, _other_place, _other_name, _fewer_layers])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_other_voxel, _other_place, _fewer_layers),
+        _changed(name="Other"),
+        _changed(color=(10, 200, 254)),
+        _changed(laterality=LEFT),
+        _changed(type=Code("10200004", "SCT", "Liver")),
+    ],
+)
 def test_a_file_of_other_content_is_a_mismatch(change: Any, tmp_path: Path) -> None:
     written = segmentation(model_cards.grid(SHAPE, (1.0, 1.0, 1.0)), 2)
     write_seg_nrrd(change(written), tmp_path / "a.seg.nrrd")

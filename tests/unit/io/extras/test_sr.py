@@ -250,6 +250,20 @@ def test_names_of_other_languages_and_long_codes_are_kept(tmp_path: Path) -> Non
     assert seg.SegmentSequence[0].SegmentedPropertyTypeCodeSequence[0].CodeMeaning == meaning[:64]
 
 
+@pytest.mark.parametrize("version", ["1." + "0" * 80, "1\\2", " 1.0 ", "\\"])
+def test_versions_and_meanings_are_those_of_the_seg(version: str, tmp_path: Path) -> None:
+    """A long string has 64 characters, of which the last may not be a space, and no backslash."""
+    scan = case_folders.dicom_scan()
+    kind = Code("10200004", "SCT", "x" * 63 + " y")
+    liver = replace(case_folders.LIVER, type=kind, laterality=None)
+    segmentation = with_structures(scan, liver, case_folders.KIDNEY, case_folders.SPLEEN)
+    segmentation = replace(segmentation, version=version)
+    path = written(tmp_path, content_of(scan, segmentation))
+    expected = version.strip().replace("\\", "/")[:64]
+    assert item_of(groups_of(path)[0], "111003").TextValue == expected
+    assert item_of(groups_of(path)[0], "121071").ConceptCodeSequence[0].CodeMeaning == "x" * 63
+
+
 def test_laterality_is_that_of_the_site(tmp_path: Path) -> None:
     scan = case_folders.dicom_scan()
     fat = replace(case_folders.SPLEEN, category=Code("85756007", "SCT", "Tissue"))

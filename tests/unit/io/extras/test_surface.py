@@ -448,8 +448,22 @@ def _in_lps(document: dict[str, Any], words: np.ndarray) -> None:
     document["nodes"][0]["matrix"][0] *= -1
 
 
+def _boxed(document: dict[str, Any], words: np.ndarray) -> None:
+    document["accessors"][0]["max"][1] += 1.0
+
+
+def _shortened(document: dict[str, Any], words: np.ndarray) -> None:
+    document["accessors"][2]["count"] -= 3
+
+
+def _lit_from_inside(document: dict[str, Any], words: np.ndarray) -> None:
+    start = document["bufferViews"][1]["byteOffset"] // 4
+    words[start : start + document["bufferViews"][1]["byteLength"] // 4] *= -1
+
+
 FAULTS = {
-    "encloses different voxels": [_turned_inside_out, _moved, _mirrored],
+    "encloses different voxels": [_turned_inside_out, _moved],
+    "encloses different voxels|a different box": [_mirrored],  # a ball, and its neighbours
     "has a different volume": [_grown],
     "is not closed|an edge twice": [_opened],
     "leaves the scan": [_far],
@@ -460,6 +474,9 @@ FAULTS = {
     "different structures": [_missing],
     "structures in a different space": [_hidden],
     "the surface has a different space": [_in_lps],
+    "a different box": [_boxed],
+    "an array of another form": [_shortened],
+    "different normals": [_lit_from_inside],
 }
 
 

@@ -1,0 +1,52 @@
+"""Corrections: labels that come back from another program, and the revision they make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from scanloom.core import Grid, Layer, Segmentation, Structure
+from scanloom.engine.revisions import Correction, _by_name, publish_revision
+from scanloom.io.extras.segnrrd import write_seg_nrrd
+from scanloom.review.label_files import read_label_file
+from scanloom.review.revisions import read_label_maps
+from support import review_cases
+from support.model_cards import TISSUE
+
+
+def test_our_own_file_comes_back_whatever_its_names(tmp_path: Path) -> None:
+    names = ("T1 ~ T2 | left", "a\\nb^2", "Left_kidney  ")
+    structures = tuple(
+        Structure(f"s{n}", n, name, TISSUE, TISSUE, (n, n, n)) for n, name in enumerate(names, 1)
+    )
+    labels = np.asfortranarray(np.arange(24).reshape(4, 3, 2) % 4, np.uint8)
+    grid = Grid((4, 3, 2), np.eye(4))
+    path = tmp_path / "a.seg.nrrd"
+    write_seg_nrrd(Segmentation("model", (Layer(labels, structures),), grid), path)
+    entry = {
+        "file": "a.nii.gz",
+        "structures": [{"number": s.number, "name": s.name, "label": s.label} for s in structures],
+    }
+
+    before = {"a.nii.gz": np.zeros_like(labels)}
+    after = _by_name(read_label_file(path, grid), [entry], before)
+
+    np.testing.assert_array_equal(after["a.nii.gz"], labels)
+
+
+def test_a_revision_names_no_files_that_only_the_result_has(tmp_path: Path) -> None:
+    array, affine = review_cases.scan_array(), review_cases.affine_of()
+    case = review_cases.publish(tmp_path, array, affine, also=("masks", "segnrrd"))
+    [(file, labels)] = read_label_maps(case).items()
+    other = labels.copy()
+    other[3:9, 4:8, 2:6] = 0
+
+    correction = Correction({file: other}, "r1", "brush", 0)
+    revision = publish_revision(tmp_path / "out", case.name, correction, tmp_path / "key")
+
+    outputs = [json.loads((each / "case.json").read_text())["outputs"] for each in (case, revision)]
+    assert outputs[0]["also"] == ["masks", "segnrrd"]
+    assert outputs[1] == {**outputs[0], "also": []}
+    assert not [*revision.rglob("*.nrrd")]
