@@ -1,10 +1,11 @@
-"""The review in Chromium without a GPU: opening, steps, prefetched cases, memory of the server.
+"""The review in Chromium without a GPU: opening, steps, the 3-D view, prefetched cases, memory.
 
     python benchmarks/review.py [--slices 300] [--across 512] [--structures 25] [--cases 3]
 
 Cases are DICOM series with label maps of balls. Needs playwright and Chromium (SCANLOOM_CHROMIUM).
 Prints the time until a case is shown, the time of a step of each plane until it is painted, at once
-and when the next cases are there, and the largest memory of the server.
+and when the next cases are there, the time until the 3-D view is drawn and of a step of turning it,
+and the largest memory of the server.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ STEP = """([name, by]) => new Promise((done) => {
   }).observe(canvas, { attributes: true });
   range.value = wanted;
   range.dispatchEvent(new Event("input"));
+})"""
+TURN = """() => new Promise((done) => {
+  const figure = document.querySelector("#solid"), began = performance.now();
+  figure.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+  requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
 })"""
 
 
@@ -170,6 +176,13 @@ def browse(link: str, names: list[str], steps: int) -> dict[str, Any]:
             for plane in ("axial", "coronal", "sagittal"):
                 times = [tab.evaluate(STEP, [plane, 1]) for _ in range(steps)]
                 timings["step"][f"{plane} step {when}"] = times
+        began = time.perf_counter()
+        tab.keyboard.press("4")
+        tab.wait_for_selector(f"#solid[data-drawn='{names[0]}']")
+        timings["solid"] = time.perf_counter() - began
+        timings["step"]["turn in 3-D"] = [tab.evaluate(TURN) for _ in range(steps)]
+        tab.keyboard.press("1")
+        tab.click("#turn")
         timings["prefetched"] = []
         for name in names[1:]:
             began = time.perf_counter()
@@ -221,7 +234,7 @@ def main() -> None:
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
-    rows: list[list[Any]] = [["open, s", timings["opened"], ""]]
+    rows: list[list[Any]] = [["open, s", timings["opened"], ""], ["3-D, s", timings["solid"], ""]]
     rows += [["open after prefetching, s", each, ""] for each in timings["prefetched"]]
     rows += [[f"{p}, ms", median(t), max(t)] for p, t in timings["step"].items()]
     rows.append(["server, GiB", peak, ""])

@@ -14,12 +14,13 @@ Sheared stacks get none: readers ignore the tilt.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,10 @@ _MAX_LENGTH = 2**32 - 2
 """Bytes of an element with a stated length."""
 _BYTES_PER_VOXEL = 1
 """Encoded contours: smooth structures take a tenth of it, noise of single voxels several times."""
+
+
+Parts = list[bytes]
+"""Bytes that follow each other: those of noise are hundreds of megabytes, and never joined."""
 
 
 def can_write(scan: Scan) -> bool:
@@ -126,36 +131,47 @@ def _join_holes(
     row = low[edges] + 1
     rise = (y1 - y0)[edges]
     crossing = x0[edges] + (x1 - x0)[edges] * (row - y0[edges]) // rise
-    order = np.lexsort((crossing, row))
+    order = np.argsort(row * (crossing.max() + 1) + crossing, kind="stable")
     edges, row, crossing = edges[order], row[order], crossing[order]
     ring = np.repeat(np.arange(len(ring_sizes)), ring_sizes)[edges]
-    by_ring = np.lexsort((crossing, ring))
+    by_ring = np.argsort(ring * (crossing.max() + 1) + crossing, kind="stable")
     _, leftmost = np.unique(ring[by_ring], return_index=True)  # every ring has crossings
     begin = np.delete(by_ring[leftmost], outer_rings)
     end = begin - 1
 
-    count, holes = len(points), len(begin)
+    # The path goes by runs of points, each up to an edge with a channel or to the end of its ring
+    there, here = edges[end], edges[begin]
+    ring_ends = np.setdiff1d(starts + ring_sizes - 1, np.concatenate((there, here)))
+    last = np.concatenate((there, here, ring_ends))
+    order = np.argsort(last)
+    first = np.empty_like(last)
+    first[order] = np.concatenate(([0], last[order][:-1] + 1))
+    run_from = np.empty(len(points), np.int64)  # by its first point
+    run_from[first] = np.arange(len(last))
+    next_run = run_from[following[np.concatenate((here, there, ring_ends))]].tolist()
+    path: list[int] = []
+    begun = []
+    for start in run_from[starts[outer_rings]].tolist():
+        begun.append(len(path))
+        run = start
+        while True:
+            path.append(run)
+            run = next_run[run]
+            if run == start:
+                break
+
     ends = np.stack((crossing[end], row[end]), axis=1)
     begins = np.stack((crossing[begin], row[begin]), axis=1)
-    points = np.concatenate((points, ends, begins, begins, ends))
-    leave, enter, back, resume = count + np.arange(4 * holes).reshape(4, holes)
-    edge_there, edge_here = edges[end], edges[begin]
-    following = np.concatenate(
-        (following, enter, following[edge_here], resume, following[edge_there])
-    )
-    following[edge_there], following[edge_here] = leave, back
-
-    path: list[int] = []
-    sizes, next_point = [], following.tolist()
-    for start in starts[outer_rings].tolist():
-        begun, point = len(path), start
-        while True:
-            path.append(point)
-            point = next_point[point]
-            if point == start:
-                break
-        sizes.append(len(path) - begun)
-    return points[path], np.array(sizes)
+    channels = np.stack((ends, begins, begins, ends)).reshape(2, 2, -1, 2).swapaxes(1, 2)
+    runs = np.array(path)
+    is_channel = runs < 2 * len(begin)
+    lengths = (last - first + 1)[runs] + 2 * is_channel
+    stops = np.cumsum(lengths)
+    index = np.arange(stops[-1]) + np.repeat(first[runs] - stops + lengths, lengths)
+    for n in range(2):
+        index[stops[is_channel] - 2 + n] = len(points) + 2 * runs[is_channel] + n
+    joined = np.concatenate((points, channels.reshape(-1, 2)))[index]
+    return joined, np.add.reduceat(lengths, begun)
 
 
 def _without_collinear(
@@ -204,9 +220,8 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     path.parent.mkdir(exist_ok=True)
     contours = _encode_contours(segmentation, source)
     structures = _structures(segmentation)
-    regions = _sequence(
-        0x3006, 0x0039, [_region(s, contours.get(s.number, [])) for s in structures]
-    )
+    items = (_item(_region(s, contours.get(s.number, []))) for s in structures)
+    regions = _sequence(0x3006, 0x0039, list(itertools.chain.from_iterable(items)))
     number = FIRST_SERIES_NUMBER + content.models.index(segmentation.model)
     head = _head(segmentation, source, structures, number)
     head.StructureSetDate, head.StructureSetTime = written_datetime(source, case)
@@ -214,7 +229,8 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     head.SeriesTime = head.InstanceCreationTime = head.StructureSetTime
     tail = _encode(_observations(segmentation, structures))
     digest = hashlib.sha256(_encode(head) + tail)
-    digest.update(regions)
+    for part in regions:
+        digest.update(part)
     head.SeriesInstanceUID = hashed_uid("series", case.recipe, digest.hexdigest())
     head.SOPInstanceUID = hashed_uid("instance", case.recipe, digest.hexdigest())
     head.file_meta.MediaStorageSOPInstanceUID = head.SOPInstanceUID
@@ -222,13 +238,13 @@ def write_rtstruct(folder: Path, segmentation: Segmentation, content: CaseConten
     return path
 
 
-def _save(path: Path, head: Dataset, regions: bytes, tail: bytes) -> None:
+def _save(path: Path, head: Dataset, regions: Parts, tail: bytes) -> None:
     """Write the elements before ROIContourSequence, it, and those behind."""
     from pydicom import dcmwrite
 
     with path.open("wb") as file:
         dcmwrite(file, head, enforce_file_format=True)
-        file.write(regions)
+        file.writelines(regions)
         file.write(tail)
 
 
@@ -313,7 +329,7 @@ def _image_item(image: SourceSlice) -> Dataset:
 
 
 def _encode_contours(segmentation: Segmentation, source: DicomSource) -> dict[int, list[bytes]]:
-    """Return the encoded contours of each structure's number, in the order of slices.
+    """Return the encoded items of each structure's contours by number, in the order of slices.
 
     Slices that were interpolated have none.
     """
@@ -342,13 +358,17 @@ def _encode_contours(segmentation: Segmentation, source: DicomSource) -> dict[in
                 for size, end in zip(
                     sizes.tolist(), ends[np.cumsum(sizes) - 1].tolist(), strict=True
                 ):
-                    data = _element(
-                        0x3006, 0x0050, text[begin : end - 1]
-                    )  # without a last backslash
-                    contour = head + _element(0x3006, 0x0046, str(size).encode()) + data
-                    contours[number].append(contour)
+                    data = text[begin : end - 1]  # without a last backslash
                     begin = end
+                    points_of = _counted(size) + _element(0x3006, 0x0050, data)
+                    contours[number] += _item([head, points_of])
     return contours
+
+
+@functools.cache
+def _counted(size: int) -> bytes:
+    """Return the element with the number of points of a contour."""
+    return _element(0x3006, 0x0046, str(size).encode())
 
 
 def _point_texts(points: NDArray[np.float64], decimals: int) -> tuple[bytes, NDArray[np.int64]]:
@@ -358,6 +378,7 @@ def _point_texts(points: NDArray[np.float64], decimals: int) -> tuple[bytes, NDA
     """
     scaled = np.rint(points * 10**decimals).astype(np.int64)
     rest = np.abs(scaled)
+    rest = rest.astype(np.min_scalar_type(rest.max()))  # small numbers are divided faster
     whole = max(1, len(str(rest.max())) - decimals)  # digits before the point
     characters = np.empty((*points.shape, whole + decimals + 3), np.uint8)
     kept = np.ones(characters.shape, bool)
@@ -374,16 +395,14 @@ def _point_texts(points: NDArray[np.float64], decimals: int) -> tuple[bytes, NDA
     return characters[kept].tobytes(), np.cumsum(lengths)
 
 
-def _region(structure: Structure, contours: Sequence[bytes]) -> bytes:
-    """Return the encoded item of ROIContourSequence."""
+def _region(structure: Structure, contours: Parts) -> Parts:
+    """Return the encoded elements of an item of ROIContourSequence."""
     color = "\\".join(map(str, structure.color)).encode()
-    return b"".join(
-        (
-            _element(0x3006, 0x002A, color),
-            _sequence(0x3006, 0x0040, contours) if contours else b"",
-            _element(0x3006, 0x0084, str(structure.number).encode()),
-        )
-    )
+    return [
+        _element(0x3006, 0x002A, color),
+        *(_sequence(0x3006, 0x0040, contours) if contours else []),
+        _element(0x3006, 0x0084, str(structure.number).encode()),
+    ]
 
 
 def _element(group: int, element: int, text: bytes) -> bytes:
@@ -392,7 +411,12 @@ def _element(group: int, element: int, text: bytes) -> bytes:
     return struct.pack("<HHI", group, element, len(text)) + text
 
 
-def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
+def _item(parts: Parts) -> Parts:
+    """Return an item of a sequence in implicit VR (PS3.5 7.5)."""
+    return [_ITEM + struct.pack("<I", sum(map(len, parts))), *parts]
+
+
+def _sequence(group: int, element: int, items: Parts) -> Parts:
     """Return a sequence of encoded items in implicit VR (PS3.5 7.5).
 
     Raises
@@ -400,11 +424,10 @@ def _sequence(group: int, element: int, items: Sequence[bytes]) -> bytes:
     ScanError
         TOO_LARGE beyond 4 GiB, as of noise.
     """
-    length = sum(len(_ITEM) + 4 + len(item) for item in items)
+    length = sum(map(len, items))
     if length > _MAX_LENGTH:
         raise ScanError(Reason.TOO_LARGE, "outlines of more than 4 GiB: leave rtstruct out")
-    parts = [part for item in items for part in (_ITEM, struct.pack("<I", len(item)), item)]
-    return b"".join((struct.pack("<HHI", group, element, length), *parts))
+    return [struct.pack("<HHI", group, element, length), *items]
 
 
 def _encode(dataset: Dataset) -> bytes:
@@ -431,6 +454,7 @@ _PLANE_TOLERANCE_MM = 0.01
 """Largest distance of a contour from the plane of its source image."""
 
 _Elements = dict[int, memoryview]
+_ITEM_HEAD, _ELEMENT_HEAD = struct.Struct("<4sI"), struct.Struct("<HHI")
 
 
 def check_rtstruct(path: Path, segmentation: Segmentation, source: DicomSource) -> None:
@@ -453,8 +477,9 @@ def check_rtstruct(path: Path, segmentation: Segmentation, source: DicomSource) 
     encoded = dataset.get_item(0x30060039).value
     if not isinstance(encoded, bytes):
         raise mismatch_error("the RTSTRUCT has a different encoding")
-    regions = {_number(region[0x30060084]): region for region in _items(memoryview(encoded))}
+    regions = {int(bytes(region[0x30060084])): region for region in _items(memoryview(encoded))}
     present = np.array([image is not None for image in source.slices])
+    slice_of = functools.cache(functools.partial(_slice_of, source=source))
     for layer in segmentation.layers:
         planes = (layer.labels[:, :, k] for k in np.flatnonzero(present))
         voxels = count_labels(planes, layer.labels.dtype)
@@ -463,7 +488,7 @@ def check_rtstruct(path: Path, segmentation: Segmentation, source: DicomSource) 
             if list(map(int, bytes(region[0x3006002A]).split(b"\\"))) != list(s.color):
                 raise mismatch_error("the RTSTRUCT has a different colour for a structure")
             contours = region.get(0x30060040, memoryview(b""))
-            filled = _check_contours(contours, layer.labels, s.number, source)
+            filled = _check_contours(contours, layer.labels, s.number, source, slice_of)
             if filled != voxels[s.number]:
                 raise mismatch_error(f"the contours of {s.label} have different voxels")
     if regions:
@@ -551,68 +576,71 @@ def _pixel_steps(source: DicomSource) -> NDArray[np.float64]:
 
 
 def _check_contours(
-    contours: memoryview, labels: NDArray[Any], number: int, source: DicomSource
+    contours: memoryview,
+    labels: NDArray[Any],
+    number: int,
+    source: DicomSource,
+    slice_of: Callable[[bytes], int],
 ) -> int:
     """Compare the filled contours of each slice with a structure; return the voxels they fill."""
-    counts, texts, images = [], [], []
-    for contour in _items(contours):
-        if _text(contour[0x30060042]) != "CLOSED_PLANAR":
-            raise mismatch_error("the RTSTRUCT has contours of another kind")
-        counts.append(_number(contour[0x30060046]))
-        texts.append(bytes(contour[0x30060050]))
-        images.append(bytes(contour[0x30060016]))
-    if not counts:
-        return 0
-    sizes = np.array(counts)
-    points = np.fromstring(b"\\".join(texts).decode("ascii"), sep="\\").reshape(-1, 3)
-    if sizes.sum() != len(points) or sizes.min() < 3:
-        raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
-    slices, pixels = _pixels_of(points, source)
-    starts = np.cumsum(sizes) - sizes
-    slice_of = slices[starts]
-    if (slices != np.repeat(slice_of, sizes)).any():
-        raise mismatch_error("a contour of the RTSTRUCT is in several slices")
-    _check_references(images, slice_of, source)
-    filled = 0
-    contour_of = np.repeat(np.arange(len(sizes)), sizes)
-    following = np.arange(1, len(points) + 1)
-    following[starts + sizes - 1] = starts
-    order = np.argsort(slices, kind="stable")
-    bounds = np.flatnonzero(np.diff(slices[order], prepend=-1, append=-1))
-    for first, last in itertools.pairwise(bounds):
-        edges = order[first:last]
-        plane = labels[:, :, slices[edges[0]]].T
-        filled += _check_plane(
-            pixels[edges], pixels[following[edges]], contour_of[edges], plane, number
-        )
-    return filled
-
-
-def _pixels_of(
-    points: NDArray[np.float64], source: DicomSource
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the slice of each point (N, 3), LPS mm, and its pixel (N, 2) along I and J."""
     steps = _pixel_steps(source)
     normal = np.cross(*steps)
     normal /= np.linalg.norm(normal)
-    present = np.array([k for k, image in enumerate(source.slices) if image is not None])
-    positions = np.array([i.position for i in source.slices if i is not None], np.float64)
-    order = np.argsort(positions @ normal)
-    present, positions = present[order], positions[order]
-    depths = positions @ normal
-    nearest = np.searchsorted((depths[1:] + depths[:-1]) / 2, points @ normal)
-    offsets = points - positions[nearest]
-    if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM).any():
-        raise mismatch_error("contours of the RTSTRUCT are beside their images")
-    return present[nearest], offsets @ np.linalg.pinv(steps)
+    to_pixels = np.linalg.pinv(steps)
+    positions = {k: np.array(i.position, float) for k, i in enumerate(source.slices) if i}
+    filled = 0
+    for encoded, of_slice in itertools.groupby(_items(contours), _reference):
+        k = slice_of(encoded)
+        counts, texts = [], []
+        for contour in of_slice:
+            if bytes(contour[0x30060042]).rstrip() != b"CLOSED_PLANAR":
+                raise mismatch_error("the RTSTRUCT has contours of another kind")
+            counts.append(int(bytes(contour[0x30060046])))
+            texts.append(contour[0x30060050])
+        sizes = np.array(counts)
+        points = _decimals(b"\\".join(texts)).reshape(-1, 3)
+        if sizes.sum() != len(points) or sizes.min() < 3:
+            raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
+        offsets = points - positions[k]
+        if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM).any():
+            raise mismatch_error("contours of the RTSTRUCT are beside their images")
+        filled += _check_plane(offsets @ to_pixels, sizes, labels[:, :, k].T, number)
+    return filled
+
+
+def _reference(contour: _Elements) -> bytes:
+    """Return the encoded reference of a contour to its image."""
+    return bytes(contour[0x30060016])
+
+
+def _slice_of(encoded: bytes, source: DicomSource) -> int:
+    """Return the slice of the image that an encoded reference means."""
+    [item] = _items(memoryview(encoded))
+    frame = int(_text(item[0x00081160])) if 0x00081160 in item else None
+    found = _text(item[0x00081150]), _text(item[0x00081155]), frame
+    for k, image in enumerate(source.slices):
+        if image is not None and (image.sop_class, image.sop_instance, image.frame) == found:
+            return k
+    raise mismatch_error("a contour of the RTSTRUCT refers to a different image")
+
+
+def _decimals(text: bytes) -> NDArray[np.float64]:
+    """Return decimal strings, all with as many decimals, separated by backslashes.
+
+    As integers they are read several times faster.
+    """
+    text = text.replace(b" ", b"") + b"\\"
+    characters = np.frombuffer(text, np.uint8)
+    points, ends = (np.flatnonzero(characters == ord(mark)) for mark in ".\\")
+    decimals = int(ends[0] - points[0] - 1)
+    if not np.array_equal(points + decimals + 1, ends):
+        raise mismatch_error("coordinates of the RTSTRUCT are no decimal strings")
+    whole = np.fromstring(text[:-1].translate(None, b"."), np.int64, sep="\\")
+    return whole / 10.0**decimals
 
 
 def _check_plane(
-    begin: NDArray[np.float64],
-    end: NDArray[np.float64],
-    contour: NDArray[np.int64],
-    plane: NDArray[Any],
-    number: int,
+    points: NDArray[np.float64], sizes: NDArray[np.int64], plane: NDArray[Any], number: int
 ) -> int:
     """Fill the contours of a slice and compare them with a structure.
 
@@ -620,10 +648,10 @@ def _check_plane(
 
     Parameters
     ----------
-    begin, end : (N, 2) array
-        Edges of the contours, in pixels along I and J.
-    contour : (N,) array
-        Number of each edge's contour.
+    points : (N, 2) array
+        Corners of the contours, in pixels along I and J.
+    sizes : (M,) array
+        Number of corners of each contour.
     plane : (J, I) array
         Labels of the slice.
     number : int
@@ -634,76 +662,60 @@ def _check_plane(
     int
         Number of filled pixels.
     """
+    ends = np.cumsum(sizes)
+    following = np.arange(1, len(points) + 1)
+    following[ends - 1] = ends - sizes
+    (x0, y0), (x1, y1) = points.T, points[following].T
     # An edge crosses the rows from its lower end, included, to its upper end, excluded
-    low = np.ceil(np.minimum(begin[:, 1], end[:, 1])).astype(np.int64)
-    high = np.ceil(np.maximum(begin[:, 1], end[:, 1])).astype(np.int64)
-    edge = np.repeat(np.arange(len(begin)), high - low)
-    ends = np.cumsum(high - low)
-    row = np.arange(len(edge)) - np.repeat(ends - high, high - low)
-    (x0, y0), (x1, y1) = begin[edge].T, end[edge].T
-    column = np.ceil(x0 + (x1 - x0) * (row - y0) / (y1 - y0)).astype(np.int64)
+    low, high = np.sort(np.ceil((y0, y1)).astype(np.int64), axis=0)
+    edge = np.repeat(np.arange(len(points)), high - low)
+    row = np.arange(len(edge)) - np.repeat(np.cumsum(high - low) - high, high - low)
+    slope = (x1 - x0)[edge] / (y1 - y0)[edge]
+    column = np.ceil(x0[edge] + slope * (row - y0[edge])).astype(np.int64)
     if len(edge) == 0:
         raise mismatch_error("contours of the RTSTRUCT contain no voxel")
     top, left, bottom, right = row.min(), column.min(), row.max() + 1, column.max()
     if top < 0 or left < 0 or bottom > plane.shape[0] or right > plane.shape[1]:
         raise mismatch_error("contours of the RTSTRUCT leave their images")
-    order = np.lexsort((column, row, contour[edge]))
-    first = row[order][::2] - top, column[order][::2] - left
-    last = row[order][1::2] - top, column[order][1::2] - left
-    shape = int(bottom - top), int(right - left) + 1
-    change = np.bincount(np.ravel_multi_index(first, shape), minlength=shape[0] * shape[1])
-    change -= np.bincount(np.ravel_multi_index(last, shape), minlength=shape[0] * shape[1])
-    covered = np.cumsum(change.reshape(shape), axis=1)[:, :-1]
+    height, width = int(bottom - top), int(right - left) + 1
+    pixel = (row - top) * width + column - left
+    contour = np.repeat(np.arange(len(sizes)), sizes)[edge]
+    # Crossings by contour, row and column: the first of a pair begins to fill, the second ends it
+    pixel = np.sort(contour * (height * width) + pixel) % (height * width)
+    change = np.bincount(pixel[::2], minlength=height * width)
+    change -= np.bincount(pixel[1::2], minlength=height * width)
+    covered = np.cumsum(change.reshape(height, width), axis=1)[:, :-1]
     if not np.array_equal(covered, plane[top:bottom, left:right] == number):
         raise mismatch_error("the contours of the RTSTRUCT have different voxels")
     return int(covered.sum())
-
-
-def _check_references(
-    images: Sequence[bytes], slices: NDArray[np.int64], source: DicomSource
-) -> None:
-    """Compare the encoded references of contours to an image with those of their slices."""
-    known: dict[bytes, tuple[str, str, int | None]] = {}
-    for encoded, k in zip(images, slices.tolist(), strict=True):
-        if encoded not in known:
-            [item] = _items(memoryview(encoded))
-            frame = _number(item[0x00081160]) if 0x00081160 in item else None
-            known[encoded] = _text(item[0x00081150]), _text(item[0x00081155]), frame
-        image = source.slices[k]
-        if image is None or known[encoded] != (image.sop_class, image.sop_instance, image.frame):
-            raise mismatch_error("a contour of the RTSTRUCT refers to a different image")
 
 
 def _items(sequence: memoryview) -> Iterator[_Elements]:
     """Yield the elements of each item of a sequence in implicit VR with explicit lengths."""
     offset = 0
     while offset < len(sequence):
-        (length,) = struct.unpack_from("<I", sequence, offset + 4)
-        start = offset + 8
-        if sequence[offset : offset + 4] != _ITEM or start + length > len(sequence):
-            raise ValueError("an item is missing or truncated")
-        yield _elements(sequence[start : start + length])
+        mark, length = _ITEM_HEAD.unpack_from(sequence, offset)
+        start = offset + _ITEM_HEAD.size
         offset = start + length
+        if mark != _ITEM or offset > len(sequence):
+            raise ValueError("an item is missing or truncated")
+        yield _elements(sequence[start:offset])
 
 
 def _elements(item: memoryview) -> _Elements:
-    elements, offset = {}, 0
-    while offset < len(item):
-        group, element, length = struct.unpack_from("<HHI", item, offset)
-        offset += 8
-        if offset + length > len(item):
+    elements, offset, size = {}, 0, len(item)
+    while offset < size:
+        group, element, length = _ELEMENT_HEAD.unpack_from(item, offset)
+        start = offset + _ELEMENT_HEAD.size
+        offset = start + length
+        if offset > size:
             raise ValueError("an element exceeds its item")
-        elements[group << 16 | element] = item[offset : offset + length]
-        offset += length
+        elements[group << 16 | element] = item[start:offset]
     return elements
 
 
 def _text(value: memoryview) -> str:
     return bytes(value).decode("ascii").strip(" \0")
-
-
-def _number(value: memoryview) -> int:
-    return int(_text(value))
 
 
 # --- the writer -----------------------------------------------------------------------------------

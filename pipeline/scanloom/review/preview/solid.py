@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanloom.cards.codes import OTHER, shown_name, system_of
-from scanloom.core import Segmentation
+from scanloom.core import Segmentation, Structure
 from scanloom.core.grid import Box
 from scanloom.core.segmentation import Color
 from scanloom.review.preview import slicing
@@ -108,6 +108,16 @@ class Solid:
         return image.resize(size, Image.Resampling.BOX)
 
 
+def hides_others(structure: Structure, box: NDArray[np.int64], body: Corners) -> bool:
+    """Return whether a structure spans the body and is no organ, so that it would hide all others.
+
+    `box` (2, 3) and `body` are first and last voxel in a view, by index.
+    """
+    share = (box[1] - box[0] + 1)[:2] / (body[1] - body[0] + 1)[:2]
+    is_hull = structure.type.value in HULL_CODES or system_of(structure) == OTHER
+    return bool(is_hull and share.min() >= HULL_SHARE)
+
+
 def solid_of(
     view: View,
     segmentations: Sequence[Segmentation],
@@ -139,12 +149,7 @@ def solid_of(
         for key, box in boxes.items()
     }
     structures = {(s.model, t.number): t for s in segmentations for t in s.structures}
-    hulls = {
-        key
-        for key, (first, last) in ends.items()
-        if (structures[key].type.value in HULL_CODES or system_of(structures[key]) == OTHER)
-        and min((last - first + 1)[:2] / (body[1] - body[0] + 1)[:2]) >= HULL_SHARE
-    }
+    hulls = {key for key, box in ends.items() if hides_others(structures[key], box, body)}
     shown = {key: n for n, key in enumerate((k for k in structures if k in ends.keys() - hulls), 1)}
     if not shown:
         return None

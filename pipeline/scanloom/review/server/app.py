@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -36,6 +38,7 @@ from scanloom.review.server.requests import (
 )
 from scanloom.review.server.security import Guard, RefusedError, Sessions
 from scanloom.review.server.state import ReviewState
+from scanloom.review.server.surface import surface
 from scanloom.review.server.tools import (
     Canvas,
     erase_islands,
@@ -121,14 +124,18 @@ class Routes:
 
     def labels(self, request: Request, reviewer: str) -> Response:
         """Return slices of a label map."""
-        case, layer = self._opened(request, reviewer), read_range(request.path_params["layer"])[0]
-        if layer >= len(case.layers):
-            raise RefusedError(404, "LAYER", "The case has no such layer.")
-        held = self.state.drafts.find(case.name, reviewer)
-        if "draft" in request.query_params and held is not None and held.is_about(case):
-            with held.using(case) as draft:
-                return self._slices(request, draft.layer(layer))
-        return self._slices(request, case.layers[layer].labels)
+        with self._labels(request, reviewer) as (_, labels):
+            return self._slices(request, labels)
+
+    def surface(self, request: Request, reviewer: str) -> Response:
+        """Return the surfaces of a label map as points."""
+        with self._labels(request, reviewer) as (case, labels):
+            spacing = [case.view.source.spacing[n] for n in case.view.order]
+            try:
+                content = surface(labels, spacing)
+            except IndexError as exc:
+                raise RefusedError(404, "SURFACE", str(exc)) from None
+        return Response(content, media_type="application/octet-stream")
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
@@ -266,6 +273,19 @@ class Routes:
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:
         return self.state.opened(self._name(request, reviewer))
 
+    @contextmanager
+    def _labels(self, request: Request, reviewer: str) -> Iterator[tuple[OpenedCase, NDArray[Any]]]:
+        """Give a label map: with the strokes of the reviewer's draft if they are asked for."""
+        case, layer = self._opened(request, reviewer), read_range(request.path_params["layer"])[0]
+        if layer >= len(case.layers):
+            raise RefusedError(404, "LAYER", "The case has no such layer.")
+        held = self.state.drafts.find(case.name, reviewer)
+        if "draft" in request.query_params and held is not None and held.is_about(case):
+            with held.using(case) as draft:
+                yield case, draft.layer(layer)
+        else:
+            yield case, case.layers[layer].labels
+
     def _slices(self, request: Request, array: Any) -> Response:
         plane = PLANES.get(request.path_params["plane"])
         if plane is None:
@@ -288,6 +308,7 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
         ("GET", of_case, routes.case),
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),
+        ("GET", f"{of_case}/surface/{{layer}}", routes.surface),
         ("GET", f"{of_case}/preview", routes.preview),
         ("GET", f"{of_case}/thumbnail", routes.thumbnail),
         ("POST", f"{of_case}/verdict", routes.verdict),

@@ -36,6 +36,7 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.preview import slicing
 from scanloom.review.preview.content import crop_box
 from scanloom.review.preview.slicing import View
+from scanloom.review.preview.solid import hides_others
 from scanloom.review.revisions import latest_result, read_label_map, revision_number
 from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
@@ -244,12 +245,14 @@ def describe(case: OpenedCase) -> dict[str, Any]:
     """Return the description of a case that its page needs, as JSON; no path and no identity."""
     view, image = case.view, case.image
     lps = np.diag((1, 1, -1, 1)) @ view.to_lpi
+    body = case.body or (np.zeros(3), np.array(view.shape) - 1.0)
     layers = []
     for index, layer in enumerate(case.layers):
         measured = {m.label: m for m in case.measurements if m.model == layer.model}
         labels = []
         for structure in layer.structures:
             m = measured.get(structure["label"])
+            box = np.sort([view.index_of(end) for end in m.box], axis=0) if m and m.box else None
             red, green, blue = case.colors[layer.model, structure["number"]]
             labels.append(
                 {
@@ -259,6 +262,8 @@ def describe(case: OpenedCase) -> dict[str, Any]:
                     "color": f"#{red:02x}{green:02x}{blue:02x}",
                     "volume_ml": m.volume_ml if m else None,
                     "centre": centre_of(case, layer, structure["number"], m),
+                    "hull": box is not None
+                    and hides_others(structure_of_entry(structure), box, body),
                 }
             )
         layers.append(

@@ -14,7 +14,13 @@ from skimage.measure import grid_points_in_poly
 
 from scanloom.core import Code, Layer, ScanError, Segmentation
 from scanloom.core.grid import LPS_TO_RAS
-from scanloom.io.extras.rtstruct import RTSTRUCT, _point_texts, _sequence, outlines
+from scanloom.io.extras.rtstruct import (
+    RTSTRUCT,
+    _decimals,
+    _point_texts,
+    _sequence,
+    outlines,
+)
 from scanloom.io.output.case_folder import CaseContent
 from scanloom.io.scan import DicomSource, Scan
 from support import case_folders
@@ -106,6 +112,20 @@ def test_points_are_written_as_python_formats_them(decimals: int) -> None:
     ]
     assert text.decode() == "".join(expected)
     assert ends.tolist() == np.cumsum([len(each) for each in expected]).tolist()
+
+
+@pytest.mark.parametrize("decimals", [4, 6])
+def test_decimal_strings_are_read_as_python_reads_them(decimals: int) -> None:
+    values = np.random.default_rng(2).uniform(-1200, 1200, 300)
+    texts = [f"{value:.{decimals}f}" for value in [*values, 0.0, -0.0, -0.5]]
+    read = _decimals("\\".join(texts).encode() + b" ")
+    np.testing.assert_array_equal(read, [float(text) for text in texts])
+
+
+@pytest.mark.parametrize("text", [b"1.25\\0.5", b"1.25\\125", b"1.25\\1.2.5\\1", b"1.25\\.1.25"])
+def test_coordinates_with_other_decimals_are_refused(text: bytes) -> None:
+    with pytest.raises(ScanError, match="WRITE_MISMATCH"):
+        _decimals(text)
 
 
 # --- the file -------------------------------------------------------------------------------------

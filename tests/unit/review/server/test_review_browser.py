@@ -5,6 +5,8 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import re
 import shutil
@@ -16,6 +18,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk
+from PIL import Image
 
 from scanloom.review.verdicts.log import read_verdicts
 from support.axe import axe_core, violations
@@ -285,6 +288,10 @@ def test_axe_finds_nothing(chromium: Any, running: Any, width: int, scheme: str)
     tab.evaluate(script)
     faults += violations(tab)
     tab.keyboard.press("b")
+    faults += violations(tab)
+    tab.click("#turn")
+    tab.wait_for_selector("#solid[data-drawn]")
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     faults += violations(tab)
     tab.keyboard.press("?")
     faults += violations(tab)
@@ -629,6 +636,118 @@ def letter(direction: np.ndarray) -> str:
     """Return the letter of the side to which an LPS direction runs."""
     axis = int(np.abs(direction).argmax())
     return ("RL", "AP", "IS")[axis][int(direction[axis] > 0)]
+
+
+TOWARDS = {"L": (1, 0, 0), "P": (0, 1, 0), "S": (0, 0, 1)}
+TOWARDS |= {o: tuple(-n for n in TOWARDS[x]) for o, x in zip("RAI", "LPS", strict=True)}
+"""LPS direction of each letter."""
+VIEWS = {"front": "ARLSI", "back": "PLRSI", "left": "LAPSI", "right": "RPASI"}
+VIEWS |= {"top": "SLRAP", "feet": "IRLAP"}
+"""Letters to the viewer, then at the left, right, top and bottom of a view from a side."""
+SOLID = """() => document.querySelector("#solid canvas").toDataURL()"""
+
+
+def open_3d(tab: Any, name: str) -> None:
+    tab.keyboard.press("4")
+    tab.wait_for_selector(f"#solid[data-drawn='{name}']")
+
+
+def seen_in_3d(tab: Any) -> np.ndarray:
+    """Return the picture of the view in 3-D, without the crosshair."""
+    tab.wait_for_timeout(100)
+    content = base64.b64decode(tab.evaluate(SOLID).partition(",")[2])
+    with Image.open(io.BytesIO(content)) as image:
+        picture = np.asarray(image.convert("RGB"))
+    cross = (picture > (200, 150, 0)).all(axis=2)
+    return np.where(cross[..., None], 0, picture)
+
+
+def test_a_click_in_every_3d_view_goes_to_the_nearest_voxel_of_the_file(
+    chromium: Any, running: Any
+) -> None:
+    """Clicks farther right and up lie towards the letters there, with nothing before them."""
+    tab, messages = opened(chromium, running.links["anna"])
+    origin = tab.url
+    for case in sorted((running.out / "cases").iterdir()):
+        tab.goto(f"{origin}case/{case.name}")
+        tab.wait_for_selector(f"body[data-opened='{case.name}']")
+        layers = asked(tab, f"/api/case/{case.name}").json()["layers"]
+        files = [nib.load(case / layer["file"]) for layer in layers]
+        taken = np.logical_or.reduce([np.asarray(file.dataobj) > 0 for file in files])
+        to_voxel = np.linalg.inv(LPS @ files[0].affine)
+        open_3d(tab, case.name)
+        free = []
+        for side, letters in VIEWS.items():
+            tab.click(f"[data-side={side}]")
+            assert "".join(tab.inner_text(f"#solid .letter.{s}") for s in SIDES) == letters[1:]
+            picture = seen_in_3d(tab)
+            hits = np.argwhere(picture.any(axis=2))
+            hits = hits[np.random.default_rng(0).permutation(len(hits))[:8]]
+            box = tab.locator("#solid canvas").bounding_box()
+            places = []
+            for row, column in hits:
+                y, x = (np.array((row, column)) + 0.5) / picture.shape[:2]
+                tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+                tab.wait_for_timeout(60)
+                assert "Part" in tab.inner_text("#readout"), (case.name, side)
+                places.append(position(tab)[0])
+            for direction, along in ((letters[2], hits[:, 1]), (letters[3], -hits[:, 0])):
+                assert np.corrcoef(places @ np.array(TOWARDS[direction]), along)[0, 1] > 0.9
+            for mm in places:
+                ray = mm + np.arange(4, 60, 0.5)[:, None] * TOWARDS[letters[0]]
+                index = np.rint(ray @ to_voxel[:3, :3].T + to_voxel[:3, 3]).astype(int)
+                inside = ((index >= 0) & (index < taken.shape)).all(axis=1)
+                free.append(not taken[tuple(index[inside].T)].any())
+        assert np.mean(free) > 0.9  # a point reaches into the pixels around its own
+    assert messages == []
+
+
+def test_the_3d_view_turns_hides_and_shows_strokes(chromium: Any, running: Any) -> None:
+    tab, messages = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    assert not tab.is_visible("#solid")
+    open_3d(tab, name)
+    front = seen_in_3d(tab)
+    for key, other in (("ArrowLeft", "ArrowRight"), ("ArrowUp", "ArrowDown")):
+        tab.keyboard.press(key)
+        assert (seen_in_3d(tab) != front).any()
+        tab.keyboard.press(other)
+        np.testing.assert_array_equal(seen_in_3d(tab), front)
+    box = tab.locator("#solid canvas").bounding_box()
+    tab.mouse.move(box["x"] + 100, box["y"] + 100)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 280, box["y"] + 100, steps=4)  # half a degree a pixel
+    tab.mouse.up()
+    tab.wait_for_timeout(100)
+    # what lies in front goes along with the pointer: the viewer goes to the patient's right
+    assert tab.inner_text("#solid .where").startswith("From R")
+    tab.click("[data-side=front]")
+    np.testing.assert_array_equal(seen_in_3d(tab), front)
+
+    ticks = tab.locator("#layers input[type=checkbox]")
+    for n in range(ticks.count()):
+        ticks.nth(n).uncheck()
+    assert not seen_in_3d(tab).any()
+    tab.click("#all")
+    np.testing.assert_array_equal(seen_in_3d(tab), front)
+
+    tab.keyboard.press("b")
+    tab.fill("#radius", "8")
+    tab.click("#eraser")
+    tab.locator("#axial").focus()
+    with tab.expect_response(re.compile("surface/0.draft=1")):
+        tab.keyboard.press("Enter")
+    tab.wait_for_timeout(300)
+    assert (seen_in_3d(tab) != front).any()
+    with tab.expect_response(re.compile("surface/0.draft=1")):
+        tab.click("#stroke-undo")
+    tab.wait_for_timeout(300)
+    np.testing.assert_array_equal(seen_in_3d(tab), front)
+    tab.click("#turn")
+    assert not tab.is_visible("#solid")
+    assert messages == []
 
 
 def test_pixels_of_24_axis_orders(

@@ -136,6 +136,7 @@ class CasePage {
     if (isOver()) return;
     say([this.viewer.about.image_reason, unsaved].filter(Boolean).join(" "));
     document.body.dataset.opened = id;
+    this.viewer.solid.load(this.correction.on);
     if (document.activeElement === document.body) {
       byId(this.viewer.active).focus({ preventScroll: true });
     }
@@ -359,6 +360,7 @@ function keysOf(page) {
     1: () => viewer.turnTo("axial"),
     2: () => viewer.turnTo("coronal"),
     3: () => viewer.turnTo("sagittal"),
+    4: () => viewer.solid.enlarge(),
     "]": () => viewer.changeWindow(1.2, 0),
     "[": () => viewer.changeWindow(1 / 1.2, 0),
     ".": () => viewer.changeWindow(1, 0.05),

@@ -2,6 +2,7 @@
 import { byId, element, press, say } from "./dom.js";
 import { Plane, colours, greys } from "./plane.js";
 import { Slices } from "./slices.js";
+import { Solid } from "./solid.js";
 import { Structures } from "./structures.js";
 
 export const PLANES = ["axial", "coronal", "sagittal"];
@@ -13,6 +14,7 @@ const OWN_WINDOW = "-1";
  * @typedef {object} Case
  * @property {string} id
  * @property {number[]} shape Voxels along each axis of the view.
+ * @property {number[]} spacing In mm.
  * @property {number[][]} affine Index of a voxel to LPS mm.
  * @property {?string} image
  * @property {?number[]} scale Slope and intercept of the pixels of the scan.
@@ -41,7 +43,8 @@ const OWN_WINDOW = "-1";
  * @property {string} file
  * @property {string} model
  * @property {number} bytes Bytes of a pixel.
- * @property {{value: number, label: string, name: string, color: string}[]} labels
+ * @property {{value: number, label: string, name: string, color: string, hull: boolean}[]} labels Hulls span the body
+ * and hide all others.
  */
 
 /** @typedef {{name: string, low: number, high: number, inverted: boolean}} GrayWindow */
@@ -100,6 +103,7 @@ export class Viewer {
       (point) => this.jump(point),
       () => this.redraw(),
     );
+    this.solid = new Solid(this, failed);
     /** Listens to mouse and touch on a plane. @type {?Pointer} */
     this.pointer = null;
     byId("windows").addEventListener("change", () =>
@@ -128,6 +132,7 @@ export class Viewer {
       element("option", "own", { value: OWN_WINDOW }),
     );
     this.structures.show(about);
+    this.solid.show(about);
     this.colour();
     press(byId("hide"), this.isHidden);
   }
@@ -157,6 +162,7 @@ export class Viewer {
 
   async draw() {
     const { about } = this;
+    this.solid.cross();
     await Promise.all(PLANES.map((name) => this.drawPlane(name)));
     if (!about || this.about !== about) return;
     this.readOut();
@@ -203,6 +209,7 @@ export class Viewer {
   redraw() {
     if (!this.about) return;
     this.colour();
+    this.solid.redraw();
     this.draw();
   }
 
@@ -213,7 +220,7 @@ export class Viewer {
     for (const layer of this.slices.labels) {
       for (const name of PLANES) layer[name].setDraft(isDraft);
     }
-    return this.draw();
+    return this.draw().then(() => void this.solid.load(isDraft));
   }
 
   // State place, intensity and structures at the crosshair.
@@ -339,10 +346,10 @@ export class Viewer {
     for (const each of PLANES) byId(each).classList.toggle("active", each === name);
   }
 
-  // Show a plane in the large field.
+  // Show a plane, or the view in 3-D, in the large field.
   enlarge(name) {
-    this.mark(name);
-    for (const each of PLANES) byId(each).classList.toggle("main", each === name);
+    if (name !== "solid") this.mark(name);
+    for (const each of [...PLANES, "solid"]) byId(each).classList.toggle("main", each === name);
     byId("planes").prepend(byId(name));
     for (const plane of Object.values(this.planes)) plane.place();
   }
