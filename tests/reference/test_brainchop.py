@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
 import scanloom
-from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard
+from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard, Round
 from scanloom.convert.conversion import load_card
 from scanloom.core import ComputeOptions, Volume
 from scanloom.inference.device import bfloat16_units
+from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.resampling.image import ModelInput, network_image
 from scanloom.options import Precision
 from support.brainchop import brainchop
+from support.real_scans import scans
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -108,6 +115,26 @@ def test_labels_do_not_depend_on_the_order_of_axes(turn: str) -> None:
     back = nib.orientations.ornt_transform(codes, own)
     labels = nib.orientations.apply_orientation(labels, back)
     assert np.mean(labels == predict(card, volume)) >= 0.999
+
+
+@pytest.mark.parametrize("order", ["RAS", "LPS", "LIA", "RPI"])
+def test_network_image_equals_niimaths(order: str, tmp_path: Path) -> None:
+    """Its place depends, as niimath's, on the direction in which an axis is stored."""
+    niimath = pytest.importorskip("niimath", reason="niimath is not installed")
+    scan, conformed = scans(f"orientation/nifti_space/{order}.nii.gz"), tmp_path / "conformed.nii"
+    options = {"env": {**os.environ, "FSLOUTPUTTYPE": "NIFTI"}, "stdout": subprocess.DEVNULL}
+    assert niimath.main([scan, "-conform", conformed, "-odt", "char"], **options) == 0
+    expected, volume = nib.load(conformed), scanloom.load_volume(scan)
+    card = load_card(brainchop("model5_gw_ae"))
+    card = replace(card, grid=replace(card.grid, crop=None), after=(Round(),))
+    plan = plan_grid(volume.grid, card.grid)
+
+    image = network_image(ModelInput((volume,)), plan, card, (torch.device("cpu"), 1 << 28)).image
+
+    np.testing.assert_allclose(plan.network.affine, expected.affine, atol=1e-4)
+    difference = np.abs(image[0].numpy() - np.asanyarray(expected.dataobj).astype(np.float32))
+    assert difference.max() <= 1  # niimath interpolates in float32, which decides at a tie
+    assert np.mean(difference > 0) < 1e-4
 
 
 def test_structures_of_a_drawn_image_are_found() -> None:

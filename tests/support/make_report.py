@@ -100,12 +100,12 @@ def add_failure(out: Path, case: str, reason: Reason, detail: str = "3 missing s
     write_failure(out, CaseRecord(case, reason, detail, (), None), "r")
 
 
-def write_manifest(out: Path, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Write a manifest of (case, outcome, reason); each row a file."""
+def write_manifest(out: Path, rows: Sequence[tuple[str, ...]]) -> None:
+    """Write a manifest of (case, outcome, reason) and, if there is one, detail; a row a file."""
     with (out / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(("file", "case", "outcome", "reason", "detail"))
-        lines.writerows((id_of(-n - 1), *row, "") for n, row in enumerate(rows))
+        lines.writerows((id_of(-n - 1), *row, *[""] * (4 - len(row))) for n, row in enumerate(rows))
 
 
 def draw_noise(path: Path, seed: int = 0, size: tuple[int, int] = (1600, 1052)) -> Path:

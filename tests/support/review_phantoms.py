@@ -57,3 +57,16 @@ def case(array, labels, affine, structures=MARKERS, **more):
     volume = Volume(array, grid, **known)
     segmentation = Segmentation("model", (Layer(labels, structures),), grid)
     return volume, (segmentation,), measure(segmentation, volume)
+
+
+def trunk(skull: bool = False, heart: int = 40) -> Volume:
+    """Return a trunk with a heart and two ribs of bone, or a skull around a brain."""
+    array = np.full((80, 80, 40), -1000, np.int16)
+    x, y = np.indices((80, 80)) - 39.5
+    radius = np.hypot(x, y)
+    array[radius < 32] = 40
+    array[radius < 12] = heart
+    bone = (radius > 26) & (radius < 30)
+    array[bone if skull else bone & (np.abs(y) < 12)] = 1000
+    noise = np.random.default_rng(0).normal(0, 10, array.shape).astype(np.int16)
+    return Volume(array + noise, Grid(array.shape, np.diag([-3.0, -3.0, -3.0, 1.0])), "HU", "CT")

@@ -25,6 +25,8 @@ from support.real_scans import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE = ROOT / "pipeline" / "scanloom"
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+CODE_COLUMNS = 102
+"""Characters of a line of code that the pages of the documentation show without scrolling."""
 PAGES_OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]
 NAME_IN_CAPITALS = r"[A-Z][A-Z0-9.]*(?:_+[A-Z0-9.]*[A-Z0-9])+"
 """A code, a flag, a constant or a variable. The dot is for codes that a figure was put into."""
@@ -148,6 +150,16 @@ def test_lines_of_the_changelog_are_short() -> None:
 
     for line in changelog.splitlines():
         assert len(line.split()) <= 21 or not line.startswith("- "), line
+
+
+def test_code_in_the_papers_fits_a_page_of_1400_pixels() -> None:
+    """But for two copies by rsync that a test generates."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        blocks = re.findall(
+            r"^```.*?^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        )
+        long = [line for block in blocks for line in block.splitlines() if len(line) > CODE_COLUMNS]
+        assert [line for line in long if not line.startswith("rsync")] == [], page.name
 
 
 def test_package_is_the_checkouts() -> None:

@@ -63,6 +63,7 @@ class CheckResult:
 
 
 SOFTWARE = "software"
+NOT_INSTALLED = "not installed"
 
 
 def check_software() -> Iterator[CheckResult]:
@@ -81,8 +82,8 @@ def check_software() -> Iterator[CheckResult]:
         yield _library(requirement)
 
 
-def requirements() -> list[Requirement]:
-    """Return the requirements in scanloom's metadata, without extras."""
+def requirements(extra: str = "") -> list[Requirement]:
+    """Return the requirements in scanloom's metadata: those of an extra, or without extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -90,6 +91,9 @@ def requirements() -> list[Requirement]:
     except metadata.PackageNotFoundError:  # on Python's path without being installed
         return []
     parsed = [Requirement(line) for line in lines]
+    if extra:
+        marked = [r for r in parsed if r.marker is not None and "extra" in str(r.marker)]
+        return [r for r in marked if r.marker and r.marker.evaluate({"extra": extra})]
     return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
@@ -99,10 +103,47 @@ def _library(requirement: Requirement) -> CheckResult:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return CheckResult(SOFTWARE, name, "bad", "not installed", advice)
+        return CheckResult(SOFTWARE, name, "bad", NOT_INSTALLED, advice)
     if not specifier.contains(version, prereleases=True):
         return CheckResult(SOFTWARE, name, "bad", f"{version}, not {specifier}", advice)
     return CheckResult(SOFTWARE, name, "ok", version)
+
+
+OPTIONAL = "optional parts"
+EXTRAS = {
+    "review": "`review`, results in a browser",
+    "hospital": "`listen`, studies from a PACS",
+    "train": "`train`, networks of your own",
+    "surface": "`--also surface`",
+    "radiomics": "`--also radiomics`, 1.5 GB",
+    "pandas": "`scanloom.measurements` in Python",
+    "onnxruntime": "`--engine onnxruntime` on CPUs",
+    "onnxruntime-gpu": "`--engine onnxruntime` on NVIDIA's GPUs",
+    "tensorrt": "`--engine tensorrt`",
+}
+"""Extras of the distribution for users, and what they are for."""
+
+
+def check_extras() -> Iterator[CheckResult]:
+    """Check the libraries of each extra; one that is not installed is no fault."""
+    for extra, use in EXTRAS.items():
+        libraries = [_library(requirement) for requirement in requirements(extra)]
+        if not libraries:  # not installed, as `check_software` says
+            continue
+        absent = [each.name for each in libraries if each.seen == NOT_INSTALLED]
+        wrong = [f"{each.name} {each.seen}" for each in libraries if each.level == "bad"]
+        distribution = f"'scanloom[{extra}]'"
+        if not wrong:
+            versions = ", ".join(f"{each.name} {each.seen}" for each in libraries)
+            yield CheckResult(OPTIONAL, extra, "ok", f"{versions}; for {use}")
+        elif len(absent) == len(wrong):
+            seen = f"{NOT_INSTALLED} ({', '.join(absent)}); for {use}"
+            yield CheckResult(OPTIONAL, extra, "ok", seen, f"pip install {distribution}")
+        else:
+            seen = f"{', '.join(wrong)}; for {use}"
+            yield CheckResult(
+                OPTIONAL, extra, "warn", seen, f"pip install --upgrade {distribution}"
+            )
 
 
 DEVICES = "devices"

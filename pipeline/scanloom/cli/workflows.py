@@ -107,7 +107,8 @@ def explain_unstated(unstated: int, name: str, workflow: Workflow) -> None:
     )
     say(
         f"{series} no modality, such as NIfTI, and the workflow selects by it. If they are "
-        f"{' or '.join(modalities)}, add {policies} to {target}{removed}, or use {commands}.",
+        f"{' or '.join(modalities)}, add {policies} to {target}{removed}, or use {commands}. "
+        "`scanloom index` marks those that look like label maps: keep them out.",
         err=True,
     )
 

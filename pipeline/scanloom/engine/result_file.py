@@ -19,6 +19,7 @@ from scanloom.cards.card import ModelCard, Threshold
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, printable
 from scanloom.core.reasons import known_flags
 from scanloom.engine.prepare import Prepared
+from scanloom.io.dicom.series import dicom_source
 from scanloom.io.extras.segnrrd import SEGNRRD
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import read_json, write_document
@@ -40,6 +41,11 @@ _OTHER_FORMATS: Final = (
 )
 """Suffixes of files that people ask for, and that scanloom does not write: a folder of such a name
 would hide that."""
+
+_NO_UIDS: Final = (
+    "the series lacks UIDs that a DICOM SEG must refer to: of study, series, frame of reference or "
+    "images"
+)
 
 
 def suffix_of(path: Path) -> str:
@@ -173,6 +179,10 @@ class ResultFile:
             STALE if it is another result, or none.
         """
         self.check_source(case)
+        if self._is_seg:
+            source = dicom_source(case.series.files, case.phase, case.read.gaps)
+            if not source.can_refer:
+                raise _refused(_NO_UIDS)
         if not any(path.exists() for path in (self.path, self.document)):
             return None
         known = self._read(case)
@@ -268,7 +278,7 @@ class ResultFile:
             else name("segmentation", models[0], models)
         )
         if not labels.is_file():
-            raise _refused("the series lacks attributes that a DICOM SEG must refer to")
+            raise _refused(_NO_UIDS)  # its files were exchanged meanwhile
         self.check_source(case)
         if not self.replace and self.path.exists():
             raise ScanError(Reason.STALE, f"{printable(self.path.name)} was written meanwhile")

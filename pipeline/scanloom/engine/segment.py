@@ -181,7 +181,8 @@ def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[Plann
             for each in selected:
                 prepared = scans.prepare(each)
                 if file is not None:
-                    prepared = file.compare(prepared)
+                    with scans.session.active():
+                        prepared = file.compare(prepared)
                 if prepared.state is ResultState.CURRENT:  # the grid is shown all the same
                     with scans.session.active(), suppress(ScanError):
                         outline = read_outline(each.series, options.read, phase=each.phase)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scanloom.cards.card import HEAD
 from scanloom.cards.check import check_scan
 from scanloom.cards.graph import graph_of, needed_parts, networks
 from scanloom.core import (
@@ -27,7 +28,7 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, SegmentedCase
-from scanloom.engine.case.writers import present_in, read_back, write_files, writers_of
+from scanloom.engine.case.writers import conditions_of, read_back, write_files, writers_of
 from scanloom.engine.machine.devices import CaseEnergyMeter
 from scanloom.engine.prepare import (
     OutputTarget,
@@ -219,7 +220,11 @@ def write(
     """
     loaded, flags = segmented.loaded, segmented.flags
     case, scan, clock = loaded.case, loaded.scan, loaded.clock
+    cards = [predictor.card for predictor in segmented.predictors]
     with clock.step("measure"):
+        present = conditions_of(scan.volume, cards)
+        if HEAD in present:
+            flags = (*flags, Flag.HEAD_IN_VIEW)
         measurements = add_shares(
             [
                 m
@@ -230,9 +235,8 @@ def write(
         )
     if not any(measurement.voxels for measurement in measurements):
         flags = (*flags, Flag.EMPTY)
-        segmented = replace(segmented, flags=flags)
-    cards = [predictor.card for predictor in segmented.predictors]
-    present = present_in(scan.volume, cards, measurements)
+    segmented = replace(segmented, flags=flags)
+    present |= {m.label for m in measurements if m.voxels}
     content = CaseContent(
         case, scan, segmented.segmentations, measurements, flags, cards, present=present
     )

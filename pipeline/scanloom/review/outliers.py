@@ -236,6 +236,7 @@ _SCAN_WEIGHT: Mapping[Flag, float] = {
     Flag.ATTRIBUTES_CONTRADICT: 1.0,
     Flag.FORMS_DISAGREE: 1.0,
     Flag.GAPS_INTERPOLATED: 1.0,
+    Flag.HEAD_IN_VIEW: 1.0,
     Flag.FOV_IMPLAUSIBLE: 0.5,
 }
 """Flags of a scan that call for review regardless of the result, with their weights."""

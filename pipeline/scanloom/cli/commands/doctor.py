@@ -46,6 +46,7 @@ def examine(out: Path) -> Iterator[CheckResult]:
     from scanloom.cli.checks import (
         check_decoders,
         check_devices,
+        check_extras,
         check_key,
         check_models,
         check_out,
@@ -53,7 +54,7 @@ def examine(out: Path) -> Iterator[CheckResult]:
     )
 
     # In the order of their imports: a library that is missing explains the findings after it
-    for check in (check_software, check_decoders, check_devices):
+    for check in (check_software, check_extras, check_decoders, check_devices):
         yield from _guarded(check)
     yield from _guarded(lambda: check_out(out))
     for check in (check_key, check_models):

@@ -55,7 +55,8 @@ class IndexOptions:
 def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> None:
     """List the studies and series of an archive, and account for every file.
 
-    Only headers are read. Files that have not changed since the last time are not opened.
+    Only headers are read, and files that look like label maps of a scan beside them. Files that
+    have not changed since the last time are not indexed again.
 
     Example: scanloom index archive/ -o results
     """
@@ -113,7 +114,7 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
     from scanloom.core import OUTCOMES, Reason, counted, printable
-    from scanloom.io.index.listing import SeriesLine, format_series
+    from scanloom.io.index.listing import SeriesLine, format_series, with_label_maps
 
     screen = console()
     lines = [
@@ -127,6 +128,7 @@ def show(listed: Index, *, ids: bool = False) -> None:
         )
         for number, series in enumerate(listed.series, 1)
     ]
+    lines = with_label_maps(lines, lambda n: listed.as_series(listed.series[n]))
     for line in format_series(lines, screen.width):
         screen.print(line, no_wrap=True, crop=False)
     counts = listed.counts()

@@ -17,7 +17,6 @@ from scanloom.cards.card import ANY_MODALITY, CONTRAST, HEAD, ModelCard
 from scanloom.core import (
     Flag,
     Grid,
-    Measurement,
     Outputs,
     Reason,
     ScanError,
@@ -240,19 +239,17 @@ def _assumed_modality(cards: Sequence[ModelCard]) -> str | None:
     return modalities.pop() if len(modalities) == 1 else None
 
 
-def present_in(
-    volume: Volume, cards: Sequence[ModelCard], measurements: Sequence[Measurement]
-) -> frozenset[str]:
-    """Return the conditions of known errors that a scan meets; see `Limitation`."""
-    conditions = {each.where for card in cards for each in card.limitations}
-    found = {m.label for m in measurements if m.voxels}
-    if conditions & {HEAD, CONTRAST}:
-        from scanloom.review.preview.slicing import View, find_body, is_hounsfield
+def conditions_of(volume: Volume, cards: Sequence[ModelCard]) -> frozenset[str]:
+    """Return `HEAD` and `CONTRAST` if known errors of models depend on them, and a CT has them."""
+    conditions = {each.where for card in cards for each in card.limitations} & {HEAD, CONTRAST}
+    if not conditions:
+        return frozenset()
+    from scanloom.review.preview.slicing import View, find_body, is_hounsfield
 
-        hounsfield = is_hounsfield(volume, _assumed_modality(cards))
-        body = find_body(volume, View(volume.grid), hounsfield)
-        found |= {where for where, here in ((HEAD, body.head), (CONTRAST, body.enhanced)) if here}
-    return frozenset(found & conditions)
+    hounsfield = is_hounsfield(volume, _assumed_modality(cards))
+    body = find_body(volume, View(volume.grid), hounsfield)
+    met = {where for where, here in ((HEAD, body.head), (CONTRAST, body.enhanced)) if here}
+    return frozenset(met & conditions)
 
 
 def _preview_bytes(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:

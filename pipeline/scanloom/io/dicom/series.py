@@ -129,6 +129,15 @@ def dicom_outline(
     return outline
 
 
+def dicom_source(
+    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
+) -> DicomSource:
+    """Return the source of the volume that `read_dicom` would return; errors as `dicom_outline`."""
+    headers = _usable_headers(files)
+    current_session().cache(HeaderCache).put(headers)
+    return _source(_stack_volume(headers, phase, gaps))
+
+
 def probe_headers(
     headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:

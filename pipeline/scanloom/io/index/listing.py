@@ -7,11 +7,12 @@ an output folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from scanloom.core import DICOM, Series, counted, printable
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
+from scanloom.io.index.label_maps import find_label_maps
 from scanloom.io.output.crosswalk import common_parent
 
 TERMINAL_COLUMNS = 80
@@ -26,6 +27,11 @@ _SHARES = {"name": 3, "folder": 2}
 _LEAST = 12
 """Characters that a column of texts keeps when it is shortened."""
 _NUMERIC = frozenset(("#", "DICOM #", "files"))
+LABELS = "labels?"
+"""Stands in place of the modality of a file that looks like a label map."""
+LABELS_NOTE = (
+    f"{LABELS}: it looks like a label map of a scan beside it; chosen, it would be read as a scan"
+)
 _KEY = "# is the number in this list, DICOM # the SeriesNumber of the headers"
 """The last line of a list in which a series may be chosen by a number."""
 
@@ -47,6 +53,8 @@ class SeriesLine:
     info : SeriesInfo
     id : str
         Its case ID, if known.
+    labels : bool
+        Whether it looks like a label map; see `find_label_maps`.
     """
 
     number: int | None
@@ -55,6 +63,7 @@ class SeriesLine:
     files: int
     info: SeriesInfo
     id: str = ""
+    labels: bool = False
 
     @property
     def folder(self) -> str:
@@ -82,22 +91,33 @@ class SeriesLine:
 
     @property
     def modality(self) -> str:
-        """Modality of its header; empty for files whose format has none."""
-        return self.info.modality or ""
+        """Modality of its header, or `LABELS`; empty for other files whose format has none."""
+        return self.info.modality or (LABELS if self.labels else "")
 
 
 def list_candidates(candidates: Sequence[Series], only: Sequence[Series] | None = None) -> str:
     """Return the list of the series at a path, or of some, of which one has to be chosen."""
     numbers = {id(series): number for number, series in enumerate(candidates, 1)}
     shown = candidates if only is None else only
-    lines = [
-        _line_of(numbers[id(series)], series, describe_as_read(series))
-        for series in shown[:MAX_LISTED]
-    ]
+    lines = with_label_maps(
+        [
+            _line_of(numbers[id(series)], series, describe_as_read(series))
+            for series in shown[:MAX_LISTED]
+        ],
+        lambda n: shown[n],
+    )
     rows = format_series(lines, TERMINAL_COLUMNS - 2)  # messages indent them
     if more := len(shown) - len(lines):
         rows.append(f"... and {more} more: `scanloom index` lists all")
     return "\n".join(rows)
+
+
+def with_label_maps(
+    lines: Sequence[SeriesLine], series_of: Callable[[int], Series]
+) -> list[SeriesLine]:
+    """Return the lines of a list with `labels` set; `series_of` as of `find_label_maps`."""
+    found = find_label_maps([(line.kind, line.path, line.info) for line in lines], series_of)
+    return [replace(line, labels=n in found) for n, line in enumerate(lines)]
 
 
 def displayed_name(series: Series) -> str:
@@ -152,7 +172,8 @@ def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) ->
         cells = [_cell(name, values[n], widths[name]) for name, values in columns.items()]
         rows.append(_GAP.join(cells).rstrip())
     key = [_KEY] if any(line.number is not None and line.info.number >= 0 for line in lines) else []
-    return [*rows, *([f"folders in {printable(root)}"] if root else []), *key]
+    notes = [LABELS_NOTE] if any(line.labels for line in lines) else []
+    return [*rows, *([f"folders in {printable(root)}"] if root else []), *key, *notes]
 
 
 def _columns(lines: Sequence[SeriesLine], root: str, *, wide: bool) -> dict[str, list[str]]:

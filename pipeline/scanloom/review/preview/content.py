@@ -25,6 +25,8 @@ TILES = 16
 """Slices of the mosaic."""
 TILES_BESIDE_VIEWS = 12
 """Slices of the mosaic if shaded views stand beside it."""
+TILES_BEYOND = 0.05
+"""Part of the structures' extent by which the mosaic begins before, and ends after them."""
 MARGIN_MM = 10.0
 """Margin around the body and all structures."""
 MAX_SEARCH_VOXELS = 4_000_000
@@ -320,12 +322,19 @@ def _tiles(
     segmentations: Sequence[Segmentation],
     count: int,
 ) -> tuple[Plane, ...]:
-    """Return the slices of the mosaic: every structure is in one of them."""
+    """Return the slices of the mosaic: every structure is in one of them.
+
+    They extend a little beyond the structures, within the body; the other planes show all of it.
+    """
     spans: dict[Key, Span] = {}
     for key, box in boxes.items():
         a, b = (view.index_of(end)[axis] for end in box)
         spans[key] = min(a, b), max(a, b)
     body = round(float(crop[0][axis]) + 0.5), round(float(crop[1][axis]) - 0.5)
+    if spans:
+        first, last = min(low for low, _ in spans.values()), max(high for _, high in spans.values())
+        beyond = math.ceil(TILES_BEYOND * (last - first + 1))
+        body = max(body[0], first - beyond), min(body[1], last + beyond)
     slices = choose_slices(body, list(spans.values()), count)
     for _ in range(MAX_ATTEMPTS):  # a structure may be interrupted in a slice of its box
         absent = boxes.keys() - _present(view, axis, slices, segmentations)
@@ -411,7 +420,7 @@ def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
     Parameters
     ----------
     body : (first, last)
-        Slices of the body and of all structures.
+        Slices to choose from: all structures are in them.
     spans : sequence of (first, last)
         Slices of each structure.
     count : int

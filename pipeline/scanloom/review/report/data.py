@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -73,13 +73,17 @@ class ReportCase:
 
 @dataclass(frozen=True)
 class ExclusionCount:
-    """Number of series, and of files, without a result for one reason, and some of their ids."""
+    """Number of series, and of files, without a result for one reason, and some of their ids.
+
+    `criteria` counts the series by the word of the workflow that left them out (NOT_SELECTED).
+    """
 
     code: str
     outcome: str
     series: int
     files: int
     ids: tuple[str, ...] = ()
+    criteria: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,8 @@ def _manifest(out: Path) -> _Manifest:
                     by_reason[key] += 1
                     if case:
                         series[key].add(case)
-                        excluded.setdefault(case, ReportCase(case, case, key[1], key[0]))
+                        without = ReportCase(case, case, key[1], key[0], row["detail"])
+                        excluded.setdefault(case, without)
     except FileNotFoundError:
         return (), {}, {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
@@ -257,10 +262,22 @@ def _manifest(out: Path) -> _Manifest:
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = tuple(
-        ExclusionCount(*key, len(series[key]), by_reason[key], tuple(sorted(series[key])[:MAX_IDS]))
+        ExclusionCount(
+            *key,
+            len(series[key]),
+            by_reason[key],
+            tuple(sorted(series[key])[:MAX_IDS]),
+            _criteria(excluded[case] for case in series[key]),
+        )
         for key in order
     )
     return left_out, {name: files[name] for name in FILE_OUTCOMES if files[name]}, excluded
+
+
+def _criteria(series: Iterable[ReportCase]) -> tuple[tuple[str, int], ...]:
+    """Return the criteria that left series out, with their numbers, the most frequent first."""
+    details = (each.detail for each in series if each.reason == Reason.NOT_SELECTED.code)
+    return tuple(sorted(Counter(details).items(), key=lambda item: (-item[1], item[0])))
 
 
 def advice(code: str) -> str:

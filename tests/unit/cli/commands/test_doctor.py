@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import imagecodecs
@@ -19,6 +21,7 @@ from scanloom.cli.checks import (
     available_memory,
     check_decoders,
     check_devices,
+    check_extras,
     check_key,
     check_out,
     check_software,
@@ -32,6 +35,8 @@ from scanloom.cli.checks import (
 from scanloom.io.system import sandbox
 from support.commands import scanloom
 
+MACHINE = ("decoders", "devices", "output", "key", "models")
+
 
 def test_this_machine_can_run_scanloom(tmp_path: Path) -> None:
     """All but the models, which other tests look at."""
@@ -39,7 +44,7 @@ def test_this_machine_can_run_scanloom(tmp_path: Path) -> None:
 
     findings = ended.document["findings"]
     topics = {finding["topic"] for finding in findings}
-    assert topics == {"software", "decoders", "devices", "output", "key", "models"}
+    assert topics == {"software", "optional parts", *MACHINE}
     wrong = [f for f in findings if f["level"] == "bad" and f["topic"] != "models"]
     assert wrong == []
     assert list(tmp_path.iterdir()) == []
@@ -81,6 +86,41 @@ def test_a_missing_and_an_old_library_are_bad(monkeypatch: pytest.MonkeyPatch) -
     expected = {"numpy": "bad", "torch": "bad", "no-such-library": "bad", "typer": "ok"}
     assert {name: levels.get(name) for name in expected} == expected
     assert "pytest" not in levels
+
+
+def test_every_extra_for_users_is_listed_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of `pyproject.toml`, whether or not they are installed."""
+    project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"]) - {"test", "fuzz", "docs"}
+    known = metadata.version
+
+    def version(name: str) -> str:
+        if name in ("starlette", "uvicorn"):
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+    findings = {finding.name: finding for finding in check_extras()}
+
+    assert set(findings) == extras
+    assert (findings["review"].level, findings["review"].advice) == (
+        "ok",
+        "pip install 'scanloom[review]'",
+    )
+    assert findings["review"].seen.startswith("not installed (starlette, uvicorn); for `review`")
+
+
+def test_an_extra_with_an_old_library_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "2.4.0" if name == "pynetdicom" else known(name)
+    )
+
+    [hospital] = [finding for finding in check_extras() if finding.name == "hospital"]
+
+    assert (hospital.level, "2.4.0, not" in hospital.seen) == ("warn", True)
+    assert hospital.advice == "pip install --upgrade 'scanloom[hospital]'"
 
 
 def test_decoders_are_all_exact_but_the_lossy_ones() -> None:

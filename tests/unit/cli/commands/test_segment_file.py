@@ -16,6 +16,7 @@ import SimpleITK as sitk
 
 import scanloom as package
 from scanloom import ScanError
+from scanloom.core import Reason
 from scanloom.engine.segment import iter_segment
 from scanloom.options import SegmentOptions
 from support.archives import nifti
@@ -202,6 +203,23 @@ def test_files_of_the_scan_are_never_replaced(tiny_model: Path, tmp_path: Path) 
     assert entries(tmp_path) == {"scan.nii.gz", "link.nii.gz"}
 
 
+def test_a_dicom_seg_without_uids_to_refer_to_is_refused_before_the_scan_is_read(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Frame of reference: an anonymiser removed it."""
+    study, steps = tmp_path / "study", list[str]()
+    write_series(study, noise(), edit=lambda _, dataset: dataset.pop("FrameOfReferenceUID"))
+    options = SegmentOptions(models=(str(tiny_model),), out=tmp_path / "labels.dcm")
+
+    planned = segment(study, tiny_model, options.out, "--dry-run")
+    [(_, record)] = iter_segment([study], options, on_step=lambda _, step: steps.append(step))
+
+    assert (record.reason, steps) == (Reason.RESULT_FILE, ["find", "find"])
+    assert "lacks UIDs that a DICOM SEG must refer to" in record.detail
+    assert record.detail in " ".join(planned.err.split())
+    assert entries(tmp_path) == {"study"}
+
+
 def test_a_dry_run_says_what_would_become_of_the_file(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -307,7 +325,7 @@ def test_killed_at_any_moment_it_leaves_no_half_file(
     assert whole.keys() == {"labels.nii.gz", "labels.json"}
     (tmp_path / "place-before").rmdir()
 
-    moments = sorted({*range(0, last, last // 8), *range(last - 60, last - 1, 7), last - 1})
+    moments = sorted({*range(0, last, last // 8), *range(max(0, last - 60), last - 1, 7), last - 1})
     assert set(killed(place, moments, command)) == {"killed"}
 
     for moment in moments:

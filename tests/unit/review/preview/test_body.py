@@ -5,6 +5,7 @@ import pytest
 
 from scanloom.core import Grid, Volume
 from scanloom.review.preview.slicing import View, find_body
+from support.review_phantoms import trunk
 
 
 def scan(air=-1000, tissue=40) -> np.ndarray:
@@ -41,19 +42,6 @@ def test_a_scan_without_body_is_shown_whole(fill):
 
     assert not body.found
     np.testing.assert_array_equal(body.high, (5, 4, 3))
-
-
-def trunk(skull=False, heart=40) -> Volume:
-    """Return a trunk with a heart and two ribs of bone, or a skull around a brain."""
-    array = np.full((80, 80, 40), -1000, np.int16)
-    x, y = np.indices((80, 80)) - 39.5
-    radius = np.hypot(x, y)
-    array[radius < 32] = 40
-    array[radius < 12] = heart
-    bone = (radius > 26) & (radius < 30)
-    array[bone if skull else bone & (np.abs(y) < 12)] = 1000
-    noise = np.random.default_rng(0).normal(0, 10, array.shape).astype(np.int16)
-    return Volume(array + noise, Grid(array.shape, np.diag([-3.0, -3.0, -3.0, 1.0])), "HU", "CT")
 
 
 def test_a_head_is_told_by_the_skull() -> None:

@@ -228,7 +228,10 @@ def test_proportions_are_the_patients(tmp_path):
 
 
 def test_every_structure_is_in_a_tile():
-    """Also structures of one slice; first and last slice are there."""
+    """Also structures of one slice. It begins just before the first, and ends just after the last.
+
+    The body goes on for three slices before, and as many behind them.
+    """
     array, labels, affine = torso()
     labels[30, 24, 11] = 9
     more = (*MARKERS, structure(9, "Spot"))
@@ -238,7 +241,8 @@ def test_every_structure_is_in_a_tile():
 
     assert set(np.unique(cuts)) == {0, 1, 2, 3, 4, 9}
     assert len(cuts) == 12  # beside shaded views
-    assert [t.short.split(":")[0] for t in content.tiles][::11] == ["1", "40"]
+    assert [t.short.split(":")[0] for t in content.tiles][::11] == ["4", "37"]
+    assert [cut.any() for cut in cuts] == [False, *[True] * 10, False]
 
 
 def test_the_planes_go_where_most_structures_are():

@@ -310,6 +310,22 @@ def test_series_of_the_manifest_without_a_result_are_rows(tmp_path: Path) -> Non
     assert "#status=failed" in [link["href"] for link in page.all("a")]
 
 
+def test_the_criterion_that_left_series_out_is_named(tmp_path: Path) -> None:
+    """In the row of each, and with its count in the table of reasons."""
+    add_case(tmp_path, id_of(1), usual(np.random.default_rng(0)))
+    by = {2: "by select.modality", 3: "by select.kernel", 4: "by select.modality"}
+    rows = [(id_of(n), "skipped", "NOT_SELECTED", by[n]) for n in (2, 2, 3, 4)]
+    write_manifest(tmp_path, [*rows, (id_of(5), "skipped", "LOCALIZER", "a detail")])
+
+    page = page_of(tmp_path)
+
+    details = {c["id"]: c["detail"] for c in page.data["cases"]}
+    assert details == {id_of(1): "", **{id_of(n): by[n] for n in by}, id_of(5): "a detail"}
+    words = " ".join(page.words.split())
+    assert "if its files state none 2 by select.modality 1 by select.kernel 3 series" in words
+    assert "a detail" not in words
+
+
 def test_one_case_is_no_cohort(tmp_path: Path) -> None:
     add_case(tmp_path, id_of(1), usual(np.random.default_rng(0)), flags=(Flag.SHEARED,))
 

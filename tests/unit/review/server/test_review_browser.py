@@ -385,6 +385,30 @@ def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) ->
     assert messages == []
 
 
+def test_the_brush_paints_the_structure_at_the_crosshair(chromium: Any, running: Any) -> None:
+    """Until the crosshair moves, the structure that a person chooses instead stays."""
+    tab, messages = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    painted = "document.querySelector('#brush-label').selectedOptions[0].textContent"
+    names = tab.locator("#layers button.name").all_inner_texts()
+    assert len(names) > 1
+    for name in reversed(names):
+        tab.click(f"#layers button.name >> text={name}")
+        tab.wait_for_timeout(200)
+        tab.keyboard.press("b")
+        here = tab.inner_text("#readout").split(" · ")[2:]
+        assert tab.evaluate(painted) == (here[-1] if here and name not in here else name)
+        tab.keyboard.press("b")
+    tab.keyboard.press("b")
+    tab.select_option("#brush-label", label=names[-1])
+    tab.locator("#axial").focus()
+    tab.keyboard.press("b")
+    tab.keyboard.press("b")
+    assert tab.evaluate(painted) == names[-1]
+    assert messages == []
+
+
 def test_strokes_that_are_not_saved_stay_when_the_case_is_left(chromium: Any, running: Any) -> None:
     tab, _ = opened(chromium, running.links["anna"])
     tab.keyboard.press("n")

@@ -44,6 +44,8 @@ export class Correction {
     this.polygon = null;
     /** The last slices that were painted, of one plane and structure. @type {{key: string, slices: number[]}} */
     this.painted = { key: "", slices: [] };
+    /** Where the crosshair was when a person chose the structure of the brush. */
+    this.chosenAt = "";
     /** Whether the server writes the correction as a revision. */
     this.isWriting = false;
     /** Version of the correction of each case, by id. @type {Map<string, string>} */
@@ -51,7 +53,10 @@ export class Correction {
     byId("correct").addEventListener("click", () => this.toggle());
     byId("eraser").addEventListener("click", () => this.erase(!this.isEraser));
     byId("shape").addEventListener("change", () => this.drop());
-    byId("brush-label").addEventListener("change", () => this.enableFill());
+    byId("brush-label").addEventListener("change", () => {
+      this.chosenAt = String(this.viewer.at);
+      this.enableFill();
+    });
     byId("ranged").addEventListener("change", () => this.showRange());
     byId("fill").addEventListener("click", () => this.fill());
     byId("smooth").addEventListener("click", () => this.tool("smooth"));
@@ -79,6 +84,7 @@ export class Correction {
       return group;
     });
     byId("brush-label").replaceChildren(...(models.size > 1 ? groups : layers.flatMap(optionsOf)));
+    this.chosenAt = "";
     byId("correct").disabled = !layers.length;
     byId("ranged").disabled = !this.viewer.about.image;
     byId("ranged").checked = false;
@@ -104,6 +110,7 @@ export class Correction {
     this.enable(draft);
     if (!draft.strokes && !draft.redo) return "";
     this.set(true);
+    this.takeStructure();
     await this.reload();
     if (draft.carried) {
       return `The result was replaced: ${counted(draft.carried)} of yours were painted on the new one. Look at it, then save or discard.`;
@@ -124,10 +131,25 @@ export class Correction {
 
   toggle() {
     this.set(!this.on);
-    if (this.on) this.viewer.measure(false);
+    if (this.on) {
+      this.viewer.measure(false);
+      this.takeStructure();
+    }
     this.drop();
     say(this.on ? "Correction: drag to paint; the wheel changes the slice." : "");
     this.reload();
+  }
+
+  // Paint the structure shown at the crosshair, the uppermost of several, else the one that was gone
+  // to last; the structure that a person chose for the brush stays until the crosshair moves.
+  takeStructure() {
+    const { at, structures } = this.viewer;
+    if (this.chosenAt === String(at)) return;
+    const keys = this.viewer.structuresHere().map((each) => `${each.layer.index}:${each.value}`);
+    const shown = keys.filter((key) => !structures.off.has(key));
+    const here = shown.includes(structures.selected) ? structures.selected : shown.at(-1);
+    if (here || structures.selected) byId("brush-label").value = here || structures.selected;
+    this.enableFill();
   }
 
   erase(on) {

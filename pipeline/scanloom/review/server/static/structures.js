@@ -13,6 +13,8 @@ export class Structures {
     this.redraw = redraw;
     /** Structures that are not drawn, as "<layer>:<label>". @type {Set<string>} */
     this.off = new Set();
+    /** The structure that was gone to last: layer and value, as in `off`. */
+    this.selected = "";
     byId("all").addEventListener("click", () => this.showAll(true));
     byId("none").addEventListener("click", () => this.showAll(false));
   }
@@ -20,6 +22,7 @@ export class Structures {
   /** @param {Case} about */
   show(about) {
     this.off = new Set();
+    this.selected = "";
     const models = Map.groupBy(about.layers, (layer) => layer.model);
     const boxes = [...models].map(([model, layers]) => {
       const box = element("div");
@@ -61,7 +64,10 @@ export class Structures {
       title: `Go to ${name}`,
       "aria-label": `Go to ${name}`,
     });
-    button.addEventListener("click", () => this.jump(centre));
+    button.addEventListener("click", () => {
+      this.selected = key;
+      this.jump(centre);
+    });
     item.append(
       button,
       element("span", volumeOf(structure), { class: "amount" }),

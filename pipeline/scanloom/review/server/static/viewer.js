@@ -223,6 +223,20 @@ export class Viewer {
     return this.draw().then(() => void this.solid.load(isDraft));
   }
 
+  /**
+   * Return layer and value of the structures at the crosshair, as far as their slices are here.
+   * @returns {{layer: Layer, value: number}[]}
+   */
+  structuresHere() {
+    const { about, at, active } = this;
+    const { normal, across, down, width } = about.planes[active];
+    const pixel = at[down] * width + at[across];
+    return about.layers.flatMap((layer, index) => {
+      const value = this.slices.labels[index][active].at(at[normal])?.[pixel];
+      return value ? [{ layer, value }] : [];
+    });
+  }
+
   // State place, intensity and structures at the crosshair.
   readOut() {
     const { about, at, active } = this;
@@ -243,11 +257,9 @@ export class Viewer {
       const unit = about.unit === "unknown" ? "" : ` ${about.unit}`;
       texts.push(`${value}${unit}${about.exact ? "" : " (rounded)"}`);
     }
-    about.layers.forEach((layer, index) => {
-      const label = this.slices.labels[index][active].at(at[normal])?.[pixel];
-      if (!label) return;
-      texts.push(layer.labels.find((each) => each.value === label)?.name ?? `label ${label}`);
-    });
+    for (const { layer, value } of this.structuresHere()) {
+      texts.push(layer.labels.find((each) => each.value === value)?.name ?? `label ${value}`);
+    }
     byId("readout").textContent = texts.join(" · ");
     clearTimeout(this.telling); // read out when the movement is over, not at each slice
     this.telling = setTimeout(() => {
