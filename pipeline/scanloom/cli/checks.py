@@ -114,12 +114,12 @@ EXTRAS = {
     "review": "`review`, results in a browser",
     "hospital": "`listen`, studies from a PACS",
     "train": "`train`, networks of your own",
-    "surface": "`--also surface`",
-    "radiomics": "`--also radiomics`, 1.5 GB",
+    "surface": "`segment --also surface`",
+    "radiomics": "`segment --also radiomics`, 1.5 GB",
     "pandas": "`scanloom.measurements` in Python",
-    "onnxruntime": "`--engine onnxruntime` on CPUs",
-    "onnxruntime-gpu": "`--engine onnxruntime` on NVIDIA's GPUs",
-    "tensorrt": "`--engine tensorrt`",
+    "onnxruntime": "`segment --engine onnxruntime` on CPUs",
+    "onnxruntime-gpu": "`segment --engine onnxruntime` on NVIDIA's GPUs",
+    "tensorrt": "`segment --engine tensorrt`",
 }
 """Extras of the distribution for users, and what they are for."""
 

@@ -6,7 +6,9 @@ as a scan if it is chosen: lists of series only say what it looks like.
 
 from __future__ import annotations
 
+import math
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -44,25 +46,32 @@ def find_label_maps(
     series_of : callable
         Returns the files of a series by its place in `sizes`, to read its voxels.
     """
-    alike: dict[object, list[int]] = {}
-    for n, (_, _, info) in enumerate(sizes):
-        if info.shape:  # axes may be stored in another order
-            rounded = (round(mm, 2) for mm in info.spacing)
-            alike.setdefault(tuple(sorted(zip(info.shape, rounded, strict=True))), []).append(n)
-    near = {
-        n: [m for m in group if m != n and _is_near(sizes[n][1], sizes[m][1])]
-        for group in alike.values()
-        for n in group
-    }
+    groups: dict[object, list[int]] = defaultdict(list)  # of one size, below one folder
+    groups_of: dict[int, list[list[int]]] = {}
+    for n, (_, path, info) in enumerate(sizes):
+        if not info.shape:
+            continue
+        # axes may be stored in another order
+        rounded = (round(mm, 2) for mm in info.spacing)
+        size = tuple(sorted(zip(info.shape, rounded, strict=True)))
+        folder = os.path.dirname(path)
+        groups_of[n] = [groups[size, key] for key in (folder, os.path.dirname(folder))]
+        for group in groups_of[n]:
+            group.append(n)
+    candidates = [
+        n
+        for n, own in groups_of.items()
+        if sizes[n][0] != DICOM and any(len(group) > 1 for group in own)
+    ]
     left, labels = MAX_VOXELS, set[int]()
-    candidates = [n for n, others in near.items() if others and sizes[n][0] != DICOM]
     for n in sorted(candidates, key=lambda n: _file_size(sizes[n][1])):
-        left -= int(np.prod(sizes[n][2].shape))
+        left -= math.prod(sizes[n][2].shape)
         if left < 0:
             break
         if _has_labels(series_of, n):
             labels.add(n)
-    return frozenset(n for n in labels if not labels.issuperset(near[n]))
+    with_scan = {id(group) for group in groups.values() if not labels.issuperset(group)}
+    return frozenset(n for n in labels if any(id(group) in with_scan for group in groups_of[n]))
 
 
 def looks_like_labels(array: NDArray[Any]) -> bool:
@@ -92,12 +101,6 @@ def _has_labels(series_of: Callable[[int], Series], n: int) -> bool:
         return looks_like_labels(kind.read(series.files, None, ReadOptions()).volume.array)
     except ScanError:  # its list says why
         return False
-
-
-def _is_near(first: str, second: str) -> bool:
-    """Return whether two paths are at most one folder apart from a folder that both are in."""
-    common = os.path.commonpath([first, second]) if first and second else ""
-    return all(os.path.relpath(path, common).count(os.sep) <= 1 for path in (first, second))
 
 
 def _file_size(path: str) -> int:
