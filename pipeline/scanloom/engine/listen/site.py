@@ -106,7 +106,7 @@ class Credentials(Section, frozen=True):
 
 
 class Target(Section, frozen=True):
-    """Where results are sent: by C-STORE to `title`, `address` and `port`, or by STOW-RS to `url`."""
+    """Where results go: to `title`, `address` and `port` by C-STORE, or to `url` by STOW-RS."""
 
     name: Name = Field(description="Name of the target: a-z, 0-9, _ and -")
     title: Title | None = Field(default=None, description="Its AE title")
