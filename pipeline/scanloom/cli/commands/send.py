@@ -61,31 +61,39 @@ def send(
 
 
 def _show(sent: Sent) -> None:
+    from scanloom.core import counted
+
     for line in sent.lines:
         if line.is_open:
-            say(described(line))
+            say(described(line, sent.trouble.reason))
     for reason in sent.refused.values():
-        say(reason)
+        say(f"{reason}: see `scanloom verify`")
     delivered = sum(line.state == "delivered" for line in sent.lines)
-    console().print(f"{delivered} of {len(sent.lines)} objects are at the target.")
+    console().print(f"{delivered} of {counted(len(sent.lines), 'object')} at the target.")
 
 
 def _document(sent: Sent) -> dict[str, Any]:
-    return {"schema": 1, "objects": plain(sent.lines), "refused": sent.refused}
+    trouble = sent.trouble.reason or None
+    return {
+        "schema": 1,
+        "objects": described_plainly(sent.lines),
+        "refused": sent.refused,
+        "trouble": trouble,
+    }
 
 
-def plain(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return what may be shown of lines: no UID."""
+def described_plainly(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return what may be shown of lines, for JSON: no UID."""
     names = ("target", "case", "file", "state", "refusals", "reason", "proof")
     return [{name: asdict(line)[name] for name in names} for line in lines]
 
 
-def described(line: Line) -> str:
-    """Return a line as a sentence without UIDs."""
+def described(line: Line, trouble: str = "") -> str:
+    """Return a line as a sentence without UIDs; `trouble` is that with its target."""
     subject = f"{line.target}: {line.file} of case {line.case}"
     if line.state == "delivered":
         return f"{subject}: delivered ({PROOFS[line.proof]})"
     if line.state == "failed":
         return f"{subject}: given up: {line.reason}"
-    reason = f": {line.reason}" if line.reason else ""
-    return f"{subject}: waits{reason}"
+    reasons = [reason for reason in (line.reason, trouble) if reason]
+    return f"{subject}: waits{': ' if reasons else ''}{'; '.join(reasons)}"

@@ -27,7 +27,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -389,6 +389,51 @@ class Outbox:
     def _write(self, path: Path, line: Line) -> None:
         write_private(path, lambda draft: write_document(draft, asdict(line)))
         self._seen = -1
+
+
+@dataclass(frozen=True)
+class OutboxState:
+    """What an outbox holds.
+
+    Parameters
+    ----------
+    counts : dict
+        Number of lines by target, and by state or, of delivered ones, proof.
+    open, failed : list of Line
+        Those that wait, and those that were given up; the oldest first.
+    troubles : dict
+        Trouble with a target, by its name.
+    """
+
+    counts: dict[str, dict[str, int]]
+    open: list[Line]
+    failed: list[Line]
+    troubles: dict[str, Trouble]
+
+
+def outbox_state(out: Path) -> OutboxState | None:
+    """Return what the outbox of an output folder holds; None if there is none.
+
+    Raises
+    ------
+    ScanError
+        As of `Outbox`.
+    """
+    folder = outbox_folder(out)
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return None
+    outbox = Outbox(folder)
+    waiting, failed = outbox.open_lines(), outbox.failed_lines()
+    counts: dict[str, Counter[str]] = {}
+    for line in (*outbox.delivered_lines(), *waiting, *failed):
+        counts.setdefault(line.target, Counter())[line.proof or line.state] += 1
+    troubles = {name: outbox.trouble(name) for name in sorted(counts)}
+    return OutboxState(
+        {name: dict(counts[name]) for name in sorted(counts)},
+        waiting,
+        failed,
+        {name: trouble for name, trouble in troubles.items() if trouble.tries},
+    )
 
 
 _FOLDERS = (WAITING, DELIVERED, FAILED, TARGETS, ASKED, REPORTS)

@@ -38,10 +38,13 @@ class Sent:
         As they are now.
     refused : dict
         Why a case was not sent, by its name.
+    trouble : Trouble
+        With the target.
     """
 
     lines: tuple[Line, ...]
     refused: dict[str, str]
+    trouble: Trouble
 
     @property
     def is_complete(self) -> bool:
@@ -117,7 +120,7 @@ def send(
                 raise
             while not watch.is_done():  # a receiver delivers
                 time.sleep(TICK_S)
-    return Sent(tuple(watch.lines.values()), refused)
+    return Sent(tuple(watch.lines.values()), refused, outbox.trouble(to))
 
 
 class _Watch:
