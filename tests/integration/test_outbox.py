@@ -27,11 +27,13 @@ from support.targets import (
     running_target,
     site_of,
     target_keys,
+    wait_until_settled,
     write_case,
 )
 
 pytest.importorskip("pynetdicom")
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
+THOROUGH = pytest.mark.thorough
 
 
 @contextlib.contextmanager
@@ -56,13 +58,6 @@ def delivery(site: Site, outbox: Outbox) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def wait_until_settled(outbox: Outbox, seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while outbox.open_lines() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not outbox.open_lines(), outbox.open_lines()
-
-
 def outbox_of(tmp_path: Path) -> Outbox:
     return Outbox(outbox_folder(tmp_path / "out"))
 
@@ -84,10 +79,17 @@ def case(tmp_path: Path) -> Path:
     ("config", "keys", "proof"),
     [
         ({"commit": "same association"}, {}, "committed"),
-        ({"commit": "same association"}, {"commitment": "yes"}, "committed"),
+        pytest.param(
+            {"commit": "same association"}, {"commitment": "yes"}, "committed", marks=THOROUGH
+        ),
         ({"find": True}, {}, "found"),
         ({"commit": "never", "find": True}, {"report_within": 0.5}, "found"),
-        ({"commit": "same association", "find": True}, {"commitment": "no"}, "found"),
+        pytest.param(
+            {"commit": "same association", "find": True},
+            {"commitment": "no"},
+            "found",
+            marks=THOROUGH,
+        ),
         ({}, {}, "acknowledged"),
     ],
 )
@@ -105,11 +107,14 @@ def test_what_a_target_offers_proves_delivery(
     assert proofs(outbox) == {proof: 3}
 
 
+@THOROUGH
 def test_reports_come_to_the_port_of_listen(tmp_path: Path) -> None:
     """`listen` takes the report of its target, which may not store, and of nobody else."""
     port = free_port()
     case = write_case(tmp_path / "site" / "out", "caseone")
-    with running_target(tmp_path / "t", commit="own port", report_to=port) as target:
+    with running_target(
+        tmp_path / "t", own_process=True, commit="own port", report_to=port
+    ) as target:
         keys = target_keys(target.port, commitment="yes", report_within=30)
         with listening(tmp_path / "site", port=port, targets=[keys]) as receiver:
             outbox = Outbox(outbox_folder(receiver.folder / "out"))
@@ -123,8 +128,10 @@ def test_reports_come_to_the_port_of_listen(tmp_path: Path) -> None:
     assert not any(uid in receiver.log for uid in objects_of(case))
 
 
+@THOROUGH
 def test_who_may_report_may_not_store_and_who_may_store_not_report(tmp_path: Path) -> None:
     from pydicom import Dataset
+    from pydicom.uid import ExplicitVRLittleEndian
     from pynetdicom import AE, build_role
     from pynetdicom.sop_class import StorageCommitmentPushModel as Model
     from pynetdicom.sop_class import StorageCommitmentPushModelInstance as Instance
@@ -137,7 +144,7 @@ def test_who_may_report_may_not_store_and_who_may_store_not_report(tmp_path: Pat
         answers = {}
         for title in ("TARGET", "PYNETDICOM"):
             entity = AE(title)
-            entity.add_requested_context(SEG)
+            entity.add_requested_context(SEG, ExplicitVRLittleEndian)
             entity.add_requested_context(Model)
             role = build_role(Model, scp_role=True)
             made = entity.associate("127.0.0.1", receiver.port, ae_title="SCANLOOM", ext_neg=[role])
@@ -170,8 +177,10 @@ def test_one_refused_class_is_given_up_and_the_others_go(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
-        ({"refuse": {SR: 0xC000}}, "it can't understand the object (status C000)"),
-        ({"refuse": {SR: 0xA700}}, "it has no room (status A700)"),
+        pytest.param(
+            {"refuse": {SR: 0xC000}}, "it can't understand the object (status C000)", marks=THOROUGH
+        ),
+        pytest.param({"refuse": {SR: 0xA700}}, "it has no room (status A700)", marks=THOROUGH),
         ({"refuse": {SR: -1}}, "it ended the association, or not within 5 s"),
         ({"fail": {SR: 0x0110}}, "not committed: processing failed (0110)"),
     ],
@@ -203,6 +212,7 @@ def test_what_was_refused_once_is_sent_again(trouble: str, case: Path, tmp_path:
     assert proofs(outbox) == {"committed": 3}
 
 
+@THOROUGH
 def test_dcmtk_without_commitment_and_queries(tmp_path: Path) -> None:
     """DCMTK's storescp knows no Label Map: that one is given up, the others are acknowledged."""
     case = write_case(tmp_path / "out", "caseone", {**FILES, "labelmap": LABELMAP})
@@ -264,6 +274,7 @@ def test_a_target_that_comes_back_gets_everything(case: Path, tmp_path: Path) ->
     assert outbox.trouble("pacs").tries == 0
 
 
+@THOROUGH
 def test_a_target_that_stays_away_is_given_up(case: Path, tmp_path: Path) -> None:
     outbox, port = outbox_of(tmp_path), free_port()
     outbox.add(case, "pacs")
@@ -336,7 +347,9 @@ def send(tmp_path: Path, *more: str) -> tuple[int, str, str]:
 
 def test_send_and_status(case: Path, tmp_path: Path) -> None:
     """One class is refused at first; sending again delivers it, and once more sends nothing."""
-    with running_target(tmp_path / "t", find=True, refuse={SR: 0x0122}, times=1) as target:
+    with running_target(
+        tmp_path / "t", own_process=True, find=True, refuse={SR: 0x0122}, times=1
+    ) as target:
         site_of(tmp_path, [target_keys(target.port, commitment="no")])
         first = send(tmp_path)
         told = scanloom("status", tmp_path / "out")
@@ -361,9 +374,12 @@ def test_send_and_status(case: Path, tmp_path: Path) -> None:
         assert not any(uid in text for uid in objects_of(case))
 
 
+@THOROUGH
 def test_send_takes_reports_at_the_port_of_the_site(case: Path, tmp_path: Path) -> None:
     port = free_port()
-    with running_target(tmp_path / "t", commit="own port", report_to=port) as target:
+    with running_target(
+        tmp_path / "t", own_process=True, commit="own port", report_to=port
+    ) as target:
         site_of(tmp_path, [target_keys(target.port, commitment="yes")], port=port)
         code, out, _ = send(tmp_path)
     assert code == 0
@@ -381,10 +397,11 @@ def test_send_to_one_that_is_away_says_so_and_keeps_the_lines(case: Path, tmp_pa
     assert "pacs: it can't be reached; attempt 2 in 0:0" in told.out
 
 
+@THOROUGH
 def test_send_refuses_a_changed_case_and_sends_the_others(case: Path, tmp_path: Path) -> None:
     write_case(tmp_path / "out", "casetwo")
     (case / "case.json").write_text("{}")
-    with running_target(tmp_path / "t", find=True) as target:
+    with running_target(tmp_path / "t", own_process=True, find=True) as target:
         site_of(tmp_path, [target_keys(target.port)])
         code, out, _ = send(tmp_path)
         assert target.has(tmp_path / "out" / "cases" / "casetwo")

@@ -142,17 +142,24 @@ class Target:
         self.tell("report", str(status.get("Status")))
 
 
-def main() -> None:
-    """Serve until the process is ended."""
+def serve(config: dict[str, Any]) -> Any:
+    """Begin to serve, in threads of this process; return the server."""
     _config.LOG_HANDLER_LEVEL = "none"
-    target = Target(json.loads(Path(sys.argv[1]).read_text()))
+    # as a receiver in this process may have left them
+    _config.UNRESTRICTED_STORAGE_SERVICE = _config.STORE_RECV_CHUNKED_DATASET = False
+    target = Target(config)
     handlers = [
         (evt.EVT_C_STORE, target.store),
         (evt.EVT_C_FIND, target.find),
         (evt.EVT_N_ACTION, target.commit),
     ]
     address = ("127.0.0.1", target.config["port"])
-    server = target.entity.start_server(address, block=False, evt_handlers=handlers)
+    return target.entity.start_server(address, block=False, evt_handlers=handlers)
+
+
+def main() -> None:
+    """Serve until the process is ended."""
+    server = serve(json.loads(Path(sys.argv[1]).read_text()))
     print(server.server_address[1], flush=True)
     threading.Event().wait()
 

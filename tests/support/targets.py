@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import yaml
 from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
+from scanloom.engine.listen.outbox import Outbox
 from scanloom.engine.listen.site import Site, read_site
 from support import canaries, dicom_target
 from support.dicom_target import RTSTRUCT, SEG, SR
@@ -72,9 +75,8 @@ def objects_of(*folders: Path) -> dict[str, Path]:
 
 @dataclass
 class Target:
-    """A process that keeps what it is sent, and its folder."""
+    """A target that keeps what it is sent, and its folder."""
 
-    process: subprocess.Popen[str]
     port: int
     folder: Path
 
@@ -97,16 +99,25 @@ class Target:
 
 
 @contextlib.contextmanager
-def running_target(folder: Path, **config: Any) -> Iterator[Target]:
-    """Yield a target of `dicom_target`; it is killed at the end."""
+def running_target(folder: Path, *, own_process: bool = False, **config: Any) -> Iterator[Target]:
+    """Yield a target of `dicom_target`; in a process of its own if this one receives, too."""
     folder.mkdir(exist_ok=True, parents=True)
+    config = {"folder": str(folder), **config}
+    if not own_process:
+        server = dicom_target.serve(config)
+        try:
+            yield Target(server.server_address[1], folder)
+        finally:
+            server.shutdown()
+            gc.collect()  # pynetdicom leaves sockets of failed connections in cycles
+        return
     file = folder / "config.json"
-    file.write_text(json.dumps({"folder": str(folder), **config}))
+    file.write_text(json.dumps(config))
     command = [sys.executable, dicom_target.__file__, str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
-        yield Target(process, int(process.stdout.readline()), folder)
+        yield Target(int(process.stdout.readline()), folder)
     finally:
         process.kill()
         process.wait(DEADLINE)
@@ -134,3 +145,14 @@ def free_port() -> int:
     """Return a TCP port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def wait_until_settled(outbox: Outbox, seconds: float = 40.0, target: str = "") -> None:
+    """Wait until each line, or each of a target, was delivered or given up."""
+    deadline = time.monotonic() + seconds
+    while True:
+        lines = [line for line in outbox.open_lines() if target in ("", line.target)]
+        if not lines or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    assert not lines, lines
