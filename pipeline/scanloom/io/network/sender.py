@@ -469,12 +469,18 @@ class WebPeer:
         client = self._client
         # Its `store_instances` writes data sets anew: these are the bytes of the file
         url, post = f"{client.base_url}/studies", client._http_post_multipart_application_dicom
-        answer = self._ask(lambda: post(url, [content]), reference.size)
-        failed = _reasons(answer, "FailedSOPSequence", reference)
+
+        def ask() -> tuple[int | None, int | None]:
+            answer = post(url, [content])
+            names = ("FailedSOPSequence", "ReferencedSOPSequence")
+            failed, stored = (_reason(answer, name, reference) for name in names)
+            return failed, stored
+
+        failed, stored = self._ask(ask, reference.size)
         if failed is not None:
             cause = FAILURES.get(failed, "it refuses the object")
             raise RefusedError(f"{cause} (reason {failed:04X})", final=failed in _FINAL)
-        if _reasons(answer, "ReferencedSOPSequence", reference) is None:
+        if stored is None:
             raise RefusedError("it answered, but did not say that it stored the object")
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
@@ -484,11 +490,14 @@ class WebPeer:
     def find(self, reference: Reference) -> bool:
         """See `Peer`."""
         keys = {"SOPInstanceUID": reference.instance}
-        search, nothing = self._client.search_for_instances, list[dict[str, dict[Any, Any]]]()
         series = (reference.study, reference.series)
-        answers = self._ask(lambda: search(*series, search_filters=keys), missing=nothing)
-        values = [each.get("00080018", {}).get("Value", []) for each in answers]
-        return any(reference.instance in value for value in values)
+
+        def ask() -> bool:
+            answers = self._client.search_for_instances(*series, search_filters=keys)
+            values = [each.get("00080018", {}).get("Value", []) for each in answers]
+            return any(reference.instance in value for value in values)
+
+        return self._ask(ask, missing=False)
 
     def _ask(self, request: Callable[[], T], size: int = 0, missing: T | None = None) -> T:
         """Return the answer to a request that sends so many bytes; `missing` for status 404."""
@@ -530,7 +539,7 @@ def _http_error(status: int, response: Any, *, sends: bool) -> PeerError:
     return RefusedError(f"it refuses the object (HTTP {status})", final=status in (413, 415))
 
 
-def _reasons(answer: Dataset, sequence: str, reference: Reference) -> int | None:
+def _reason(answer: Dataset, sequence: str, reference: Reference) -> int | None:
     """Return the reason of an object in a response of STOW-RS, or 0; None if it isn't there."""
     for item in answer.get(sequence) or ():
         if str(item.get("ReferencedSOPInstanceUID", "")) == reference.instance:
