@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -19,6 +20,7 @@ from scanloom.engine.listen.site import Site
 from support import canaries
 from support.commands import scanloom
 from support.dicom_target import LABELMAP, RTSTRUCT, SEG, SR
+from support.https_server import write_certificate
 from support.receivers import DEADLINE, dcmtk, listening
 from support.targets import (
     FILES,
@@ -181,7 +183,7 @@ def test_one_refused_class_is_given_up_and_the_others_go(tmp_path: Path) -> None
             {"refuse": {SR: 0xC000}}, "it can't understand the object (status C000)", marks=THOROUGH
         ),
         pytest.param({"refuse": {SR: 0xA700}}, "it has no room (status A700)", marks=THOROUGH),
-        ({"refuse": {SR: -1}}, "it ended the association, or not within 5 s"),
+        ({"refuse": {SR: -1}}, "it ended the association, or did not answer within 5 s"),
         ({"fail": {SR: 0x0110}}, "not committed: processing failed (0110)"),
     ],
 )
@@ -305,6 +307,47 @@ def test_wrong_titles_and_ports_are_named(
     assert outbox.trouble("pacs").reason == reason
 
 
+@THOROUGH
+@pytest.mark.parametrize(("commitment", "end"), [("yes", "failed"), ("auto", "delivered")])
+def test_reports_that_never_come_have_an_end(
+    commitment: str, end: str, case: Path, tmp_path: Path
+) -> None:
+    """One that commits itself but never reports, and can't be asked."""
+    outbox = outbox_of(tmp_path)
+    with running_target(tmp_path / "target", commit="never") as target:
+        outbox.add(case, "pacs")
+        keys = target_keys(target.port, commitment=commitment, report_within=0.3, give_up=2)
+        with delivery(site_of(tmp_path, [keys]), outbox):
+            wait_until_settled(outbox)
+        assert set(target.told("store").values()) == {1}
+        assert len(target.told("commit")) > 1
+    ended = [*outbox.failed_lines(), *outbox.delivered_lines()]
+    assert [line.state for line in ended] == [end] * 3
+
+
+@THOROUGH
+def test_tls(case: Path, tmp_path: Path) -> None:
+    """A target with a certificate of the authority that the page names, and one of another."""
+    good, other = (write_certificate(tmp_path / name) for name in ("good", "other"))
+    outbox, context = outbox_of(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*good)
+    with running_target(tmp_path / "target", find=True, tls=context) as target:
+        tls = [{"authorities": str(certificate)} for certificate, _ in (good, other)]
+        targets = [
+            target_keys(target.port, "pacs", tls=tls[0]),
+            target_keys(target.port, "wrong", tls=tls[1], retry=60),
+        ]
+        for name in ("pacs", "wrong"):
+            outbox.add(case, name)
+        with delivery(site_of(tmp_path, targets), outbox):
+            wait_until_settled(outbox, target="pacs")
+            deadline = time.monotonic() + 20
+            while not outbox.trouble("wrong").tries and time.monotonic() < deadline:
+                time.sleep(0.05)
+        assert target.has(case)
+    assert outbox.trouble("wrong").reason == "it can't be reached, or TLS failed"
+
+
 # --- what is sent --------------------------------------------------------------------------------
 
 
@@ -407,6 +450,25 @@ def test_send_refuses_a_changed_case_and_sends_the_others(case: Path, tmp_path: 
         assert target.has(tmp_path / "out" / "cases" / "casetwo")
     assert code == 1
     assert "case caseone differs from what was published, and is not sent" in out
+
+
+@THOROUGH
+def test_send_beside_listen(tmp_path: Path) -> None:
+    """The receiver delivers and takes the reports; the command watches."""
+    port, out = free_port(), tmp_path / "site" / "out"
+    case = write_case(out, "caseone")
+    with running_target(
+        tmp_path / "t", own_process=True, commit="own port", report_to=port
+    ) as target:
+        keys = target_keys(target.port, commitment="yes")
+        with listening(tmp_path / "site", port=port, targets=[keys]) as receiver:
+            page = tmp_path / "site" / "site.yaml"
+            ended = scanloom("send", out, "--to", "pacs", "--site", page)
+            assert receiver.stop() == 0
+        assert target.has(case)
+    assert ended.code == 0
+    assert ended.out.count("delivered (committed)") == 3
+    assert "pacs has dicom/segmentation.dcm of case caseone: committed" in receiver.log
 
 
 @pytest.mark.parametrize(

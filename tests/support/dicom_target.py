@@ -10,6 +10,7 @@ find        whether it answers C-FIND
 classes     SOP classes that it takes
 refuse      status of C-STORE by SOP class; -1 aborts the association
 fail        reason of a failed commitment by SOP class
+tls         context, for `serve`
 times       how often it refuses or fails each class; for ever without
 """
 
@@ -154,7 +155,9 @@ def serve(config: dict[str, Any]) -> Any:
         (evt.EVT_N_ACTION, target.commit),
     ]
     address = ("127.0.0.1", target.config["port"])
-    return target.entity.start_server(address, block=False, evt_handlers=handlers)
+    return target.entity.start_server(
+        address, block=False, evt_handlers=handlers, ssl_context=config.get("tls")
+    )
 
 
 def main() -> None:

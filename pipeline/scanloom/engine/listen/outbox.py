@@ -240,8 +240,15 @@ class Outbox:
         The later state counts: a kill may leave the one before.
         """
         states: tuple[State, ...] = ("delivered", "failed", "waiting")
-        lines = (_read_line(self._path(replace(line, state=state))) for state in states)
+        lines = (self._read(replace(line, state=state)) for state in states)
         return next(filter(None, lines), None)
+
+    def _read(self, line: Line) -> Line | None:
+        """Read a line where it is in its state; `retry` moves one, and then gives it its state."""
+        now = _read_line(self._path(line))
+        if now is None or now.is_open or not line.is_open:
+            return now
+        return _fresh(now)
 
     def open_lines(self) -> list[Line]:
         """Return the lines that are neither delivered nor given up, the oldest first."""
@@ -298,13 +305,15 @@ class Outbox:
 
     def retry(self, line: Line) -> Line:
         """Give a line that waits or was given up to the targets again, at once, with a new end."""
-        fresh = replace(line, added=time.time(), refusals=0, due=0.0, reason="", ended=0.0)
+        if line.state == DELIVERED:
+            return line
+        fresh = _fresh(line)
         if line.state == FAILED:
-            fresh = self.update(replace(fresh, state="waiting"))
-            (self.folder / FAILED / f"{line.id}.json").unlink(missing_ok=True)
-        elif line.is_open:
-            fresh = self.update(fresh)
-        return fresh if line.state != DELIVERED else line
+            with suppress(FileNotFoundError):  # another process was faster
+                self._path(line).rename(self._path(fresh))
+            for name in (WAITING, FAILED):
+                fsync_path(self.folder / name)
+        return self.update(fresh)
 
     def trouble(self, target: str) -> Trouble:
         """Return the trouble with a target; one without tries if there is none."""
@@ -465,6 +474,13 @@ def _read_line(path: Path) -> Line | None:
         return None
 
 
+def _fresh(line: Line) -> Line:
+    """Return a line as it is to be tried from now on."""
+    state: State = "waiting" if line.state == FAILED else line.state
+    kept = replace(line, state=state, added=time.time(), refusals=0, due=0.0)
+    return replace(kept, reason="", ended=0.0)
+
+
 def _began(case_folder: Path) -> float:
     """Return when the scan of a published case was read at the latest: by its own timing."""
     with suppress(OSError, ValueError, AttributeError, TypeError, ScanError):
@@ -548,6 +564,11 @@ def delivering(site: Site, outbox: Outbox | None) -> Iterator[None]:
         return
     for target in site.targets:  # what the page names has to be there
         peer_maker(site, target, outbox)
+    names = {target.name for target in site.targets}
+    with disk_errors_as_scan_errors():
+        for name in {line.target for line in outbox.open_lines()} - names:
+            now = time.time()
+            outbox.set_trouble(name, Trouble("the site has no such target", 1, 0.0, now, now))
     end = threading.Event()
 
     def run() -> None:
@@ -745,7 +766,7 @@ class _Delivery:
                     to_confirm += [sent] if sent is not None else []
                 if self._end.is_set():
                     return
-                if lost is None:
+                if lost is None and to_confirm:
                     try:
                         self._confirm(peer, to_confirm)
                     except _CommitmentEndsItError:
@@ -789,8 +810,6 @@ class _Delivery:
         """Let the target prove that it has what it acknowledged, as far as it offers that."""
         from scanloom.io.network.sender import NotOfferedError, RefusedError, UnreachableError
 
-        if not lines:
-            return
         commitment = self.target.commitment
         if commitment == "auto" and time.monotonic() < self._commits_after:
             commitment = "no"
@@ -798,6 +817,13 @@ class _Delivery:
         if commitment == "auto":  # no report came: ask in the other way
             rest = self._find(peer, overdue)
             lines = [line for line in lines if line not in overdue or line in rest]
+        for line in [line for line in lines if line in overdue]:
+            if time.time() - line.added > self.target.give_up:
+                lines = [each for each in lines if each is not line]
+                if commitment == "yes":
+                    _give_up(self._outbox, line, "stored, but no report of commitment came")
+                else:
+                    _deliver_line(self._outbox, line, "acknowledged")
         if commitment != "no" and lines:
             try:
                 self._request(peer, lines)

@@ -129,7 +129,7 @@ class Target(Section, frozen=True):
     url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
-        description="DICOMweb address that ends before /studies, without credentials",
+        description="Address of DICOMweb that ends before /studies, without credentials",
         examples=["https://pacs.local/dicom-web"],
     )
     credentials: Credentials | None = Field(default=None, description="Credentials, for `url`")

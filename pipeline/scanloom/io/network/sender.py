@@ -243,7 +243,8 @@ class DicomPeer:
         if made.is_established:
             return self
         if not self._opened:
-            raise UnreachableError("it can't be reached")
+            tls = "" if tls is None else ", or TLS failed"
+            raise UnreachableError(f"it can't be reached{tls}")
         if not made.is_rejected:
             raise UnreachableError("it answers no request for an association")
         answer: Any = made.acceptor.primitive
@@ -337,9 +338,8 @@ class DicomPeer:
             except (RuntimeError, ValueError, AttributeError, OSError) as exc:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc
         if "Status" not in answer:
-            aborted = self._made.acse.is_aborted() if self._made.is_alive() else True
-            ended = "it ended the association" if aborted else "it did not answer"
-            raise UnreachableError(f"{ended}, or not within {seconds:.0f} s")
+            reason = f"it ended the association, or did not answer within {seconds:.0f} s"
+            raise UnreachableError(reason)
         return answer
 
     def _context(self, service: str) -> Any:

@@ -101,7 +101,7 @@ def test_a_line_is_on_the_disk_before_add_returns(
     fsync = os.fsync
 
     def watched(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
@@ -149,6 +149,18 @@ def test_what_was_given_up_can_be_sent_again(outbox: Outbox, case: Path) -> None
     assert len(outbox.open_lines()) == 2
     (delivered,) = outbox.delivered_lines()
     assert outbox.retry(delivered) == delivered
+
+
+def test_a_kill_while_it_is_given_back_loses_no_line(outbox: Outbox, case: Path) -> None:
+    """It was moved, and not yet written anew: it waits."""
+    line, *_ = outbox.add(case, "pacs")
+    failed = outbox.update(replace(line, state="failed", refusals=5, reason="it has no room"))
+    path = outbox.folder / "failed" / f"{line.id}.json"
+    path.rename(outbox.folder / "waiting" / path.name)
+
+    (again_there,) = (x for x in again(outbox).open_lines() if x.id == failed.id)
+
+    assert (again_there.state, again_there.refusals, again_there.reason) == ("waiting", 0, "")
 
 
 def test_the_state_counts_lines_and_names_troubles(outbox: Outbox, case: Path) -> None:
