@@ -316,7 +316,7 @@ def test_reports_that_never_come_have_an_end(
     outbox = outbox_of(tmp_path)
     with running_target(tmp_path / "target", commit="never") as target:
         outbox.add(case, "pacs")
-        keys = target_keys(target.port, commitment=commitment, report_within=0.3, give_up=2)
+        keys = target_keys(target.port, commitment=commitment, report_within=0.3, give_up=6)
         with delivery(site_of(tmp_path, [keys]), outbox):
             wait_until_settled(outbox)
         assert set(target.told("store").values()) == {1}
@@ -328,6 +328,8 @@ def test_reports_that_never_come_have_an_end(
 @THOROUGH
 def test_tls(case: Path, tmp_path: Path) -> None:
     """A target with a certificate of the authority that the page names, and one of another."""
+    for name in ("good", "other"):
+        (tmp_path / name).mkdir()
     good, other = (write_certificate(tmp_path / name) for name in ("good", "other"))
     outbox, context = outbox_of(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*good)

@@ -10,6 +10,7 @@ off. Texts of errors are our own: those of peers and libraries may name a patien
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
@@ -227,7 +228,7 @@ class DicomPeer:
             (evt.EVT_CONN_OPEN, lambda event: self._opened.append(event.assoc)),
             (evt.EVT_N_EVENT_REPORT, self._reported),
         ]
-        tls = None if address.tls is None else (address.tls, address.host or "")
+        tls = None if address.tls is None else (address.tls, address.host or address.address)
         with _deadline(2 * address.patience + GRACE_S, self.cut):
             try:
                 made = self._entity.associate(
@@ -243,8 +244,9 @@ class DicomPeer:
         if made.is_established:
             return self
         if not self._opened:
-            tls = "" if tls is None else ", or TLS failed"
-            raise UnreachableError(f"it can't be reached{tls}")
+            gc.collect()  # pynetdicom leaves sockets of failed connections open, in cycles
+            also = "" if tls is None else ", or TLS failed"
+            raise UnreachableError(f"it can't be reached{also}")
         if not made.is_rejected:
             raise UnreachableError("it answers no request for an association")
         answer: Any = made.acceptor.primitive
