@@ -76,6 +76,8 @@ QUIET_S = 120.0
 _STALE_S = 3600.0
 LOG = logging.getLogger(__name__)
 
+_Stamp = tuple[int, int]
+"""Time of change, in ns, and inode: two states of a line may have been written in one tick."""
 State = Literal["waiting", "sent", "asked", "delivered", "failed"]
 Proof = Literal["", "committed", "found", "acknowledged"]
 
@@ -186,7 +188,7 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder.parent.parent
-        self._known: dict[str, tuple[int, Line]] = {}
+        self._known: dict[str, tuple[_Stamp, Line]] = {}
         self._seen = -1
         check_links(self.out)
         with disk_errors_as_scan_errors():
@@ -454,15 +456,15 @@ def _place(study: str) -> Path:
     return Path(key[:2], key)
 
 
-def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Return the documents of a folder with their times of change, in ns."""
+def _files(folder: Path) -> list[tuple[Path, _Stamp]]:
+    """Return the documents of a folder with their stamps."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith(".json") and not entry.name.startswith("."):
                 with suppress(FileNotFoundError):  # its state has changed
-                    stamp = entry.stat(follow_symlinks=False).st_mtime_ns
-                    found.append((Path(entry.path), stamp))
+                    state = entry.stat(follow_symlinks=False)
+                    found.append((Path(entry.path), (state.st_mtime_ns, state.st_ino)))
     return found
 
 
