@@ -457,8 +457,8 @@ def test_send_refuses_a_changed_case_and_sends_the_others(case: Path, tmp_path: 
 @THOROUGH
 def test_send_beside_listen(tmp_path: Path) -> None:
     """The receiver delivers and takes the reports; the command watches."""
-    port, out = free_port(), tmp_path / "site" / "out"
-    case = write_case(out, "caseone")
+    port, out, name = free_port(), tmp_path / "site" / "out", "case" + 22 * "a"
+    case, other = write_case(out, name), write_case(out, f"{canaries.BIRDS[0]}_2")
     with running_target(
         tmp_path / "t", own_process=True, commit="own port", report_to=port
     ) as target:
@@ -467,10 +467,11 @@ def test_send_beside_listen(tmp_path: Path) -> None:
             page = tmp_path / "site" / "site.yaml"
             ended = scanloom("send", out, "--to", "pacs", "--site", page)
             assert receiver.stop() == 0
-        assert target.has(case)
+        assert target.has(case, other)
     assert ended.code == 0
-    assert ended.out.count("delivered (committed)") == 3
-    assert "pacs has dicom/segmentation.dcm of case caseone: committed" in receiver.log
+    assert ended.out.count("delivered (committed)") == 6
+    assert f"pacs has dicom/segmentation.dcm of case {name}: committed" in receiver.log
+    assert not any(bird in receiver.log for bird in canaries.BIRDS)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -74,6 +75,7 @@ AGAIN_S = 10.0
 QUIET_S = 120.0
 """Nothing is cleared until so long after an object came, of whatever study."""
 _STALE_S = 3600.0
+_CASE_ID = re.compile("[a-z2-7]{26}")
 LOG = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int]
@@ -645,7 +647,7 @@ def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[st
 def _deliver_line(outbox: Outbox, line: Line, proof: Proof) -> None:
     done = replace(line, state="delivered", proof=proof, reason="", ended=time.time())
     outbox.update(done)
-    LOG.info("%s has %s of case %s: %s", line.target, line.file, line.case, proof)
+    LOG.info("%s has %s: %s", line.target, _subject(line), proof)
 
 
 def _refuse(
@@ -658,12 +660,18 @@ def _refuse(
         return
     due = time.time() + _wait(target, refusals)
     outbox.update(replace(line, refusals=refusals, due=due, reason=reason))
-    LOG.warning("%s: %s of case %s: %s", line.target, line.file, line.case, reason)
+    LOG.warning("%s: %s: %s", line.target, _subject(line), reason)
 
 
 def _give_up(outbox: Outbox, line: Line, reason: str) -> None:
     outbox.update(replace(line, state="failed", reason=reason, ended=time.time()))
-    LOG.warning("%s: gave up %s of case %s: %s", line.target, line.file, line.case, reason)
+    LOG.warning("%s: gave up %s: %s", line.target, _subject(line), reason)
+
+
+def _subject(line: Line) -> str:
+    """Return the file of a line for the log; `--names source` names cases by their patients."""
+    of = f"case {line.case}" if _CASE_ID.fullmatch(line.case) else "a case named by its source"
+    return f"{line.file} of {of}"
 
 
 def _wait(target: Target, failures: int) -> float:
