@@ -290,14 +290,14 @@ def test_a_target_that_stays_away_is_given_up(case: Path, tmp_path: Path) -> Non
     ("keys", "site", "reason"),
     [
         ({"title": "OTHER"}, {}, "it rejects us: it has another title"),
-        ({"port": 1}, {}, "it can't be reached"),
+        ({}, {"title": "STRANGER"}, "it rejects us: it does not know our title"),
     ],
 )
-def test_wrong_titles_and_ports_are_named(
+def test_wrong_titles_are_named(
     keys: dict[str, object], site: dict[str, object], reason: str, case: Path, tmp_path: Path
 ) -> None:
     outbox = outbox_of(tmp_path)
-    with running_target(tmp_path / "target") as target:
+    with running_target(tmp_path / "target", callers=["SCANLOOM"]) as target:
         outbox.add(case, "pacs")
         page = [target_keys(target.port, retry=60) | keys]
         with delivery(site_of(tmp_path, page, **site), outbox):
@@ -367,6 +367,14 @@ def test_a_case_made_again_replaces_what_waited(case: Path, tmp_path: Path) -> N
         assert target.has(case)
     assert {line.id for line in outbox.failed_lines()} == {line.id for line in old}
     assert {line.id for line in outbox.delivered_lines()} == {line.id for line in new}
+
+
+def test_a_case_without_dicom_has_nothing_to_send(tmp_path: Path) -> None:
+    write_case(tmp_path / "out", "caseone", {})
+    site_of(tmp_path, [target_keys(104)])
+    code, _, err = send(tmp_path)
+    assert code == 65
+    assert "there are no DICOM results in these cases" in err
 
 
 def test_a_file_changed_since_is_not_sent(case: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ port        to listen at; 0 for a free one, which is printed
 commit      "none", "own port", "same association" or "never" (accepted, but no report)
 report_to   port of the receiver that reports go to
 find        whether it answers C-FIND
+callers     titles that it knows; any without
 classes     SOP classes that it takes
 refuse      status of C-STORE by SOP class; -1 aborts the association
 fail        reason of a failed commitment by SOP class
@@ -51,6 +52,7 @@ class Target:
         self.lock = threading.Lock()
         self.entity = AE("TARGET")
         self.entity.require_called_aet = True
+        self.entity.require_calling_aet = self.config.get("callers", [])
         self.entity.add_supported_context(Verification)
         for each in self.config["classes"]:
             self.entity.add_supported_context(each, AllTransferSyntaxes)

@@ -42,7 +42,7 @@ from scanloom.engine.machine.lean_imports import show_modules, without_optional_
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
-from scanloom.io.output.file_names import TIMING
+from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import PRIVATE, check_links, write_private
@@ -70,6 +70,8 @@ MAX_WAIT_S = 3600.0
 """Longest wait between two attempts."""
 SAME_ASSOCIATION_S = 2.0
 """How long an association is kept for a report of commitment, which mostly comes on another."""
+MOST_WAITING_S = 3600.0
+"""A scan that was read may have waited so long for its device."""
 AGAIN_S = 10.0
 """Until deliveries begin again that could not, or ended by an error."""
 QUIET_S = 120.0
@@ -210,7 +212,8 @@ class Outbox:
         target : str
             Its name.
         begun : float, optional
-            When its scan was read, seconds since 1970; by default estimated from its timing.
+            When its scan was read, seconds since 1970; by default an earlier time, so that
+            `clear_delivered` keeps studies that came shortly before.
 
         Returns
         -------
@@ -486,12 +489,14 @@ def _fresh(line: Line) -> Line:
 
 
 def _began(case_folder: Path) -> float:
-    """Return when the scan of a published case was read at the latest: by its own timing."""
-    with suppress(OSError, ValueError, AttributeError, TypeError, ScanError):
-        timing = read_json(case_folder / TIMING)
-        lasted = sum(float(step["wall_s"]) for step in timing["steps"].values())
-        return (case_folder / TIMING).stat().st_mtime - lasted
-    return case_folder.stat().st_mtime
+    """Return a time at which the scan of a published case had surely not been read yet."""
+    # `timing.json` may be written again, the document of the case never is
+    published = (case_folder / CASE).stat().st_mtime
+    lasted = 0.0
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError, ScanError):
+        steps = read_json(case_folder / TIMING)["steps"]
+        lasted = sum(float(step["wall_s"]) for step in steps.values())
+    return published - lasted - MOST_WAITING_S
 
 
 def _line_of(path: Path, case_folder: Path, target: str, begun: float) -> Line:
@@ -791,9 +796,11 @@ class _Delivery:
             with self._file(line) as path:
                 peer.store(reference_of(line), path)
         except _ChangedError:
-            _give_up(
-                self._outbox, line, "the result has changed, or is gone: a newer one has lines"
-            )
+            reason = "the result was changed, replaced or removed since it was added"
+            _give_up(self._outbox, line, reason)
+            return None
+        except OSError as exc:
+            _refuse(self._outbox, self.target, line, f"can't be read ({type(exc).__name__})")
             return None
         except RefusedError as exc:
             _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
@@ -967,16 +974,20 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
         undone.setdefault(line.study, []).append(line)
     removed = 0
     for folder in list(received_studies(spool)):
+        known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
+        begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
+        for line in known:
+            begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
         newest: dict[tuple[str, str, str], Line] = {}
-        for line in (*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())):
+        for line in known:
             place = line.target, line.case, line.file
-            if place not in newest or newest[place].begun <= line.begun:
+            if place not in newest or begun[newest[place].sha256] <= begun[line.sha256]:
                 newest[place] = line
         lines = newest.values()
         if not lines or any(line.state != DELIVERED for line in lines):
             continue
         if time.time() - max(line.ended for line in lines) < after:
             continue
-        begun = min(line.begun for line in lines)
-        removed += remove_study(spool, folder.name, begun, QUIET_S)
+        read = min(begun[line.sha256] for line in lines)
+        removed += remove_study(spool, folder.name, read, QUIET_S)
     return removed

@@ -110,6 +110,8 @@ def send(
             if error.reason is not Reason.RESULT_DAMAGED:
                 raise
             refused[name] = error.detail
+    if not lines and not refused:
+        raise no_results(out, "DICOM results in these cases")
     outbox.set_trouble(to, Trouble())
     watch = _Watch(outbox, lines, time.monotonic() + wait, tell)
     with _own_port(here, outbox):

@@ -303,6 +303,21 @@ def test_a_newer_result_counts_and_not_the_one_that_it_replaced(
     assert not folder.exists()
 
 
+def test_a_line_that_was_sent_by_hand_delays_nothing(
+    tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """It has the bytes of one that knows when the scan was read; alone, it keeps the study."""
+    now = time.time()
+    study = str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 60)
+    deliver_all(outbox, outbox.add(case, "by hand"), now - 1)
+    assert clear_delivered(spool, outbox, 0) == 0
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 30), now - 1)
+    assert clear_delivered(spool, outbox, 0) == 1
+    assert not folder.exists()
+
+
 def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
     """A study that was being removed is no study any more; the rest goes with the next one."""
     study = str(generate_uid())
