@@ -85,7 +85,9 @@ def case(tmp_path: Path) -> Path:
             {"commit": "same association"}, {"commitment": "yes"}, "committed", marks=THOROUGH
         ),
         ({"find": True}, {}, "found"),
-        ({"commit": "never", "find": True}, {"report_within": 0.5}, "found"),
+        pytest.param(
+            {"commit": "never", "find": True}, {"report_within": 0.5}, "found", marks=THOROUGH
+        ),
         pytest.param(
             {"commit": "same association", "find": True},
             {"commitment": "no"},
@@ -184,7 +186,9 @@ def test_one_refused_class_is_given_up_and_the_others_go(tmp_path: Path) -> None
         ),
         pytest.param({"refuse": {SR: 0xA700}}, "it has no room (status A700)", marks=THOROUGH),
         ({"refuse": {SR: -1}}, "it ended the association, or did not answer within 5 s"),
-        ({"fail": {SR: 0x0110}}, "not committed: processing failed (0110)"),
+        pytest.param(
+            {"fail": {SR: 0x0110}}, "not committed: processing failed (0110)", marks=THOROUGH
+        ),
     ],
 )
 def test_one_object_is_refused_until_the_end_and_the_others_go(
@@ -201,7 +205,7 @@ def test_one_object_is_refused_until_the_end_and_the_others_go(
     assert proofs(outbox) == {"committed": 2}
 
 
-@pytest.mark.parametrize("trouble", ["refuse", "fail"])
+@pytest.mark.parametrize("trouble", [pytest.param("refuse", marks=THOROUGH), "fail"])
 def test_what_was_refused_once_is_sent_again(trouble: str, case: Path, tmp_path: Path) -> None:
     outbox = outbox_of(tmp_path)
     value = {trouble: {RTSTRUCT: 0xA700 if trouble == "refuse" else 0x0213}, "times": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from scanloom.io.network.sender import (
     UnreachableError,
     WebPeer,
 )
+from support.commands import scanloom
 from support.dicom_target import SEG
 from support.targets import objects_of, site_of, wait_until_settled, write_case
 
@@ -215,3 +217,53 @@ def test_objects_of_a_case_are_delivered(
     (line,) = outbox.delivered_lines()
     assert isinstance(line, Line)
     assert line.proof == proof
+
+
+# --- what the page names has to be there ---------------------------------------------------------
+
+
+def send(tmp_path: Path, credentials: dict[str, str] | None = None) -> tuple[int, str]:
+    write_case(tmp_path / "out", "caseone", {"segmentation": SEG})
+    keys = {"name": "web", "url": "http://127.0.0.1:1/web"}
+    site_of(tmp_path, [keys | ({"credentials": credentials} if credentials else {})])
+    page = tmp_path / "site.yaml"
+    ended = scanloom("send", tmp_path / "out", "--to", "web", "--site", page, "--wait", "1")
+    return ended.code, ended.err
+
+
+def test_without_dicomweb_client_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dicomweb_client", None)
+    code, err = send(tmp_path)
+    assert code == 1
+    assert "pip install 'scanloom[hospital]'" in err
+    assert not list((outbox_folder(tmp_path / "out") / "waiting").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "message"),
+    [
+        (0o644, "u:p", "can be read by others: chmod 600"),
+        (0o600, "nothing", "the file of a target's credentials holds no `user:password`"),
+        (0o600, "u:p\nu:q", "the file of a target's credentials holds no `user:password`"),
+        (None, "", "the file of a target's credentials can't be read (FileNotFoundError)"),
+    ],
+)
+def test_credentials_of_a_file(
+    mode: int | None, content: str, message: str, tmp_path: Path
+) -> None:
+    if mode is not None:
+        (tmp_path / "secret").write_text(content)
+        (tmp_path / "secret").chmod(mode)
+    code, err = send(tmp_path, {"file": "secret"})
+    assert code == 1
+    assert message in err
+    assert "u:p" not in err
+
+
+def test_credentials_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACS_SECRET", raising=False)
+    code, err = send(tmp_path, {"variable": "PACS_SECRET"})
+    assert code == 1
+    assert "the variable PACS_SECRET of a target's credentials holds no `user:password`" in err
