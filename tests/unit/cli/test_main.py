@@ -102,7 +102,17 @@ def test_wrong_usage_says_what_was_meant(arguments: list[str], hint: str) -> Non
 
 COMMANDS = (
     *("segment", "index", "plan", "run", "status", "report", "verify", "doctor", "demo"),
-    *("listen", "where", "join", "models", "models add", "models show", "models verify", ""),
+    *(
+        "listen",
+        "send",
+        "where",
+        "join",
+        "models",
+        "models add",
+        "models show",
+        "models verify",
+        "",
+    ),
 )
 
 

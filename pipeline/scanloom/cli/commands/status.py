@@ -18,14 +18,19 @@ from scanloom.cli.options import Reporting, ResultsOptions, takes_panels
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from scanloom.engine.listen.outbox import OutboxState
     from scanloom.engine.monitor import Status
 
 
 @takes_panels
 def status(results: ResultsOptions, general: Reporting) -> None:
-    """Show the status of the latest run in an output folder; exit with 1 if it failed or died."""
+    """Show the status of the latest run in an output folder, and what its outbox holds.
+
+    Exit with 1 if the run failed or died, or if a result could not be sent.
+    """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
+        from scanloom.engine.listen.outbox import outbox_state
         from scanloom.engine.monitor import Status
         from scanloom.engine.run_files import RUNS
         from scanloom.io.output.layout import no_results, published_cases
@@ -34,6 +39,8 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         out = results.path
         if not out.is_dir():
             raise no_results(out)
+        outbox = outbox_state(out)
+        unsent = bool(outbox and outbox.failed)
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         damaged = []
         # The newest first: a run that has just begun has no status yet
@@ -47,15 +54,22 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 continue
             for name in damaged:
                 say(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, _reviewed(out), general.mode)
-            raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
+            _print(now, _reviewed(out), outbox, general.mode)
+            failed = unsent or now.state in ("failed", DIED)
+            raise typer.Exit(Exit.SOME_FAILED if failed else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
         cases, reviewed = len(published_cases(out)), _reviewed(out)
-        if not cases and not reviewed:
+        if not cases and not reviewed and outbox is None:
             raise no_results(out, "runs")
         plain = {"schema": 1, "status": None, "cases": cases, "reviewed": reviewed}
-        print_result(general.mode, lambda: plain, lambda: _print_segmented(out, cases, reviewed))
+
+        def show() -> None:
+            _print_segmented(out, cases, reviewed)
+            _print_outbox(outbox)
+
+        print_result(general.mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
+        raise typer.Exit(Exit.SOME_FAILED if unsent else Exit.OK)
 
 
 def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
@@ -69,14 +83,66 @@ def _print_segmented(out: Path, cases: int, reviewed: dict[str, int]) -> None:
         console().print(_totals(reviewed))
 
 
-def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
+def _print(
+    now: Status, reviewed: dict[str, int], outbox: OutboxState | None, mode: OutputMode
+) -> None:
     def show() -> None:
         console().print(status_table(now))
         if reviewed:
             console().print(_totals(reviewed))
+        _print_outbox(outbox)
 
     plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
-    print_result(mode, lambda: plain, show)
+    print_result(mode, lambda: {**plain, "outbox": _outbox_document(outbox)}, show)
+
+
+def _outbox_document(outbox: OutboxState | None) -> dict[str, Any] | None:
+    """Return what an outbox holds, for JSON; None if there is none."""
+    from scanloom.cli.commands.send import described_plainly
+
+    if outbox is None:
+        return None
+    return {
+        "counts": outbox.counts,
+        "open": described_plainly(outbox.open),
+        "failed": described_plainly(outbox.failed),
+        "troubles": {name: asdict(trouble) for name, trouble in outbox.troubles.items()},
+    }
+
+
+def _print_outbox(outbox: OutboxState | None) -> None:
+    """Print what was sent, what waits, and what was given up."""
+    from scanloom.cli.commands.send import described
+
+    if outbox is None:
+        return
+    for target, counts in outbox.counts.items():
+        parts = (f"{counts[word]:,} {text}" for word, text in _SENT.items() if word in counts)
+        console().print(f"Outbox, {target}: {', '.join(parts)}.", soft_wrap=True)
+    now = time.time()
+    for target, trouble in outbox.troubles.items():
+        again = format_clock(max(0.0, trouble.due - now))
+        sentence = f"{target}: {trouble.reason}; attempt {trouble.tries + 1} in {again}"
+        console().print(sentence, soft_wrap=True)
+    for lines in (outbox.failed, outbox.open):
+        for line in lines[:MOST_LINES]:
+            console().print(described(line), soft_wrap=True)
+        if len(lines) > MOST_LINES:
+            console().print(f"... and {len(lines) - MOST_LINES:,} more: --json lists all")
+
+
+_SENT = {
+    "waiting": "waiting",
+    "sent": "sent, to be confirmed",
+    "asked": "sent, asked for commitment",
+    "committed": "committed",
+    "found": "there",
+    "acknowledged": "acknowledged",
+    "failed": "given up",
+}
+"""Words for the states of objects."""
+MOST_LINES = 20
+"""Objects of a kind that are printed."""
 
 
 def _reviewed(out: Path) -> dict[str, int]:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.outbox import Outbox, delivering, outbox_folder
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.machine.lean_imports import without_optional_imports
@@ -59,7 +60,8 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
     except ModuleNotFoundError as exc:
         detail = "the receiver is not installed: pip install 'scanloom[hospital]'"
         raise ScanError(Reason.NOT_INSTALLED, detail) from exc
-    options = _options(site)
+    outbox = Outbox(outbox_folder(out)) if site.targets else None
+    options = receiver_options(site, outbox)
     folder = spool_folder(site, out)
     if site.spool is None:
         check_links(out)
@@ -70,6 +72,7 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
         Spool(folder, site.changed, site.reserve) as spool,
         pydicom_muted(),
         _quiet_threads(),
+        delivering(site, outbox),
         _end_requested() as end_requested,
     ):
         receiver = Receiver(options, spool)
@@ -84,7 +87,8 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
             receiver.stop(site.limits.idle)
 
 
-def _options(site: Site) -> ReceiverOptions:
+def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:
+    """Return what a receiver needs; its reports of commitment are noted in the outbox."""
     from scanloom.io.network.receiver import ReceiverOptions, Sender, tls_context
 
     limits = site.limits
@@ -92,12 +96,20 @@ def _options(site: Site) -> ReceiverOptions:
         title=site.title,
         address=site.address,
         port=site.port,
-        senders=[Sender(peer.title, peer.addresses) for peer in site.peers],
+        senders=[
+            *(Sender(peer.title, peer.addresses) for peer in site.peers),
+            *(
+                Sender(target.title, (str(target.address), *target.reporters), target.name)
+                for target in site.targets
+                if target.title is not None
+            ),
+        ],
         tls=None if site.tls is None else tls_context(**dict(site.tls)),
         associations=limits.associations,
         pdu=limits.pdu,
         idle=limits.idle,
         handshake=limits.handshake,
+        report=None if outbox is None else outbox.note,
     )
 
 

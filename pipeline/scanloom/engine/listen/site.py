@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Bytes, Seconds, Section, listed, read_page
+from scanloom.engine.workflow.schema import Bytes, Name, Seconds, Section, listed, read_page
 
 
 def _address(value: str) -> str:
@@ -68,6 +68,101 @@ class Limits(Section, frozen=True):
     )
 
 
+def _answer(value: object) -> object:
+    """Return the words that YAML takes for true and false."""
+    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
+
+class TargetTls(Section, frozen=True):
+    """TLS to a target, which has to show a certificate; paths are relative to SITE."""
+
+    authorities: str = Field(description="Authorities that sign the target's certificate, PEM")
+    certificate: str | None = Field(default=None, description="Own certificate, PEM")
+    key: str | None = Field(default=None, description="Its private key, PEM")
+    host: str | None = Field(
+        default=None, description="Name in the target's certificate; any of `authorities` if none"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("`certificate` and `key`, or neither")
+        return self
+
+
+class Credentials(Section, frozen=True):
+    """Where `user:password` or `Bearer TOKEN` of a DICOMweb server stands; never in the page."""
+
+    file: str | None = Field(
+        default=None, description="File that its owner alone can read, relative to SITE"
+    )
+    variable: str | None = Field(default=None, description="Environment variable")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.file is None) == (self.variable is None):
+            raise ValueError("`file` or `variable`, one of them")
+        return self
+
+
+class Target(Section, frozen=True):
+    """Where results go: to `title`, `address` and `port` by C-STORE, or to `url` by STOW-RS."""
+
+    name: Name = Field(description="Name of the target: a-z, 0-9, _ and -")
+    title: Title | None = Field(default=None, description="Its AE title")
+    address: Annotated[str, AfterValidator(_address)] | None = Field(
+        default=None, description="Its IP address"
+    )
+    port: int | None = Field(default=None, ge=1, le=65535, description="Its TCP port")
+    tls: TargetTls | None = Field(default=None, description="TLS, for `title`")
+    commitment: Annotated[
+        Literal["yes", "no", "auto"], BeforeValidator(_answer, json_schema_input_type=str | bool)
+    ] = Field(
+        default="auto",
+        description="Whether to ask for storage commitment: yes; no, and ask by C-FIND whether an "
+        "object is there; auto, the first if the target offers it, else the second",
+    )
+    reporters: Networks = Field(
+        default=(),
+        description="Further addresses from which it reports commitment, under its title",
+    )
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
+        description="Address of DICOMweb that ends before /studies, without credentials",
+        examples=["https://pacs.local/dicom-web"],
+    )
+    credentials: Credentials | None = Field(default=None, description="Credentials, for `url`")
+    authorities: str | None = Field(
+        default=None,
+        description="Authorities that sign the certificate of `url`, PEM; default: the system's",
+    )
+    patience: Seconds = Field(default=60.0, description="Longest wait for an answer")
+    retry: Seconds = Field(
+        default=60.0, description="Wait before the second attempt; it doubles up to 1 h"
+    )
+    give_up: Seconds = Field(
+        default=72 * 3600.0, description="How long a target that does not take anything is tried"
+    )
+    report_within: Seconds = Field(
+        default=1800.0, description="Longest wait for a report of commitment, before asking again"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        dicom = (self.title, self.address, self.port)
+        if self.url is None:
+            if None in dicom:
+                raise ValueError("`title`, `address` and `port`, or `url`")
+            if self.credentials is not None or self.authorities is not None:
+                raise ValueError("`credentials` and `authorities` with `url` only")
+        elif dicom != (None, None, None) or self.tls is not None or self.reporters:
+            raise ValueError("`title`, `address`, `port`, `tls` and `reporters`, or `url`")
+        elif self.commitment == "yes":
+            raise ValueError("`commitment: yes` without `url`: DICOMweb has none")
+        return self
+
+
 class Site(Section, frozen=True):
     """A receiver: its address, those who may send to it, and where it keeps what they send."""
 
@@ -95,12 +190,16 @@ class Site(Section, frozen=True):
         description="Which one to keep of several objects with one SOPInstanceUID",
     )
     limits: Limits = Field(default=Limits(), description="Limits of associations")
+    targets: tuple[Target, ...] = Field(default=(), description="Where results are sent")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         titles = [peer.title for peer in self.peers]
         if len(set(titles)) < len(titles):
             raise ValueError("a title once among the peers, with all its addresses")
+        names = [target.name for target in self.targets]
+        if len(set(names)) < len(names):
+            raise ValueError("a name once among the targets")
         reachable = not ip_address(self.address).is_loopback and self.tls is None
         if reachable and not all(peer.addresses for peer in self.peers):
             raise ValueError(
@@ -121,7 +220,27 @@ def read_site(path: Path) -> Site:
     site = read_page(path, Site, Reason.SITE)
     folder = path.absolute().parent
     spool = None if site.spool is None else str(folder / site.spool)
+    targets = tuple(_absolute_target(target, folder) for target in site.targets)
+    site = site.model_copy(update={"spool": spool, "targets": targets})
     if site.tls is None:
-        return site.model_copy(update={"spool": spool})
+        return site
     files = {name: str(folder / value) for name, value in dict(site.tls).items()}
-    return site.model_copy(update={"spool": spool, "tls": Tls(**files)})
+    return site.model_copy(update={"tls": Tls(**files)})
+
+
+def _absolute_target(target: Target, folder: Path) -> Target:
+    """Return a target whose paths are absolute."""
+
+    def absolute(section: Section | None, *names: str) -> Section | None:
+        if section is None:
+            return None
+        paths = {name: getattr(section, name) for name in names}
+        given = {name: str(folder / path) for name, path in paths.items() if path is not None}
+        return section.model_copy(update=given)
+
+    sections = {
+        "tls": absolute(target.tls, "authorities", "certificate", "key"),
+        "credentials": absolute(target.credentials, "file"),
+    }
+    changed = target.model_copy(update=sections)
+    return changed if target.authorities is None else absolute(changed, "authorities")  # type: ignore[return-value]

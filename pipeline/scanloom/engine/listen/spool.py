@@ -2,9 +2,11 @@
 
     SPOOL/
       lock                                 of the one process that receives
+      names.lock                           held while a file gets its name, or a study is removed
       incoming/                            data sets that are on their way; emptied at each start
       studies/<study>/<series>/<SOPInstanceUID>.dcm
       journal/2026-11-27.jsonl             a line for each arrival, by UTC day
+      clearing/                            studies that are being removed
 
 The folders are the truth. A file in `studies` is whole: its bytes were synced before it got its
 name there, and the name before the sender got its answer. Its modification time, and that of its
@@ -27,7 +29,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +45,7 @@ from scanloom.io.system.scratch_folders import lock_folder
 from scanloom.own_python import make_private_folder
 
 INCOMING, STUDIES, JOURNAL = "incoming", "studies", "journal"
+CLEARING, NAMES_LOCK = "clearing", "names.lock"
 SUFFIX = ".dcm"
 
 Kept = Literal["new", "same", "changed", "ignored"]
@@ -240,7 +243,7 @@ class Spool:
         draft.sync()
         folder = self._studies / instance.study / instance.series
         target = folder / f"{instance.uid}{SUFFIX}"
-        with self._locks[hash(instance.study) % _LOCKS]:
+        with self._locks[hash(instance.study) % _LOCKS], _names_locked(self.folder):
             self._make_lasting(folder)
             kept: Kept = "new"
             if target.exists():
@@ -302,6 +305,60 @@ def name_without_replacing(draft: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         draft.rename(target)
+
+
+@contextmanager
+def _names_locked(spool: Path, *, alone: bool = False) -> Iterator[None]:
+    """Keep studies from being removed in the block, by any process; or else names from being given.
+
+    Each call has an open file of its own, so that threads share it.
+    """
+    import fcntl
+
+    descriptor = open_link_free(spool / NAMES_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_study(spool: Path, study: str, until: float, quiet: float) -> bool:
+    """Remove a study unless something came since, or may come now; return whether it is gone.
+
+    A kill leaves the whole study, or none of it.
+
+    Parameters
+    ----------
+    spool : Path
+    study : str
+        StudyInstanceUID.
+    until : float
+        When its last object may have come, seconds since 1970.
+    quiet : float
+        Seconds in which no object came, of whatever study: one that comes again has no line, and
+        the rest of its study would look like a new one.
+
+    Raises
+    ------
+    OSError
+    """
+    incoming, clearing = spool / INCOMING, spool / CLEARING
+    make_private_folder(clearing)
+    for left in clearing.iterdir():
+        shutil.rmtree(left)
+    with _names_locked(spool, alone=True):
+        if time.time() - incoming.stat().st_mtime < quiet:
+            return False
+        if any(_DRAFT.fullmatch(path.name) for path in incoming.iterdir()):
+            return False
+        folder = spool / STUDIES / study
+        if not folder.is_dir() or last_arrival(folder) >= until:
+            return False
+        folder.rename(clearing / study)
+    fsync_path(spool / STUDIES)
+    shutil.rmtree(clearing / study)
+    return True
 
 
 class Journal:

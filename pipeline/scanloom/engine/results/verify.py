@@ -193,7 +193,7 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     # Cases first: rows of a case that was changed can't be checked
     intact = set()
     for folder in folders:
-        findings = list(_verify_case(folder, f"{CASES}/{folder.name}"))
+        findings = list(verify_case(folder, f"{CASES}/{folder.name}"))
         yield from findings
         if not findings:
             intact.add(folder.name)
@@ -223,7 +223,7 @@ def _verify_review(out: Path) -> Iterator[Discrepancy]:
     folder = Path(out, *REVISIONS)
     for case in sorted(folder.iterdir()) if folder.is_dir() else ():
         for revision in revision_folders(out, case.name):
-            yield from _verify_case(revision, revision.relative_to(out).as_posix())
+            yield from verify_case(revision, revision.relative_to(out).as_posix())
 
 
 def unchecked_trail(out: Path, key: Path | None = None) -> bool:
@@ -257,8 +257,8 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
                     yield Discrepancy("changed", f"{path}: not the result that {name} tells")
 
 
-def _verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:
-    """Yield the differences of a case from its checksums; `name` is its path in the output."""
+def verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:
+    """Yield the differences of a case from its checksums; `name` stands before its files."""
     try:
         sums = read_sums(folder / CHECKSUMS)
     except FileNotFoundError:

@@ -1,5 +1,7 @@
 """`Receiver`: a storage SCP (PS3.4 B) that answers 0x0000 only for what its store has kept.
 
+It also takes the reports of storage commitment of those to whom results were sent.
+
 pynetdicom speaks the protocol. What it leaves open is closed here:
 
 - A data set goes to a file of the store as it comes, instead of to the system's temporary folder,
@@ -17,6 +19,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import os
 import select
 import socket
 import socketserver
@@ -43,6 +46,7 @@ from pynetdicom.transport import AddressInformation, AssociationSocket
 from scanloom.core import Reason, ScanError, printable
 from scanloom.io.dicom.instance import Instance, read_instance
 from scanloom.io.dicom.uids import is_uid
+from scanloom.io.network.commitment import COMMITMENT, NOT_AUTHORIZED, Report, take_report
 
 LOG = logging.getLogger(__name__)
 
@@ -99,10 +103,20 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Sender:
-    """A peer that may send: its AE title and its networks, any if there are none."""
+    """A peer: its AE title and its networks, any if there are none.
+
+    Parameters
+    ----------
+    title : str
+    networks : tuple of str
+    target : str
+        Name of the target that it is, which may report commitment and store nothing; empty for one
+        that may store.
+    """
 
     title: str
     networks: tuple[str, ...] = ()
+    target: str = ""
 
     def is_at(self, address: str) -> bool:
         """Return whether the peer may send from an address."""
@@ -127,6 +141,9 @@ class ReceiverOptions:
         Largest PDU, in bytes.
     idle, handshake : float
         Seconds until the next PDU is complete; for TLS, and then for the request.
+    report : callable, optional
+        Receives a report of commitment, and the names of the targets that may have sent it; returns
+        whether its request is known. OSError if it can't be noted.
     """
 
     title: str
@@ -138,6 +155,7 @@ class ReceiverOptions:
     pdu: int = 1 << 17
     idle: float = 60.0
     handshake: float = 15.0
+    report: Callable[[Report, Sequence[str]], bool] | None = None
 
 
 def tls_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
@@ -248,11 +266,15 @@ class Receiver:
         """Return why an association is rejected; None if it may begin, and it is counted then."""
         calling = association.title
         named = [sender for sender in self.options.senders if sender.title == calling]
-        if not any(sender.is_at(association.address) for sender in named):
+        known = [sender for sender in named if sender.is_at(association.address)]
+        if not known:
             return CALLING_UNKNOWN
         if association.called != self.options.title:
             return CALLED_UNKNOWN
-        if self.stopping.is_set() or not self.store.has_room():
+        association.targets = [sender.target for sender in known if sender.target]
+        association.may_store = len(association.targets) < len(known)
+        has_room = self.store.has_room() or not association.may_store
+        if self.stopping.is_set() or not has_room:
             return CONGESTED
         with self._lock:
             if len(self._established) >= self.options.associations:
@@ -316,6 +338,7 @@ class _Association(Association):
         self.drafts: dict[str, Draft] = {}
         self.heard = time.monotonic()
         self.counts: Counter[str] = Counter()
+        self.may_store, self.targets = False, list[str]()
         self._server = receiver.server  # type: ignore[assignment]  # closes the connection
         self.acse = _Admission(self)
         self.set_socket(_Socket(self, client_socket=connection))
@@ -324,9 +347,13 @@ class _Association(Association):
         self.acceptor.address_info = AddressInformation.from_tuple(connection.getsockname())
         self.acceptor.implementation_class_uid = self.ae.implementation_class_uid
         self.acceptor.implementation_version_name = self.ae.implementation_version_name
-        self.acceptor.supported_contexts = [build_context(VERIFICATION)]  # storage needs none
+        # Storage needs none. A target that reports is SCP of commitment, and some forget to say so
+        commitment = build_context(COMMITMENT)
+        commitment.scu_role = commitment.scp_role = True
+        self.acceptor.supported_contexts = [build_context(VERIFICATION), commitment]
         self.requestor.address_info = AddressInformation.from_tuple(address)
         self.bind(evt.EVT_C_STORE, _store)
+        self.bind(evt.EVT_N_EVENT_REPORT, _report)
 
     @property
     def title(self) -> str:
@@ -372,7 +399,7 @@ class _Association(Association):
 
     def begin_draft(self) -> Draft:
         """Begin a data set, in the thread that reads the connection."""
-        draft = self.receiver.store.draft()
+        draft = self.receiver.store.draft() if self.may_store else _NoDraft()
         self.drafts[draft.name] = draft
         return draft
 
@@ -525,9 +552,41 @@ def _store(event: evt.Event) -> int:
     return status
 
 
+def _report(event: evt.Event) -> tuple[int, None]:
+    """Note a report of commitment, and return the status of the answer."""
+    association: Any = event.assoc
+    note, targets = association.receiver.options.report, association.targets
+    if note is None or not targets:
+        association.counts["reports refused"] += 1
+        return NOT_AUTHORIZED, None
+    status = take_report(event, lambda report: note(report, targets))
+    association.counts["reports refused" if status else "reported"] += 1
+    return status, None
+
+
+class _NoDraft:
+    """Stands for the draft of a peer that may not store: it forgets what comes."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
+        self.name = f"{os.devnull} {id(self)}"
+        self.began, self.size = time.monotonic(), 0
+        self.error: OSError | None = OSError(errno.EPERM, "no peer")
+
+    def write(self, data: bytes) -> int:
+        """Forget bytes."""
+        self.size += len(data)
+        return len(data)
+
+    def discard(self) -> None:
+        """Do nothing."""
+
+
 def _judge(association: Any, event: evt.Event, draft: Draft) -> tuple[int, str]:
     """Keep an object if it can be; return the status, and a word for the log."""
     request: Any = event.request
+    if not association.may_store:
+        return NOT_AUTHORIZED, "refused: it may only report"
     command_uid = str(request.AffectedSOPInstanceUID or "")
     if not is_uid(command_uid):
         return INVALID_INSTANCE, "refused: no UID"

@@ -34,6 +34,9 @@ def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
     assert site.tls.certificate == str(tmp_path / "a.pem")
 
 
+TARGETS = "peers: [{title: A}]\ntargets:\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -49,6 +52,17 @@ def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
         ("peers: [{title: A}]\nchanged: last\n", "line 2: changed: expected one of newest, first"),
         ("peers: [{title: A}]\nlimits: {idle: 0}\n", "line 2: limits.idle: expected greater than"),
         ("- a\n", "a site is a mapping"),
+        (
+            TARGETS + "- {name: A, url: 'http://x'}\n",
+            "line 3: targets.name: expected a name of a-z",
+        ),
+        (TARGETS + "- {name: a, title: A}\n", "`title`, `address` and `port`, or `url`"),
+        (TARGETS + "- {name: a, title: A, address: b, port: 1}\n", "expected an address such as"),
+        (TARGETS + "- {name: a, url: 'http://u:p@x/'}\n", "line 3: targets.url: expected address"),
+        (TARGETS + "- {name: a, url: 'http://x', port: 1}\n", "`reporters`, or `url`"),
+        (TARGETS + "- {name: a, url: 'http://x', commitment: yes}\n", "DICOMweb has none"),
+        (TARGETS + "- {name: a, url: 'http://x', credentials: {}}\n", "`file` or `variable`"),
+        (TARGETS + "- {name: a, url: 'http://x'}\n" * 2, "a name once among the targets"),
     ],
 )
 def test_a_mistake_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -63,6 +77,25 @@ def test_others_may_send_from_given_addresses_or_with_certificates(tmp_path: Pat
     assert read(tmp_path, peer).peers[0].addresses == ("10.0.0.0/24",)
     tls = "tls: {certificate: a, key: b, clients: c}\n"
     assert read(tmp_path, f"address: '::'\npeers: [{{title: A}}]\n{tls}").tls is not None
+
+
+def test_a_target_says_yes_and_no_in_words_and_has_absolute_paths(tmp_path: Path) -> None:
+    text = """peers: [{title: A}]
+targets:
+- {name: one, title: P, address: 10.0.0.1, port: 104, commitment: yes, reporters: 10.0.0.0/24,
+   tls: {authorities: a.pem}}
+- {name: two, url: "https://pacs/dicom-web", credentials: {file: c}, authorities: /a,
+   commitment: no}
+"""
+    one, two = read(tmp_path, text).targets
+
+    assert one.commitment == "yes"
+    assert one.tls is not None
+    assert one.tls.authorities == str(tmp_path / "a.pem")
+    assert one.reporters == ("10.0.0.0/24",)
+    assert two.commitment == "no"
+    assert two.credentials is not None
+    assert (two.credentials.file, two.authorities) == (str(tmp_path / "c"), "/a")
 
 
 def test_the_published_schema_is_current() -> None:

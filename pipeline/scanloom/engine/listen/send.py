@@ -1,0 +1,195 @@
+"""`send`: send results by hand, beside a receiver or without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.engine.listen.listen import receiver_options
+from scanloom.engine.listen.outbox import (
+    TICK_S,
+    Line,
+    Outbox,
+    Trouble,
+    deliver,
+    outbox_folder,
+    peer_maker,
+)
+from scanloom.engine.listen.site import Site
+from scanloom.io.output.layout import no_results, published_cases
+
+REPORT_WITHIN_S = 20.0
+"""Longest wait of somebody for a report of commitment; then an `auto` target is asked."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of the results that were sent by hand.
+
+    Parameters
+    ----------
+    lines : tuple of Line
+        As they are now.
+    refused : dict
+        Why a case was not sent, by its name.
+    trouble : Trouble
+        With the target.
+    """
+
+    lines: tuple[Line, ...]
+    refused: dict[str, str]
+    trouble: Trouble
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of them are at the target."""
+        return not self.refused and all(line.state == "delivered" for line in self.lines)
+
+
+def send(
+    site: Site,
+    out: Path,
+    to: str,
+    cases: Sequence[str],
+    wait: float,
+    tell: Callable[[Line], None] = lambda line: None,
+) -> Sent:
+    """Send the results of cases to a target, and wait until they are there.
+
+    What is not there then stays in the outbox, for a receiver or another call.
+
+    Parameters
+    ----------
+    site : Site
+    out : Path
+        The output folder.
+    to : str
+        Name of the target.
+    cases : sequence of str
+        Names of cases; all if there are none.
+    wait : float
+        Seconds to wait at most.
+    tell : callable
+        Receives each line that has been delivered or given up.
+
+    Raises
+    ------
+    ScanError
+        SITE if there is no such target; NO_RESULTS, ID_UNKNOWN; as of `Outbox` and `deliver`.
+    """
+    targets = [target for target in site.targets if target.name == to]
+    if not targets:
+        known = [target.name for target in site.targets]
+        expected = did_you_mean(to, known) if known else "the site has none"
+        raise ScanError(Reason.SITE, f"no target is called {to}: {expected}")
+    target = targets[0]
+    folders = {folder.name: folder for folder in published_cases(out)}
+    unknown = sorted(set(cases) - folders.keys())
+    if not folders:
+        raise no_results(out)
+    if unknown:
+        detail = f"there is no case {unknown[0]} in the output folder"
+        raise ScanError(Reason.ID_UNKNOWN, detail)
+    outbox = Outbox(outbox_folder(out))
+    hasty = target.model_copy(
+        update={"report_within": min(target.report_within, REPORT_WITHIN_S, wait)}
+    )
+    here = site.model_copy(update={"targets": (hasty,)})
+    peer_maker(here, hasty, outbox)  # before anything is added: what it needs has to be there
+    lines, refused = list[Line](), dict[str, str]()
+    for name in cases or folders:
+        try:
+            lines += [outbox.retry(line) for line in outbox.add(folders[name], to)]
+        except ScanError as error:
+            if error.reason is not Reason.RESULT_DAMAGED:
+                raise
+            refused[name] = error.detail
+    if not lines and not refused:
+        raise no_results(out, "DICOM results in these cases")
+    outbox.set_trouble(to, Trouble())
+    watch = _Watch(outbox, lines, time.monotonic() + wait, tell)
+    with _own_port(here, outbox):
+        try:
+            deliver(here, outbox, threading.Event(), watch.is_done)
+        except ScanError as error:
+            if error.reason is not Reason.LOCKED:
+                raise
+            while not watch.is_done():  # a receiver delivers
+                time.sleep(TICK_S)
+    return Sent(tuple(watch.lines.values()), refused, outbox.trouble(to))
+
+
+class _Watch:
+    """Watches lines until they are delivered, or wait for longer than somebody does."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        lines: Sequence[Line],
+        until: float,
+        tell: Callable[[Line], None],
+    ) -> None:
+        self.lines = {line.id: line for line in lines}
+        self._outbox, self._until, self._tell = outbox, until, tell
+        self._told = set[str]()
+
+    def is_done(self) -> bool:
+        """Look at the lines; return whether there is nothing more to wait for."""
+        left, now = self._until - time.monotonic(), time.time()
+        for name, line in self.lines.items():
+            if name not in self._told:
+                self.lines[name] = line = self._outbox.current(line) or line
+                if not line.is_open:
+                    self._told.add(name)
+                    self._tell(line)
+        still = [line for line in self.lines.values() if line.is_open]
+        if not still or left <= 0:
+            return True
+        trouble = self._outbox.trouble(still[0].target)
+        later = trouble.due > now + left
+        return later or all(line.due > now + left for line in still)
+
+
+@contextmanager
+def _own_port(site: Site, outbox: Outbox) -> Iterator[None]:
+    """Take reports of commitment at the site's port, unless a receiver does, or none will come."""
+    target = site.targets[0]
+    if target.url is not None or target.commitment == "no":
+        yield
+        return
+    from scanloom.io.network.receiver import Receiver
+
+    options = receiver_options(site.model_copy(update={"peers": ()}), outbox)
+    try:
+        receiver = Receiver(options, _Nothing())
+    except ScanError as error:
+        if error.reason is not Reason.ENVIRONMENT:
+            raise
+        yield  # a receiver takes them, or else the target is asked
+        return
+    try:
+        yield
+    finally:
+        receiver.stop(1.0)
+
+
+class _Nothing:
+    """A store that nobody may store in."""
+
+    def has_room(self) -> bool:
+        """Return that nothing may be received."""
+        return False
+
+    def draft(self) -> Any:
+        """Never called: there are no peers."""
+        raise AssertionError
+
+    def keep(self, draft: object, instance: object, sender: str) -> str:
+        """Never called: there are no peers."""
+        raise AssertionError

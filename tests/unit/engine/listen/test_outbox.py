@@ -1,0 +1,331 @@
+"""The outbox: lines are lasting, added once, and known from reports; delivered studies go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydicom.uid import generate_uid
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.outbox import (
+    QUIET_S,
+    Line,
+    Outbox,
+    Trouble,
+    clear_delivered,
+    outbox_folder,
+    outbox_state,
+)
+from scanloom.engine.listen.spool import Spool
+from scanloom.io.network.commitment import Report
+from support.targets import sign, write_case
+
+pytest.importorskip("pynetdicom")
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(outbox_folder(tmp_path / "out"))
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    return write_case(tmp_path / "out", "caseone")
+
+
+def again(outbox: Outbox) -> Outbox:
+    """Return the outbox as another process sees it."""
+    return Outbox(outbox.folder)
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def test_a_case_is_added_once_for_each_target(outbox: Outbox, case: Path) -> None:
+    first = outbox.add(case, "pacs")
+    assert outbox.add(case, "pacs") == first
+    outbox.add(case, "other")
+
+    assert [line.file for line in first] == [
+        f"dicom/{name}.dcm" for name in ("measurements", "rtstruct", "segmentation")
+    ]
+    lines = again(outbox).open_lines()
+    assert len(lines) == 6
+    assert {line.state for line in lines} == {"waiting"}
+    assert all(line.begun < line.added for line in lines)
+
+
+def test_only_the_owner_can_read_it(outbox: Outbox, case: Path) -> None:
+    outbox.add(case, "pacs")
+    paths = [outbox.folder, *outbox.folder.rglob("*")]
+    assert {path.stat().st_mode & 0o077 for path in paths} == {0}
+
+
+def test_other_bytes_are_other_lines(outbox: Outbox, case: Path) -> None:
+    first = outbox.add(case, "pacs")
+    path = case / "dicom" / "rtstruct.dcm"
+    path.write_bytes(path.read_bytes() + b"\xfc\xff\xfc\xff\x4f\x42\0\0\0\0\0\0")
+    sign(case)
+
+    second = outbox.add(case, "pacs")
+
+    assert [a.id == b.id for a, b in zip(first, second, strict=True)] == [True, False, True]
+    assert len(outbox.open_lines()) == 4
+
+
+@pytest.mark.parametrize("fault", ["changed", "extra", "missing"])
+def test_what_verify_would_refuse_is_not_added(fault: str, outbox: Outbox, case: Path) -> None:
+    path = case / "dicom" / ("new.dcm" if fault == "extra" else "rtstruct.dcm")
+    if fault == "missing":
+        path.unlink()
+    else:
+        path.write_bytes((case / "dicom" / "segmentation.dcm").read_bytes())
+
+    with pytest.raises(ScanError) as refused:
+        outbox.add(case, "pacs")
+
+    assert refused.value.reason is Reason.RESULT_DAMAGED
+    assert not outbox.open_lines()
+
+
+def test_a_line_is_on_the_disk_before_add_returns(
+    outbox: Outbox, case: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line is synced under its draft's name, then its folder under its own."""
+    synced = list[str]()
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    lines = outbox.add(case, "pacs")
+
+    waiting = str(outbox.folder / "waiting")
+    assert synced.count(waiting) == len(lines)
+    for line in lines:
+        assert any(f"/.{line.id}.json." in path for path in synced)
+
+
+def test_the_later_state_counts_if_a_kill_left_both(outbox: Outbox, case: Path) -> None:
+    line, *_ = outbox.add(case, "pacs")
+    path = outbox.folder / "waiting" / f"{line.id}.json"
+    content = path.read_bytes()
+    outbox.update(replace(line, state="delivered", proof="found"))
+    path.write_bytes(content)
+
+    after = again(outbox)
+
+    assert line.id not in {x.id for x in after.open_lines()}
+    assert not path.exists()
+    assert after.add(case, "pacs")[0].state == "delivered"
+
+
+def test_half_a_line_is_none(outbox: Outbox, case: Path) -> None:
+    line, *_ = outbox.add(case, "pacs")
+    path = outbox.folder / "waiting" / f"{line.id}.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+    assert len(again(outbox).open_lines()) == 2
+    outbox.add(case, "pacs")
+    assert len(again(outbox).open_lines()) == 3
+
+
+def test_what_was_given_up_can_be_sent_again(outbox: Outbox, case: Path) -> None:
+    line, other, _ = outbox.add(case, "pacs")
+    outbox.update(replace(line, state="failed", refusals=5, reason="it has no room"))
+    outbox.update(replace(other, state="delivered", proof="found"))
+
+    fresh = outbox.retry(outbox.failed_lines()[0])
+
+    assert (fresh.state, fresh.refusals, fresh.reason) == ("waiting", 0, "")
+    assert not outbox.failed_lines()
+    assert len(outbox.open_lines()) == 2
+    (delivered,) = outbox.delivered_lines()
+    assert outbox.retry(delivered) == delivered
+
+
+def test_a_kill_while_it_is_given_back_loses_no_line(outbox: Outbox, case: Path) -> None:
+    """It was moved, and not yet written anew: it waits."""
+    line, *_ = outbox.add(case, "pacs")
+    failed = outbox.update(replace(line, state="failed", refusals=5, reason="it has no room"))
+    path = outbox.folder / "failed" / f"{line.id}.json"
+    path.rename(outbox.folder / "waiting" / path.name)
+
+    (again_there,) = (x for x in again(outbox).open_lines() if x.id == failed.id)
+
+    assert (again_there.state, again_there.refusals, again_there.reason) == ("waiting", 0, "")
+
+
+def test_the_state_counts_lines_and_names_troubles(outbox: Outbox, case: Path) -> None:
+    line, other, _ = outbox.add(case, "pacs")
+    outbox.update(replace(line, state="failed", reason="it has no room"))
+    outbox.update(replace(other, state="delivered", proof="found"))
+    outbox.set_trouble("pacs", Trouble("it can't be reached", 2, 1.0, 2.0, 3.0))
+
+    state = outbox_state(outbox.out)
+
+    assert state is not None
+    assert state.counts == {"pacs": {"found": 1, "waiting": 1, "failed": 1}}
+    assert state.troubles == {"pacs": Trouble("it can't be reached", 2, 1.0, 2.0, 3.0)}
+    assert outbox_state(outbox.out / "nothing") is None
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def test_only_reports_of_known_requests_are_noted(outbox: Outbox, case: Path) -> None:
+    lines = outbox.add(case, "pacs")
+    known, unknown = str(generate_uid()), str(generate_uid())
+    outbox.ask(known, "pacs", lines)
+    kept = (lines[0].instance,)
+
+    assert not outbox.note(Report(unknown, kept, {}), ["pacs"])
+    assert not outbox.note(Report(known, kept, {}), ["other"])
+    assert not outbox.note(Report("../../x", kept, {}), ["pacs"])
+    assert not list(outbox.reports())
+    assert again(outbox).note(Report(known, kept, {lines[1].instance: 0x0112}), ["pacs"])
+
+    assert outbox.has_report(known)
+    ((target, ids, report, _),) = outbox.reports()
+    assert (target, ids) == ("pacs", [line.id for line in lines])
+    assert report == Report(known, kept, {lines[1].instance: 0x0112})
+
+
+def test_requests_are_forgotten_once_their_lines_have_ended(outbox: Outbox, case: Path) -> None:
+    lines = outbox.add(case, "pacs")
+    transaction = str(generate_uid())
+    outbox.ask(transaction, "pacs", lines[:1])
+    outbox.tidy()
+    assert outbox.note(Report(transaction, (), {}), ["pacs"])
+    outbox.update(replace(lines[0], state="delivered", proof="committed"))
+    outbox.tidy()
+    assert not outbox.note(Report(transaction, (), {}), ["pacs"])
+    assert not list(outbox.reports())
+
+
+# --- clearing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spool(tmp_path: Path, outbox: Outbox) -> Path:
+    with Spool(tmp_path / "spool"):
+        pass
+    return tmp_path / "spool"
+
+
+def received(spool: Path, study: str, moment: float) -> Path:
+    """Put a study into a spool, whose last object came at a time; it was quiet since."""
+    folder = spool / "studies" / study / f"{study}.1"
+    folder.mkdir(parents=True)
+    (folder / f"{study}.1.1.dcm").write_bytes(b"pixels")
+    for path in (folder.parent, folder):
+        os.utime(path, (moment, moment))
+    quiet(spool)
+    return folder.parent
+
+
+def quiet(spool: Path) -> None:
+    long_ago = time.time() - QUIET_S - 60
+    os.utime(spool / "incoming", (long_ago, long_ago))
+
+
+def deliver_all(outbox: Outbox, lines: list[Line], ended: float) -> None:
+    for line in lines:
+        outbox.update(replace(line, state="delivered", proof="committed", ended=ended))
+
+
+DAY = 86400.0
+
+
+def test_a_delivered_study_goes_after_a_time(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
+    now = time.time()
+    study, other = str(generate_uid()), str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder, kept = received(spool, study, now - 3 * DAY), received(spool, other, now - 3 * DAY)
+    lines = outbox.add(case, "pacs", begun=now - 2 * DAY)
+
+    assert clear_delivered(spool, outbox, DAY) == 0  # it waits
+    deliver_all(outbox, lines, now - 0.5 * DAY)
+    assert clear_delivered(spool, outbox, DAY) == 0  # not long enough
+    assert clear_delivered(spool, outbox, 0.4 * DAY) == 1
+    assert not folder.exists()
+    assert kept.exists()
+    assert not list((spool / "clearing").iterdir())
+
+
+@pytest.mark.parametrize("why", ["arrival", "failed", "waiting", "draft", "recent", "other target"])
+def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) -> None:
+    now = time.time()
+    study = str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - (1.5 if why == "arrival" else 3) * DAY)
+    lines = outbox.add(case, "pacs", begun=now - 2 * DAY)
+    deliver_all(outbox, lines[1:], now - DAY)
+    if why in ("failed", "waiting"):
+        outbox.update(replace(lines[0], state=why))  # type: ignore[arg-type]
+    else:
+        deliver_all(outbox, lines[:1], now - DAY)
+    if why == "other target":
+        outbox.add(case, "other")
+    draft = spool / "incoming" / f"{'a' * 16}.part"
+    if why in ("draft", "recent"):
+        draft.write_bytes(b"half")
+        if why == "draft":
+            quiet(spool)
+        else:
+            draft.unlink()
+
+    assert clear_delivered(spool, outbox, 0.5 * DAY) == 0
+    assert folder.exists()
+
+
+def test_a_newer_result_counts_and_not_the_one_that_it_replaced(
+    tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """Objects came after the first delivery: the study was segmented anew, and delivered."""
+    now = time.time()
+    study = str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 3 * DAY)
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 4 * DAY), now - 3.5 * DAY)
+    assert clear_delivered(spool, outbox, DAY) == 0
+    shutil.rmtree(case)
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - 1.5 * DAY)
+    assert clear_delivered(spool, outbox, DAY) == 1
+    assert not folder.exists()
+
+
+def test_a_line_that_was_sent_by_hand_delays_nothing(
+    tmp_path: Path, outbox: Outbox, spool: Path
+) -> None:
+    """It has the bytes of one that knows when the scan was read; alone, it keeps the study."""
+    now = time.time()
+    study = str(generate_uid())
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 60)
+    deliver_all(outbox, outbox.add(case, "by hand"), now - 1)
+    assert clear_delivered(spool, outbox, 0) == 0
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 30), now - 1)
+    assert clear_delivered(spool, outbox, 0) == 1
+    assert not folder.exists()
+
+
+def test_what_a_kill_left_is_cleared(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
+    """A study that was being removed is no study any more; the rest goes with the next one."""
+    study = str(generate_uid())
+    left = spool / "clearing" / str(generate_uid())
+    left.mkdir(parents=True)
+    now = time.time()
+    received(spool, study, now - 3 * DAY)
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - DAY)
+    assert clear_delivered(spool, outbox, 0.5 * DAY) == 1
+    assert not left.exists()
