@@ -222,7 +222,7 @@ def keep_parts(
             if not selector.get_map():
                 time.sleep(LOOK_S)
             for part in parts:
-                if not (part.runs or told):  # a mistake of the site, or another `listen`
+                if not part.runs and part.ready is None:  # a mistake, or another `listen`
                     detail = f"the {part.role} ended before it was ready"
                     raise part.error or ScanError(Reason.INTERNAL, detail)
                 part.keep()
@@ -231,7 +231,7 @@ def keep_parts(
                 site = setup.site.model_copy(update={"port": port})
                 setup = Setup(site, setup.out, setup.spool, setup.key)
                 parts[0].setup = setup
-            if not told and all(part.ready for part in parts):
+            if port and not told:
                 told = True
                 tell(setup.site.address, port, setup.spool)
     finally:
