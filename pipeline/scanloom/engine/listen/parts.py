@@ -134,6 +134,7 @@ class Part:
     def __init__(self, role: str, setup: Setup, selector: selectors.BaseSelector) -> None:
         self.role, self.setup, self._selector = role, setup, selector
         self.ready: dict[str, Any] | None = None
+        self.is_ending = False
         self.error: ScanError | None = None
         self._pause, self._due, self._rest = FIRST_PAUSE_S, 0.0, b""
         self._process: subprocess.Popen[bytes] | None = None
@@ -180,6 +181,8 @@ class Part:
         if time.monotonic() - self._began > STEADY_S:
             self._pause = FIRST_PAUSE_S
         self._due = time.monotonic() + self._pause
+        if self.is_ending and not code:
+            return
         why = f"exit code {code}" if self.error is None else str(self.error)
         LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
@@ -244,6 +247,7 @@ def _stop(parts: Sequence[Part], selector: selectors.BaseSelector, patience: flo
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, PATIENCE_S)):
         deadline = time.monotonic() + seconds
         for part in parts:
+            part.is_ending = True
             part.signal(number)
         while any(part.runs for part in parts) and time.monotonic() < deadline:
             for selected, _ in selector.select(LOOK_S):
