@@ -76,7 +76,7 @@ def send_by_dcmtk(port: int, files: list[Path]) -> None:
 
 
 def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
-    """Shuffled and interleaved; late slices, a study sent twice, an SR, our own SEG, a gap, an MR."""
+    """Shuffled; late slices, a study sent twice, an SR, our own SEG, a gap, an MR."""
     late, twice, reported = (write_study(tmp_path, name) for name in ("late", "twice", "reported"))
     broken, other = write_study(tmp_path, "broken"), write_study(tmp_path, "other", modality="MR")
     del broken[9]

@@ -72,6 +72,7 @@ class Setup:
             "spool": str(self.spool.absolute()),
             "key": None if self.key is None else str(self.key.absolute()),
             "level": logging.getLogger(OURS).getEffectiveLevel(),
+            "parent": os.getpid(),
         }
         return json.dumps(document)
 
@@ -326,6 +327,8 @@ def main() -> None:
     settle_in()
     role, *runs = sys.argv[1:]
     document = json.loads(sys.stdin.readline())
+    if os.getppid() != document["parent"]:
+        return  # it died while this process started
     lines = _Lines(os.dup(1))  # which others do not inherit
     os.dup2(2, 1)
     setup = Setup.from_json(document)
