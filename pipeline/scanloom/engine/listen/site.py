@@ -79,7 +79,9 @@ class Rule(Section, frozen=True):
     model_config = ConfigDict(populate_by_name=True)
 
     senders: Titles = Field(
-        default=(), alias="from", description="Calling titles, of which one has sent to the study"
+        default=(),
+        alias="from",
+        description="Calling titles of peers, of which one has sent to the study; any if empty",
     )
     select: Selection = Field(
         default=Selection(),

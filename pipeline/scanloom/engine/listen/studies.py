@@ -168,9 +168,11 @@ class Queue:
         try:
             document = read_json(self._folder / f"{study}.json")
             del document["schema"]
-            return StudyState(**document)
+            state = StudyState(**document)
         except (OSError, ValueError, TypeError, KeyError, ScanError):
             return None
+        is_valid = isinstance(state.attempts, int) and isinstance(state.seen, float)
+        return state if is_valid else None
 
     def write(self, study: str, state: StudyState) -> None:
         """Keep the state of a study.

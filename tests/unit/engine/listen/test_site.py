@@ -34,6 +34,19 @@ def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
     assert site.tls.certificate == str(tmp_path / "a.pem")
 
 
+RULE = "peers: [{title: A}]\nrules:\n- workflow: a.yaml"
+
+
+def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) -> None:
+    rules = "rules: [{from: A, workflow: a.yaml, send: PACS}, {workflow: ct_tissue}]\n"
+    first, second = read(tmp_path, f"peers: [{{title: A}}]\n{rules}").rules
+
+    assert (first.senders, first.send) == (("A",), ("PACS",))
+    assert first.workflow == str(tmp_path / "a.yaml")
+    assert (second.senders, Path(second.workflow).name) == ((), "ct_tissue.yaml")
+    assert Path(second.workflow).is_file()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -49,6 +62,16 @@ def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
         ("peers: [{title: A}]\nchanged: last\n", "line 2: changed: expected one of newest, first"),
         ("peers: [{title: A}]\nlimits: {idle: 0}\n", "line 2: limits.idle: expected greater than"),
         ("- a\n", "a site is a mapping"),
+        ("peers: [{title: A}]\nrules: [{from: A}]\n", "line 2: rules.workflow is missing"),
+        (f"{RULE}\n  form: A\n", "line 4: rules.form is not a key here; did you mean from?"),
+        (f"{RULE}\n  from: PACS\n", "`from` of a rule: PACS is no peer"),
+        (f"{RULE}\n  from: A TITLE OF TOO MANY\n", "line 4: rules.from: expected calling titles"),
+        (f"{RULE}\n  select: {{modality: XX}}\n", "line 4: rules.select.modality"),
+        (f"{RULE}\nquiet: 2 min\nlongest_wait: 1 min\n", "longest_wait at least as long as"),
+        (
+            "peers:\n- title: A\n  ask: {title: Q, address: pacs}\n",
+            "line 3: peers.ask.address: exp",
+        ),
     ],
 )
 def test_a_mistake_is_named(text: str, message: str, tmp_path: Path) -> None:
