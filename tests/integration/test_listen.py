@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from support.steady_sender import SYNTAXES
 from support.write_dicom import uid
 
 pytest.importorskip("pynetdicom")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*unclosed")]
 
 SR = "1.2.840.10008.5.1.4.1.1.88.33"
 
@@ -130,6 +131,62 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
         wait_for(lambda: outcomes(receiver) == expected)
         receiver.stop()
     assert {case: (out / "cases" / case).stat().st_ino for case in cases(receiver)} == published
+
+
+def test_a_study_waits_for_what_its_sender_has_until_the_longest_wait(tmp_path: Path) -> None:
+    """Told at once what is there; too few are flagged, and the flag goes with the late slices."""
+    held, short = write_study(tmp_path, "held"), write_study(tmp_path, "short")
+    workflow = write_workflow(tmp_path / "workflow")
+    with query_service({study_of(held): 20, study_of(short): 20}) as port:
+        ask = {"title": "PACS", "address": "127.0.0.1", "port": port}
+        keys = {
+            "peers": [{"title": "PYNETDICOM", "ask": ask}],
+            "rules": [{"workflow": str(workflow)}],
+            "quiet": "1 s",
+            "longest_wait": "12 s",
+            "cluster": "none",
+        }
+        with listening(tmp_path / "site", **keys) as receiver:
+            send(receiver.port, held[:12])
+            time.sleep(5)
+            assert not outcomes(receiver)
+            send(receiver.port, held[12:] + short[:12])
+            wait_for(lambda: list(outcomes(receiver).values()) == ["done"] * 2)
+            flags = {c["grid"]["shape"][2]: str(c["flags"]) for c in cases(receiver).values()}
+            assert {size: "MAYBE_INCOMPLETE" in f for size, f in flags.items()} == {
+                20: False,
+                12: True,
+            }
+            send(receiver.port, short[12:])
+            wait_for(lambda: {c["grid"]["shape"][2] for c in cases(receiver).values()} == {20})
+            assert "MAYBE_INCOMPLETE" not in str(cases(receiver))
+            assert receiver.stop() == 0
+
+
+@contextmanager
+def query_service(studies: dict[str, int]) -> Iterator[int]:
+    """Yield the port of a C-FIND service of pynetdicom that has so many CT images of studies."""
+    from pydicom import Dataset
+    from pynetdicom import AE, evt
+
+    def find(event: evt.Event) -> Iterator[tuple[int, Dataset]]:
+        answer = Dataset()
+        answer.QueryRetrieveLevel, answer.Modality = "SERIES", "CT"
+        answer.StudyInstanceUID = event.identifier.StudyInstanceUID
+        answer.SeriesInstanceUID = answer.StudyInstanceUID  # as `write_study` makes them
+        answer.NumberOfSeriesRelatedInstances = studies[str(answer.StudyInstanceUID)]
+        yield 0xFF00, answer
+
+    entity = AE("PACS")
+    entity.add_supported_context("1.2.840.10008.5.1.4.1.2.2.1")
+    handlers = [(evt.EVT_C_FIND, find)]
+    server = entity.start_server(("127.0.0.1", 0), block=False, evt_handlers=handlers)
+    assert server is not None
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.thorough

@@ -417,15 +417,23 @@ class Worker:
             return
         state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
         self._queue.write(study, state)
-        index = index_of([self.waiting.folder(study)], self._key)
-        rule = self._rule_of(index, images)
         what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
-        if rule is None:
-            LOG.info("study %s: %s, no rule fits", label, what)
-            self._leave(study, replace(state, outcome="no rule", rules=self._rules))
+        try:
+            index = index_of([self.waiting.folder(study)], self._key)
+            rule = self._rule_of(index, images)
+            if rule is None:
+                LOG.info("study %s: %s, no rule fits", label, what)
+                self._leave(study, replace(state, outcome="no rule", rules=self._rules))
+                return
+            lane = self._lanes[rule.workflow]
+            scope = self._options.scope
+            cases = RunCases.of_index(index, lane.request, self._key, self._out, scope)
+        except ScanError as error:
+            if error.reason.subject == "run":  # every other study would end so
+                raise
+            LOG.warning("study %s: failed (%s): %s", label, error.code, error.detail)
+            self._leave(study, replace(state, outcome="failed", reason=error.code))
             return
-        lane = self._lanes[rule.workflow]
-        cases = RunCases.of_index(index, lane.request, self._key, self._out, self._options.scope)
         flagged = (Flag.MAYBE_INCOMPLETE,)
         cases.pending = [
             replace(case, flags=flagged)
