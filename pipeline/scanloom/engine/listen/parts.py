@@ -41,6 +41,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a part that ended is started again: twice as long each time."""
 STEADY_S = 120.0
 """A part that lived for so long is started again after the first pause."""
+MAX_FIRST_STARTS = 3
+"""Starts of a part that has never been ready."""
 LOOK_S = 0.2
 PATIENCE_S = 90.0
 """For parts to end in good order, beyond the running data sets."""
@@ -137,7 +139,7 @@ class Part:
         self.ready: dict[str, Any] | None = None
         self.is_ending = False
         self.error: ScanError | None = None
-        self._pause, self._due, self._rest = FIRST_PAUSE_S, 0.0, b""
+        self._pause, self._due, self._rest, self._ends = FIRST_PAUSE_S, 0.0, b"", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
@@ -179,6 +181,7 @@ class Part:
 
     def _end(self, code: int) -> None:
         self._process = None
+        self._ends += 1
         if time.monotonic() - self._began > STEADY_S:
             self._pause = FIRST_PAUSE_S
         self._due = time.monotonic() + self._pause
@@ -188,10 +191,26 @@ class Part:
         LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
+    def check_start(self) -> None:
+        """Raise why the process was never ready: a mistake of the site, or another `listen`."""
+        if self.runs or self.ready is not None:
+            return
+        error = self.error
+        if error is not None and error.reason is not Reason.CLUSTER:
+            raise error
+        if self._ends == MAX_FIRST_STARTS:  # otherwise something from outside may have ended it
+            detail = f"the {self.role} ended {self._ends} times before it was ready"
+            raise error or ScanError(Reason.INTERNAL, detail)
+
     def keep(self) -> None:
         """Start the process again, if it has ended and the pause is over."""
-        if self._process is None and time.monotonic() >= self._due:
+        if self._process is not None or time.monotonic() < self._due:
+            return
+        try:
             self._start()
+        except (OSError, ScanError) as exc:  # such as a full disk, which the other one reports too
+            LOG.error("the %s can't be started (%s)", self.role, type(exc).__name__)
+            self._due = time.monotonic() + self._pause
 
     @property
     def runs(self) -> bool:
@@ -226,9 +245,7 @@ def keep_parts(
             if not selector.get_map():
                 time.sleep(LOOK_S)
             for part in parts:
-                if not part.runs and part.ready is None:  # a mistake, or another `listen`
-                    detail = f"the {part.role} ended before it was ready"
-                    raise part.error or ScanError(Reason.INTERNAL, detail)
+                part.check_start()
                 part.keep()
             port = int((parts[0].ready or {}).get("port", 0))
             if port and not setup.site.port:  # the next process has to have the same one
