@@ -209,7 +209,7 @@ class Part:
         try:
             self._start()
         except (OSError, ScanError) as exc:  # such as a full disk, which the other one reports too
-            LOG.error("the %s can't be started (%s)", self.role, type(exc).__name__)
+            LOG.warning("the %s can't be started (%s)", self.role, type(exc).__name__)
             self._due = time.monotonic() + self._pause
 
     @property
