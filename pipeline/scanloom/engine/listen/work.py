@@ -187,9 +187,9 @@ class Lane:
             self.fault.set_exception(error)
 
     def _end(self, case: Case, outcome: CaseOutcome) -> None:
-        self._on_outcome(self, case, outcome)
-        if outcome.record is not None:
+        if outcome.record is not None:  # first: after that the case may come again
             self._cases.remove(case.id)
+        self._on_outcome(self, case, outcome)
 
 
 @dataclass
