@@ -273,6 +273,8 @@ class WaitingStudies:
         """Find studies in the folders that are newer than their state in the queue."""
         now, clock = time.monotonic(), time.time()
         self._scanned = now
+        if not (self.spool / STUDIES).is_dir():
+            return  # the receiver makes it; what comes then has its line
         for folder in received_studies(self.spool):
             if folder.name in self.by_study:
                 continue

@@ -202,3 +202,15 @@ def test_the_journal_is_followed_over_midnight_and_half_lines(tmp_path: Path) ->
     newest.write_bytes(whole + whole)
     assert [arrival.instance for arrival in follower.new()] == ["1.3"]
     assert not list(follower.new())
+
+
+def test_a_spool_that_does_not_exist_yet_is_followed(tmp_path: Path) -> None:
+    waiting = WaitingStudies(tmp_path, Queue(tmp_path), "")
+    assert not waiting.by_study
+
+    (tmp_path / "journal").mkdir()
+    journal = Journal(tmp_path / "journal")
+    journal.append(Arrival(time.time(), "new", STUDY, "1.2", "1.3", "PACS"))
+    journal.close()
+    waiting.look()
+    assert [*waiting.by_study] == [STUDY]
