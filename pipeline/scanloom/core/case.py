@@ -91,6 +91,8 @@ class Case:
         Relations between its models.
     compute : ComputeOptions
         Options with which its networks run.
+    flags : tuple of Flag
+        Caveats that are known before it is read.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Case:
     folder: str = ""
     relations: Relations = NO_RELATIONS
     compute: ComputeOptions = field(default_factory=ComputeOptions)
+    flags: tuple[Flag, ...] = ()
 
     @property
     def folder_name(self) -> str:

@@ -314,6 +314,9 @@ class Flag(Enum):
     GAPS_INTERPOLATED = "Missing slices were interpolated from their neighbours, as requested"
     SLICES_SET_ASIDE = "A few slices that cross the others, such as localisers, were excluded"
     OUTDATED = "A later run did not replace this result: its attempt failed, or the recipe differs"
+    MAYBE_INCOMPLETE = (
+        "The sender had more slices than had arrived, or did not say how many, for the longest wait"
+    )
     FILES_LOST = "Files next to its slices are unreadable: slices at its ends may be missing"
     DUPLICATES_DROPPED = "Identical duplicates of slices were dropped"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"

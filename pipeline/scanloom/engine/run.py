@@ -32,7 +32,7 @@ from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index.build import build_index, record_series
+from scanloom.io.index.build import Index, build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document, write_json
@@ -216,10 +216,20 @@ def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOpti
     return request
 
 
-class _Run:
-    """The run with the id `name` over an archive, from the index to the tables.
+class RunSteps:
+    """The steps of a run around the work on its cases: `listen` repeats them for each study.
 
-    `status_writer` receives its progress.
+    Cases `enter`, the pool of `workers` has them, each outcome is noted by `end_case`, and when all
+    have ended they `leave`.
+
+    Parameters
+    ----------
+    request, options, key
+        The workflow with its models, the run's options, and the key of the ids.
+    name : str
+        Id of the run.
+    status_writer : StatusWriter
+        Receives the progress.
     """
 
     def __init__(
@@ -234,73 +244,34 @@ class _Run:
         self.status_writer = status_writer
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.name, self.folder = name, self.out / run_files.RUNS / name
-        self.timeline = RunTimeline(time.monotonic())
-        self.compared: dict[str, Any] | None = None
-        self.damaged: set[str] = set()
+        self._planned = (0, 0, 0)
 
-    @read_session()
-    def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
-        """Run all stages; return whether the run was completed, and the counts of files."""
-        scope = self.options.scope
-        index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
-        self.cases, complete = cases, True
-        case_file = self._save_inputs(cases)
-        self._announce(cases)
-        if cases.pending and not stop.is_set():
-            self.timeline.began = time.monotonic()
-            with self._progress(), self._pool(case_file) as pool:
-                complete = dispatch_cases(
-                    cases.pending,
-                    pool,
-                    self._on_outcome,
-                    on_start=lambda case: self.status_writer.start(case.id),
-                    stop=stop,
-                )
-        # From here on the order decides: a mark needs the records of failed cases, and tables
-        # need the marks
-        self.status_writer.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and cases.pending:
-            self.compared = compare_with_plan(self.out, self.timeline, self.request)
-            if self.compared is not None:
-                write_document(self.folder / PLAN_FILE, self.compared)
-        held = [series for series in index.series if scope.holds(series.id)]
-        record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
-        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
-        marker.mark(held, cases.left_out, ids)
-        cases.note_other_shards()
-        shard = self.folder if scope.shard else None
-        files = write_tables(
-            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
-        )
-        return complete and not stop.is_set(), files
-
-    def _save_inputs(self, cases: RunCases) -> CaseFile:
-        """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
-        for record in cases.records:
-            if record.reason is None:
-                remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
+    def save_workflow(self) -> Path:
+        """Write the workflow, unchanged, to the run's private folder; return the folder."""
         with private_folder(self.out, self.fingerprint) as private:
             self.private = private / run_files.RUNS / self.name
             for folder in (self.private.parent, self.private):
                 folder.mkdir(exist_ok=True, mode=0o700)
         document = self.request.workflow.model_dump(mode="json")  # unchanged, with its paths
         write_private(self.private / run_files.WORKFLOW, lambda draft: write_json(draft, document))
-        return CaseFile.write(self.private / "cases.jsonl", cases.pending)
+        return self.private
 
-    def _announce(self, cases: RunCases) -> None:
-        """Report the number of cases; record series that failed by their headers."""
+    def enter(self, cases: RunCases) -> None:
+        """Add cases to the crosswalk and the status; record series that failed by their headers."""
+        for record in cases.records:
+            if record.reason is None:
+                remove_failure(self.out, record.id)  # an earlier run may have died before this
+        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
             for entry in cases.left_out
             if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
-        ended, blocked = len(cases.records), cases.blocked
-        self.status_writer.plan(
-            len(cases.pending) + ended + len(failed), ended - len(blocked), len(cases.pending)
-        )
+        ended, blocked, work = len(cases.records), cases.blocked, len(cases.pending)
+        added = (work + ended + len(failed), ended - len(blocked), work)
+        all_cases, before, to_run = (sum(pair) for pair in zip(self._planned, added, strict=True))
+        self._planned = (all_cases, before, to_run)
+        self.status_writer.plan(all_cases, before, to_run)
         for record in (*blocked, *failed):
             self.status_writer.finish(record)
         for record in failed:
@@ -308,18 +279,10 @@ class _Run:
                 write_failure(self.out, record, self.request.recipe)
 
     @contextmanager
-    def _progress(self) -> Iterator[None]:
-        """Keep the folder in which workers tell the progress of their cases."""
-        try:
-            yield
-        finally:
-            shutil.rmtree(self.folder / case_progress.FOLDER, ignore_errors=True)
-
-    @contextmanager
-    def _pool(self, case_file: CaseFile) -> Iterator[Pool]:
+    def workers(self, case_file: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
         workflow, cluster = self.request.workflow, self.options.cluster
-        execution = workflow.execution
+        execution, progress = workflow.execution, self.folder / case_progress.FOLDER
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(
@@ -334,35 +297,109 @@ class _Run:
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
-            progress=self.folder / case_progress.FOLDER,
+            progress=progress,
         )
-        if cluster == NO_CLUSTER:
-            engine = WorkerSupervisor(setup, execution.time_limit, log=self.private / "engine.log")
-            local_pool = LocalPool(engine, execution.in_flight)
-            try:
-                yield local_pool
-            finally:
-                local_pool.stop(5.0)
-            return
-        from scanloom.engine.clusters.connect import open_pool
+        try:
+            if cluster == NO_CLUSTER:
+                log = self.private / "engine.log"
+                engine = WorkerSupervisor(setup, execution.time_limit, log=log)
+                local_pool = LocalPool(engine, execution.in_flight)
+                try:
+                    yield local_pool
+                finally:
+                    local_pool.stop(5.0)
+                return
+            from scanloom.engine.clusters.connect import open_pool
 
-        digests, on_unfit = self.request.digests, self.status_writer.send_away
-        with open_pool(cluster, workflow, digests, case_file, setup, on_unfit) as cluster_pool:
-            yield cluster_pool
+            digests, on_unfit = self.request.digests, self.status_writer.send_away
+            with open_pool(cluster, workflow, digests, case_file, setup, on_unfit) as cluster_pool:
+                yield cluster_pool
+        finally:  # the progress of its cases, which workers tell
+            shutil.rmtree(progress, ignore_errors=True)
 
-    def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
-        """Record the outcome of a case; a case that was interrupted counts as never started."""
+    def end_case(self, case: Case, outcome: CaseOutcome, cases: RunCases) -> CaseRecord | None:
+        """Record the outcome of a case; one that was interrupted counts as never started: None.
+
+        Raises
+        ------
+        ScanError
+            If every further case would end so, as with a full disk.
+        """
         record = outcome.record
         if record is None:
-            return
-        self.timeline.note(outcome)
+            return None
         run_files.append_to_log(self.folder, case, outcome)
-        # Such as a full disk: every further case would end so
         if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             remove_failure(self.out, record.id)
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
-        self.cases.note(record)
+        cases.note(record)
         self.status_writer.finish(record)
+        return record
+
+    def leave(self, index: Index, cases: RunCases) -> None:
+        """Record the series of an index whose cases have ended, and mark outdated results."""
+        scope = self.options.scope
+        held = [series for series in index.series if scope.holds(series.id)]
+        record_series(self.out, self.fingerprint, index, (series.id for series in held))
+        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
+        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
+        marker.mark(held, cases.left_out, ids)
+
+
+class _Run(RunSteps):
+    """A run over an archive, from the index to the tables."""
+
+    def __init__(
+        self,
+        request: Request,
+        options: RunOptions,
+        key: bytes,
+        name: str,
+        status_writer: StatusWriter,
+    ) -> None:
+        super().__init__(request, options, key, name, status_writer)
+        self.timeline = RunTimeline(time.monotonic())
+        self.compared: dict[str, Any] | None = None
+        self.damaged: set[str] = set()
+
+    @read_session()
+    def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
+        """Run all stages; return whether the run was completed, and the counts of files."""
+        scope = self.options.scope
+        index = build_index(paths, self.key, self.out, archives=self.options.archives)
+        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
+        self.cases, complete = cases, True
+        self.enter(cases)
+        case_file = CaseFile.write(self.save_workflow() / run_files.CASES_FILE, cases.pending)
+        if cases.pending and not stop.is_set():
+            self.timeline.began = time.monotonic()
+            with self.workers(case_file) as pool:
+                complete = dispatch_cases(
+                    cases.pending,
+                    pool,
+                    self._on_outcome,
+                    on_start=lambda case: self.status_writer.start(case.id),
+                    stop=stop,
+                )
+        # From here on the order decides: a mark needs the records of failed cases, and tables
+        # need the marks
+        self.status_writer.state("collecting")
+        if self.options.cluster in _THIS_MACHINE and cases.pending:
+            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+            if self.compared is not None:
+                write_document(self.folder / PLAN_FILE, self.compared)
+        self.leave(index, cases)
+        cases.note_other_shards()
+        shard = self.folder if scope.shard else None
+        files = write_tables(
+            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+        )
+        return complete and not stop.is_set(), files
+
+    def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
+        if outcome.record is not None:
+            self.timeline.note(outcome)
+        self.end_case(case, outcome, self.cases)

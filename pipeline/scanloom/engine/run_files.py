@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from scanloom.engine.worker.supervisor import CaseOutcome
 
 RUNS = "runs"
-WORKFLOW = "workflow.json"
+WORKFLOW, CASES_FILE = "workflow.json", "cases.jsonl"
 
 
 def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:

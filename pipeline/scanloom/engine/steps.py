@@ -152,7 +152,7 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         scores overflow; OUT_OF_MEMORY.
     """
     volume, further, outputs = loaded.scan.volume, loaded.further_channels, loaded.case.outputs
-    flags = list(volume.flags)
+    flags = [*loaded.case.flags, *volume.flags]
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
     relations, clock = loaded.case.relations, loaded.clock

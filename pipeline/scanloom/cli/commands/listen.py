@@ -1,4 +1,4 @@
-"""`scanloom listen`: receive studies that DICOM peers send."""
+"""`scanloom listen`: receive studies that DICOM peers send, and segment them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.console import error_boundary, say
-from scanloom.cli.options import General, OutOption, takes_panels
+from scanloom.cli.console import error_boundary, report_new_key, say
+from scanloom.cli.options import General, KeyOptions, OutOption, takes_panels
 from scanloom.options import DEFAULT_OUT
 
 
 @dataclass(frozen=True)
 class SpoolOptions:
-    """Where received studies are kept."""
+    """Where received studies and results are kept."""
 
     panel: ClassVar[str] = "Output"
 
@@ -26,19 +26,21 @@ class SpoolOptions:
 def listen(
     site: Annotated[
         Path,
-        typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, TLS, limits."),
+        typer.Argument(metavar="SITE", help="YAML file: own title and port, peers, rules, limits."),
     ],
     spooled: SpoolOptions,
+    key: KeyOptions,
     general: General,
 ) -> None:
-    """Receive studies that DICOM peers send, and keep them in OUT/private/spool.
+    """Receive studies that DICOM peers send, and segment them by the rules of SITE.
 
-    What a sender was told is stored is on the disk. Stop it with Ctrl-C or SIGTERM.
+    They are kept in OUT/private/spool: what a sender was told is stored is on the disk. Stop it
+    with Ctrl-C or SIGTERM.
 
     Example: scanloom listen site.yaml -o results
     """
     with error_boundary(general.mode):
-        from scanloom.engine.listen.listen import listen as receive
+        from scanloom.engine.listen.listen import listen as receive_and_segment
         from scanloom.engine.listen.site import read_site
 
         page = read_site(site)
@@ -46,5 +48,6 @@ def listen(
         def tell(address: str, port: int, spool: Path) -> None:
             say(f"Listening at {address} port {port} as {page.title}. Spool: {spool}")
 
-        receive(page, spooled.out, tell)
+        with report_new_key(key.key):
+            receive_and_segment(page, spooled.out, tell, key.key)
         say("Stopped.")

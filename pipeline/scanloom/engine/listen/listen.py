@@ -1,4 +1,4 @@
-"""`listen`: receive until the process is asked to end."""
+"""`listen`: receive until the process is asked to end, and segment by the rules of the site."""
 
 from __future__ import annotations
 
@@ -35,7 +35,41 @@ def spool_folder(site: Site, out: Path) -> Path:
     return out / PRIVATE / SPOOL if site.spool is None else Path(site.spool)
 
 
-def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> None:
+def listen(
+    site: Site,
+    out: Path,
+    tell: Callable[[str, int, Path], None],
+    key: Path | None = None,
+) -> None:
+    """Receive what the site's peers send, and segment it by its rules, until SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    site : Site
+    out : Path
+        The output folder.
+    tell : callable
+        Receives address, port and spool once peers can connect.
+    key : Path or None
+        As of a run.
+
+    Raises
+    ------
+    ScanError
+        As of `receive`; with rules, also as of a run.
+    """
+    if not site.rules:  # a process that only receives needs no keeper
+        receive(site, out, tell)
+        return
+    from scanloom.engine.listen.parts import Setup, keep_parts
+    from scanloom.engine.listen.work import read_requests
+
+    read_requests(site)  # mistakes in workflows are told before anything is started
+    with end_requested() as requested:
+        keep_parts(Setup(site, out, spool_folder(site, out), key), tell, requested.is_set)
+
+
+def receive(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> None:
     """Receive what the site's peers send, until SIGTERM or SIGINT.
 
     Data sets that are on their way then are still kept, for as long as a PDU may take.
@@ -72,13 +106,12 @@ def listen(site: Site, out: Path, tell: Callable[[str, int, Path], None]) -> Non
         Spool(folder, site.changed, site.reserve) as spool,
         pydicom_muted(),
         _quiet_threads(),
-        delivering(site, outbox),
-        _end_requested() as end_requested,
+        end_requested() as requested,
     ):
         receiver = Receiver(options, spool)
         try:
             tell(site.address, receiver.port, folder)
-            while not end_requested.wait(SYNC_INTERVAL_S):
+            while not requested.wait(SYNC_INTERVAL_S):
                 with disk_errors_as_scan_errors():
                     spool.journal.sync()
                 if not receiver.is_alive:
@@ -114,7 +147,7 @@ def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:
 
 
 @contextmanager
-def _end_requested() -> Iterator[threading.Event]:
+def end_requested() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set."""
     requested = threading.Event()
 

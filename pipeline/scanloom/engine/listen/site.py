@@ -6,10 +6,19 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from scanloom.core import Reason
-from scanloom.engine.workflow.schema import Bytes, Name, Seconds, Section, listed, read_page
+from scanloom.core.paths import shipped
+from scanloom.engine.workflow.schema import (
+    Bytes,
+    Name,
+    Seconds,
+    Section,
+    Selection,
+    listed,
+    read_page,
+)
 
 
 def _address(value: str) -> str:
@@ -37,6 +46,23 @@ Title = Annotated[
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(listed)]
 
 
+Titles = Annotated[tuple[Title, ...], BeforeValidator(listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+
+
+class Ask(Section, frozen=True):
+    """The query service (C-FIND) of a sender, which says how many instances it has."""
+
+    title: Title = Field(description="Its AE title: 1 to 16 ASCII characters, no backslash")
+    address: Annotated[str, AfterValidator(_address)] = Field(description="Its IP address")
+    port: int = Field(default=104, ge=1, le=65535, description="Its TCP port")
+    series: Literal["all", "received"] = Field(
+        default="all",
+        description="Series of a study that have to be complete: all that it has, or those of "
+        "which something was received, for a sender that sends a part",
+    )
+
+
 class Peer(Section, frozen=True):
     """A sender: its AE title and its addresses."""
 
@@ -45,6 +71,27 @@ class Peer(Section, frozen=True):
         default=(),
         description="Addresses or networks that it sends from, such as 10.0.0.0/24; any if empty",
     )
+    ask: Ask | None = Field(default=None, description=Ask.__doc__)
+
+
+class Rule(Section, frozen=True):
+    """Which studies a workflow segments: the first rule that fits a study decides."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    senders: Titles = Field(
+        default=(),
+        alias="from",
+        description="Calling titles of peers, of which one has sent to the study; any if empty",
+    )
+    select: Selection = Field(
+        default=Selection(),
+        description="Criteria that one series of the study has to meet, as in a workflow",
+    )
+    workflow: str = Field(
+        description="Workflow file, relative to SITE, or the name of one that ships"
+    )
+    send: Names = Field(default=(), description="Targets that results are sent to, by name")
 
 
 class Tls(Section, frozen=True):
@@ -191,6 +238,17 @@ class Site(Section, frozen=True):
     )
     limits: Limits = Field(default=Limits(), description="Limits of associations")
     targets: tuple[Target, ...] = Field(default=(), description="Where results are sent")
+    rules: tuple[Rule, ...] = Field(
+        default=(), description="What is segmented, and how; nothing without rules"
+    )
+    quiet: Seconds = Field(
+        default=60.0, description="A study is whole when nothing of it came for so long"
+    )
+    longest_wait: Seconds = Field(
+        default=1800.0,
+        description="After so long it is segmented in any case, with the flag MAYBE_INCOMPLETE",
+    )
+    cluster: str = Field(default="local", description="Where networks run, as --cluster of run")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -200,6 +258,14 @@ class Site(Section, frozen=True):
         names = [target.name for target in self.targets]
         if len(set(names)) < len(names):
             raise ValueError("a name once among the targets")
+        if self.longest_wait < self.quiet:
+            raise ValueError("longest_wait at least as long as quiet")
+        unknown = {title for rule in self.rules for title in rule.senders} - set(titles)
+        if unknown:
+            raise ValueError(f"`from` of a rule: {', '.join(sorted(unknown))} is no peer")
+        unknown = {name for rule in self.rules for name in rule.send} - set(names)
+        if unknown:
+            raise ValueError(f"`send` of a rule: {', '.join(sorted(unknown))} is no target")
         reachable = not ip_address(self.address).is_loopback and self.tls is None
         if reachable and not all(peer.addresses for peer in self.peers):
             raise ValueError(
@@ -221,7 +287,14 @@ def read_site(path: Path) -> Site:
     folder = path.absolute().parent
     spool = None if site.spool is None else str(folder / site.spool)
     targets = tuple(_absolute_target(target, folder) for target in site.targets)
-    site = site.model_copy(update={"spool": spool, "targets": targets})
+    shipped_ones = {path.stem: path for path in shipped("workflows").glob("*.yaml")}
+    rules = tuple(
+        rule.model_copy(
+            update={"workflow": str(shipped_ones.get(rule.workflow, folder / rule.workflow))}
+        )
+        for rule in site.rules
+    )
+    site = site.model_copy(update={"spool": spool, "targets": targets, "rules": rules})
     if site.tls is None:
         return site
     files = {name: str(folder / value) for name, value in dict(site.tls).items()}

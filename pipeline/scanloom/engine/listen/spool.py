@@ -441,6 +441,47 @@ def read_journal(spool: Path, since: float = 0.0) -> Iterator[Arrival]:
                     yield arrival
 
 
+class JournalFollower:
+    """Follows the journal of a spool, from the end that it has when this is made.
+
+    Parameters
+    ----------
+    spool : Path
+    """
+
+    def __init__(self, spool: Path) -> None:
+        self._folder = spool / JOURNAL
+        newest = max(self._files(), default=None)
+        self._file = newest
+        self._offset = 0 if newest is None else newest.stat().st_size
+
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob("????-??-??.jsonl")
+
+    def new(self) -> Iterator[Arrival]:
+        """Yield the arrivals since the last call; half a line is left for the next one.
+
+        Raises
+        ------
+        OSError
+            If the journal can't be read.
+        """
+        for path in sorted(self._files()):
+            if self._file is not None and path < self._file:
+                continue
+            if path != self._file:
+                self._file, self._offset = path, 0
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    arrival = _read_line(line)
+                    if arrival is not None:
+                        yield arrival
+
+
 def _read_line(line: bytes) -> Arrival | None:
     try:
         arrival = Arrival(**json.loads(line))

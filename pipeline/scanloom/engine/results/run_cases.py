@@ -68,11 +68,18 @@ class RunCases:
 
     @classmethod
     def of_index(
-        cls, index: Index, request: Request, key: bytes, out: Path, scope: Scope
+        cls,
+        index: Index,
+        request: Request,
+        key: bytes,
+        out: Path,
+        scope: Scope,
+        series: Sequence[IndexedSeries] | None = None,
     ) -> RunCases:
-        """Return the cases of an index that a request selects."""
+        """Return the cases of an index, or of some of its series, that a request selects."""
         run_cases = cls(out, scope, request.cards)
-        chosen, left_out = select(index.series, request.workflow, request.cards)
+        series = index.series if series is None else series
+        chosen, left_out = select(series, request.workflow, request.cards)
         run_cases.add(make_cases(index, chosen, request, key, left_out))
         unique, ambiguous = unique_cases(run_cases.own, key)
         run_cases.selected = len(unique) + len(ambiguous)
@@ -83,7 +90,7 @@ class RunCases:
             and scope.holds(entry.series.id)
             for entry in left_out
         )
-        run_cases.left_out = left_out + id_conflicts(ambiguous, index.series)
+        run_cases.left_out = left_out + id_conflicts(ambiguous, series)
         run_cases.compare(unique)
         return run_cases
 

@@ -194,3 +194,45 @@ class CaseFile:
             file.seek(offset)
             case: Case = from_json(file.readline())
             return case
+
+
+class GrowingCaseFile(CaseFile):
+    """Cases that come one by one, in a file that only its owner can read.
+
+    Parameters
+    ----------
+    path : Path
+        It is emptied.
+    expected : int
+        Number of cases that are expected, which its length is.
+
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+
+    LONGEST_BYTES = 1 << 26
+    """Beyond that, the file is emptied as soon as no case is in work."""
+
+    def __init__(self, path: Path, expected: int) -> None:
+        super().__init__(path, {})
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        self._expected = expected
+
+    def add(self, case: Case) -> None:
+        """Append a case; OSError if it can't be written."""
+        with self.path.open("ab") as file:
+            offset = file.tell()
+            if offset > self.LONGEST_BYTES and not self._offsets:
+                file.truncate(0)
+                offset = 0
+            file.write(Message(case).json + b"\n")
+        self._offsets[case.id] = offset
+
+    def remove(self, case_id: str) -> None:
+        """Forget a case that has ended."""
+        del self._offsets[case_id]
+
+    def __len__(self) -> int:
+        return self._expected

@@ -225,7 +225,7 @@ def _section(model: type[BaseModel], names: Sequence[str]) -> object:
 def _keys(kind: object) -> dict[str, object]:
     """Return the keys of a section with their types; empty for other types."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: entry.annotation for name, entry in kind.model_fields.items()}
+        return {entry.alias or name: entry.annotation for name, entry in kind.model_fields.items()}
     return get_type_hints(kind) if isinstance(kind, type) and is_dataclass(kind) else {}
 
 
@@ -233,7 +233,8 @@ def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
     section = _section(model, names[:-1])
     if not names or not isinstance(section, type) or not issubclass(section, BaseModel):
         return None
-    return section.model_fields.get(names[-1])
+    fields_by_key = {entry.alias or key: entry for key, entry in section.model_fields.items()}
+    return fields_by_key.get(names[-1])
 
 
 def _choices(annotation: object) -> list[str]:

@@ -102,6 +102,11 @@ def rejection_reason(header: Header) -> Reason | None:
     return Reason.NOT_AN_IMAGE
 
 
+def is_image_class(sop_class: str) -> bool:
+    """Return whether objects of a SOP class may be images; of an unknown class, they may."""
+    return not _is_class(sop_class, _NOT_IMAGES)
+
+
 _KINDS = {
     Reason.COLOR: "colour image",
     Reason.DERIVED: "derived image",

@@ -241,6 +241,13 @@ def build_index(
     return Index(table, opened).with_neighbours()
 
 
+def index_of(paths: Sequence[Path | str], key: bytes) -> Index:
+    """Return the index of a few files, which is not stored; the parameters are as above."""
+    with closing(HeaderWorkers(core_count())) as workers:
+        table, opened = _build(list_files(paths), key, None, workers)
+    return Index(table, opened).with_neighbours()
+
+
 def stored_index(out: Path, fingerprint: str) -> Index | None:
     """Return the index stored in an output folder, or None if it has none for this key.
 

@@ -35,6 +35,17 @@ def test_paths_are_relative_to_the_page(tmp_path: Path) -> None:
 
 
 TARGETS = "peers: [{title: A}]\ntargets:\n"
+RULE = "peers: [{title: A}]\nrules:\n- workflow: a.yaml"
+
+
+def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) -> None:
+    rules = "rules: [{from: A, workflow: a.yaml, send: pacs}, {workflow: ct_tissue}]\n"
+    first, second = read(tmp_path, f"{TARGETS}- {{name: pacs, url: 'http://x'}}\n{rules}").rules
+
+    assert (first.senders, first.send) == (("A",), ("pacs",))
+    assert first.workflow == str(tmp_path / "a.yaml")
+    assert (second.senders, Path(second.workflow).name) == ((), "ct_tissue.yaml")
+    assert Path(second.workflow).is_file()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,17 @@ TARGETS = "peers: [{title: A}]\ntargets:\n"
         (TARGETS + "- {name: a, url: 'http://x', commitment: yes}\n", "DICOMweb has none"),
         (TARGETS + "- {name: a, url: 'http://x', credentials: {}}\n", "`file` or `variable`"),
         (TARGETS + "- {name: a, url: 'http://x'}\n" * 2, "a name once among the targets"),
+        ("peers: [{title: A}]\nrules: [{from: A}]\n", "line 2: rules.workflow is missing"),
+        (f"{RULE}\n  form: A\n", "line 4: rules.form is not a key here; did you mean from?"),
+        (f"{RULE}\n  from: PACS\n", "`from` of a rule: PACS is no peer"),
+        (f"{RULE}\n  send: pacs\n", "`send` of a rule: pacs is no target"),
+        (f"{RULE}\n  from: A TITLE OF TOO MANY\n", "line 4: rules.from: expected calling titles"),
+        (f"{RULE}\n  select: {{modality: XX}}\n", "line 4: rules.select.modality"),
+        (f"{RULE}\nquiet: 2 min\nlongest_wait: 1 min\n", "longest_wait at least as long as"),
+        (
+            "peers:\n- title: A\n  ask: {title: Q, address: pacs}\n",
+            "line 3: peers.ask.address: exp",
+        ),
     ],
 )
 def test_a_mistake_is_named(text: str, message: str, tmp_path: Path) -> None:

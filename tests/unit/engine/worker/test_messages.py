@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.case.models import load_models
 from scanloom.engine.prepare import OutputTarget
 from scanloom.engine.worker.messages import (
+    CaseFile,
     CaseReply,
     CaseRequest,
     FunctionCall,
+    GrowingCaseFile,
     Ready,
     Step,
     WorkerSetup,
@@ -79,3 +82,21 @@ def test_a_function_is_called_in_the_other_process(tmp_path: Path) -> None:
 def test_a_function_that_is_not_at_the_top_of_a_module_is_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="top level"):
         FunctionCall.of(function)
+
+
+def test_cases_that_come_one_by_one_are_read_at_their_offsets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that got long is emptied once none of its cases is in work."""
+    monkeypatch.setattr(GrowingCaseFile, "LONGEST_BYTES", 1)
+    file = GrowingCaseFile(tmp_path / "cases.jsonl", expected=9)
+    first, second, third = (replace(CASE, id=name) for name in ("one", "two", "three"))
+    for case in (first, second):
+        file.add(case)
+    assert [CaseFile.read(file.path, file.offset(c.id)) for c in (first, second)] == [first, second]
+
+    file.remove("one")
+    file.remove("two")
+    file.add(third)
+    assert (file.offset("three"), CaseFile.read(file.path, 0)) == (0, third)
+    assert (len(file), file.path.stat().st_mode & 0o777) == (9, 0o600)

@@ -1,0 +1,373 @@
+"""The processes of `listen`: one that only receives, one that segments, and one that keeps both.
+
+The keeper starts the others, and starts each one again that ends, after a pause that grows. They
+die with it. It has no state: whatever is killed at whatever moment, the spool and the output folder
+tell the next process what is to be done.
+
+A part reads its setup from stdin, and writes lines of JSON to stdout: that it is ready, its log, or
+why it ends. What else it writes goes to a file of the private folder, since it may name a patient.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError, blame, keep_memory_private, settle_in
+from scanloom.engine.listen.site import Site
+from scanloom.engine.worker.child_main import die_with_parent
+from scanloom.io.output.private import PRIVATE, append_private, check_links
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.own_python import make_private_folder, own_environment, own_python
+
+LOG = logging.getLogger(__name__)
+OURS = "scanloom"
+
+RECEIVER, WORKER, TABLES = "receiver", "worker", "tables"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Before a part that ended is started again: twice as long each time."""
+STEADY_S = 120.0
+"""A part that lived for so long is started again after the first pause."""
+MAX_FIRST_STARTS = 3
+"""Starts of a part that has never been ready."""
+LOOK_S = 0.2
+PATIENCE_S = 90.0
+"""For parts to end in good order, beyond the running data sets."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the processes of a `listen` share.
+
+    Parameters
+    ----------
+    site : Site
+    out : Path
+    spool : Path
+    key : Path or None
+        File with the key of the case ids.
+    """
+
+    site: Site
+    out: Path
+    spool: Path
+    key: Path | None
+
+    def to_json(self) -> str:
+        """Return a line that `from_json` reads."""
+        document = {
+            "site": self.site.model_dump(mode="json", by_alias=True),
+            "out": str(self.out.absolute()),
+            "spool": str(self.spool.absolute()),
+            "key": None if self.key is None else str(self.key.absolute()),
+            "level": logging.getLogger(OURS).getEffectiveLevel(),
+            "parent": os.getpid(),
+        }
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Setup:
+        """Return a setup from its document."""
+        key = document["key"]
+        return cls(
+            Site.model_validate(document["site"]),
+            Path(document["out"]),
+            Path(document["spool"]),
+            None if key is None else Path(key),
+        )
+
+
+def start_part(
+    role: str, setup: Setup, *arguments: str, messages: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start the process of a part, which dies with the thread that calls this.
+
+    `messages` is the descriptor that it writes its messages to.
+    """
+    folder = setup.out / PRIVATE
+    with disk_errors_as_scan_errors():
+        check_links(setup.out)
+        make_private_folder(folder)
+        told, telling = os.pipe()
+        try:
+            with append_private(folder / f"listen-{role}.log") as errors:
+                process = subprocess.Popen(  # noqa: S603  # this very program
+                    own_python("-m", "scanloom.engine.listen.parts", role, *arguments),
+                    stdin=told,
+                    stdout=messages,
+                    stderr=errors,
+                    env=own_environment(),
+                    start_new_session=True,  # Ctrl-C at the terminal goes to the keeper only
+                )
+        except OSError:
+            os.close(telling)
+            raise
+        finally:
+            os.close(told)
+    with os.fdopen(telling, "wb", buffering=0) as pipe, suppress(OSError):  # or it has ended
+        pipe.write(setup.to_json().encode() + b"\n")
+    return process
+
+
+class Part:
+    """A part, which is started again whenever it ends; used by one thread.
+
+    Parameters
+    ----------
+    role : str
+        RECEIVER or WORKER.
+    setup : Setup
+    selector : BaseSelector
+        Tells when it has written something; the part is the data of its pipe.
+    """
+
+    def __init__(self, role: str, setup: Setup, selector: selectors.BaseSelector) -> None:
+        self.role, self.setup, self._selector = role, setup, selector
+        self.ready: dict[str, Any] | None = None
+        self.is_ending = False
+        self.error: ScanError | None = None
+        self._pause, self._due, self._rest, self._ends = FIRST_PAUSE_S, 0.0, b"", 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._began, self._rest, self.error = time.monotonic(), b"", None
+        self._messages, messages = os.pipe()
+        try:
+            self._process = start_part(self.role, self.setup, messages=messages)
+        except BaseException:
+            os.close(self._messages)
+            raise
+        finally:
+            os.close(messages)
+        self._selector.register(self._messages, selectors.EVENT_READ, self)
+
+    def read(self) -> None:
+        """Take note of what the process has written, or that it has ended."""
+        data = os.read(self._messages, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if not data and self._process is not None:
+            self._selector.unregister(self._messages)
+            os.close(self._messages)
+            self._end(self._process.wait())
+
+    def _take(self, line: bytes) -> None:
+        try:
+            document = json.loads(line)
+            if "ready" in document:
+                self.ready = dict(document["ready"])
+            elif "failed" in document:
+                code, detail, private = map(str, document["failed"])
+                self.error = ScanError(Reason[code], detail, private)
+            else:
+                logging.getLogger(document["name"]).log(document["level"], "%s", document["text"])
+        except (ValueError, TypeError, KeyError):  # not ours
+            LOG.warning("the %s wrote something else than its log", self.role)
+
+    def _end(self, code: int) -> None:
+        self._process = None
+        self._ends += 1
+        if time.monotonic() - self._began > STEADY_S:
+            self._pause = FIRST_PAUSE_S
+        self._due = time.monotonic() + self._pause
+        if self.is_ending and not code:
+            return
+        why = f"exit code {code}" if self.error is None else str(self.error)
+        LOG.error("the %s ended: %s; started again in %.0f s", self.role, why, self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    def check_start(self) -> None:
+        """Raise why the process was never ready: a mistake of the site, or another `listen`."""
+        if self.runs or self.ready is not None:
+            return
+        error = self.error
+        if error is not None and error.reason is not Reason.CLUSTER:
+            raise error
+        if self._ends == MAX_FIRST_STARTS:  # otherwise something from outside may have ended it
+            detail = f"the {self.role} ended {self._ends} times before it was ready"
+            raise error or ScanError(Reason.INTERNAL, detail)
+
+    def keep(self) -> None:
+        """Start the process again, if it has ended and the pause is over."""
+        if self._process is not None or time.monotonic() < self._due:
+            return
+        try:
+            self._start()
+        except (OSError, ScanError) as exc:  # such as a full disk, which the other one reports too
+            LOG.warning("the %s can't be started (%s)", self.role, type(exc).__name__)
+            self._due = time.monotonic() + self._pause
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process is not None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+def keep_parts(
+    setup: Setup, tell: Callable[[str, int, Path], None], end_requested: Callable[[], bool]
+) -> None:
+    """Keep a process that receives and one that segments, until the end is requested.
+
+    Raises
+    ------
+    ScanError
+        Why one of them can't be started the first time.
+    """
+    selector = selectors.DefaultSelector()
+    parts: list[Part] = []
+    told = False
+    try:
+        parts += [Part(role, setup, selector) for role in (RECEIVER, WORKER)]
+        while not end_requested():
+            for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
+                selected.data.read()
+            if not selector.get_map():
+                time.sleep(LOOK_S)
+            for part in parts:
+                part.check_start()
+                part.keep()
+            port = int((parts[0].ready or {}).get("port", 0))
+            if port and not setup.site.port:  # the next process has to have the same one
+                site = setup.site.model_copy(update={"port": port})
+                setup = Setup(site, setup.out, setup.spool, setup.key)
+                parts[0].setup = setup
+            if port and not told:
+                told = True
+                tell(setup.site.address, port, setup.spool)
+    finally:
+        _stop(parts, selector, setup.site.limits.idle + PATIENCE_S)
+        selector.close()
+
+
+def _stop(parts: Sequence[Part], selector: selectors.BaseSelector, patience: float) -> None:
+    """Ask all parts to end, and kill those that do not."""
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, PATIENCE_S)):
+        deadline = time.monotonic() + seconds
+        for part in parts:
+            part.is_ending = True
+            part.signal(number)
+        while any(part.runs for part in parts) and time.monotonic() < deadline:
+            for selected, _ in selector.select(LOOK_S):
+                selected.data.read()
+
+
+# --- in the process of a part ---------------------------------------------------------------------
+
+
+Say = Callable[[dict[str, Any]], None]
+
+
+class _Lines(logging.Handler):
+    """Writes our messages as lines for the keeper.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the pipe. No process that this one starts has it, so that it ends with this one.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def say(self, document: dict[str, Any]) -> None:
+        """Write a document."""
+        with suppress(OSError):  # the keeper has died, and this process will
+            os.write(self._descriptor, json.dumps(document).encode() + b"\n")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message of the log."""
+        name, level = record.name, record.levelno
+        self.say({"name": name, "level": level, "text": record.getMessage()})
+
+
+def _receive(setup: Setup, say: Say) -> None:
+    from scanloom.engine.listen.listen import receive
+
+    receive(setup.site, setup.out, lambda address, port, spool: say({"ready": {"port": port}}))
+
+
+def _work(setup: Setup, say: Say) -> None:
+    from scanloom.engine.listen.listen import end_requested
+    from scanloom.engine.listen.work import LOOK_S as BETWEEN_LOOKS_S
+    from scanloom.engine.listen.work import Worker
+
+    def published(case_folder: Path, targets: Sequence[str]) -> None:
+        """Hand a published case to what sends results back: nothing yet."""
+
+    tables = partial(_start_tables, setup)
+    with (
+        end_requested() as requested,
+        Worker(setup.site, setup.spool, setup.out, setup.key, published, tables) as worker,
+    ):
+        say({"ready": {}})
+        while not requested.wait(BETWEEN_LOOKS_S):
+            worker.step()
+
+
+def _start_tables(setup: Setup, runs: Sequence[str]) -> subprocess.Popen[bytes]:
+    return start_part(TABLES, setup, *runs)
+
+
+def _write_tables(setup: Setup, runs: Sequence[str]) -> None:
+    from scanloom.engine.listen.tables import write_all_tables
+
+    os.nice(10)  # cases come first
+    write_all_tables(setup.site, setup.spool, setup.out, setup.key, runs)
+
+
+def main() -> None:
+    """Run a part: `python -m scanloom.engine.listen.parts ROLE [RUN ...]`."""
+    die_with_parent()
+    keep_memory_private()
+    settle_in()
+    role, *runs = sys.argv[1:]
+    document = json.loads(sys.stdin.readline())
+    if os.getppid() != document["parent"]:
+        return  # it died while this process started
+    lines = _Lines(os.dup(1))  # which others do not inherit
+    os.dup2(2, 1)
+    setup = Setup.from_json(document)
+    logger = logging.getLogger(OURS)
+    logging.root.addHandler(logging.NullHandler())  # other libraries' messages name patients
+    logger.setLevel(max(int(document["level"]), logging.INFO))
+    logger.addHandler(lines)
+    warnings.simplefilter("ignore")
+    do: Mapping[str, Callable[[], None]] = {
+        RECEIVER: lambda: _receive(setup, lines.say),
+        WORKER: lambda: _work(setup, lines.say),
+        TABLES: lambda: _write_tables(setup, runs),
+    }
+    try:
+        do[role]()
+    except Exception as error:
+        fault = blame(error)
+        lines.say({"failed": [fault.reason.code, fault.detail, fault.private]})
+        if isinstance(error, ScanError):
+            sys.exit(1)
+        raise
+
+
+if __name__ == "__main__":
+    main()

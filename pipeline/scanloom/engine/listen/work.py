@@ -1,0 +1,548 @@
+"""Segment the studies of a spool as they become whole, by the steps of a run.
+
+A `Lane` for each workflow of the rules keeps its networks loaded. A study goes through what a run
+does with an archive: index, selection, cases that have no current result, workers, marks. Its state
+in the queue is "begun" from then on, until each of its cases has a result or a reason: a process
+that is killed leaves it there, and the next one begins it again.
+
+Logs have counts, case ids and hashes of studies, no UID.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
+from scanloom.engine import run_files
+from scanloom.engine.listen.site import Ask, Rule, Site
+from scanloom.engine.listen.spool import last_arrival
+from scanloom.engine.listen.studies import (
+    Images,
+    Queue,
+    StudyState,
+    Waiting,
+    WaitingStudies,
+    digest_of,
+    survey,
+)
+from scanloom.engine.machine.lean_imports import without_optional_imports
+from scanloom.engine.monitor import StatusWriter, final_status
+from scanloom.engine.prepare import Request
+from scanloom.engine.results.run_cases import RunCases
+from scanloom.engine.run import RunOptions, RunSteps
+from scanloom.engine.worker.messages import GrowingCaseFile
+from scanloom.engine.worker.pool import dispatch_cases
+from scanloom.engine.worker.supervisor import CaseOutcome
+from scanloom.engine.workflow.schema import read_workflow
+from scanloom.engine.workflow.selection import check_channels, mismatch
+from scanloom.io.identity import key_fingerprint, study_id
+from scanloom.io.index.build import Index, index_of
+from scanloom.io.output.layout import CASES
+from scanloom.io.output.private import load_key_of
+from scanloom.io.output.work_folder import open_output
+from scanloom.io.session import read_session
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+
+LOG = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks at the journal."""
+ASK_AGAIN_S = 30.0
+"""Between two questions to the sender of a study; `quiet` if that is shorter."""
+EXPECTED_CASES = 1000
+"""Cases of a lane, by which it is judged whether an engine pays: it runs for months."""
+MAX_IN_WORK = 32
+"""Studies in work, whose indices are in memory; more of them wait."""
+RETRY_PAUSES_S = (60.0, 600.0, 3600.0)
+"""Before each further attempt at a study that failed for a reason that may pass."""
+SUSPECT, MAX_ATTEMPTS = 3, 8
+"""Attempts that no process survived, after which a study is worked on alone, and not any more."""
+TABLES_PAUSE_S = 60.0
+"""Longest time without tables while studies keep coming; ten times what they take if longer."""
+DRAIN_S = 6.0
+
+Published = Callable[[Path, Sequence[str]], None]
+"""Receives the folder of a published case, and the targets of its rule; perhaps several times."""
+
+
+def read_requests(site: Site) -> dict[str, Request]:
+    """Return the request of each workflow that the rules name, by its file.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, or why a model can't be used; with the path of the workflow.
+    """
+    requests = {}
+    for path in dict.fromkeys(rule.workflow for rule in site.rules):
+        try:
+            request = Request.of(read_workflow(Path(path)))
+            check_channels(request.workflow, request.cards)
+        except ScanError as error:
+            raise error.about(path) from None
+        requests[path] = request
+    return requests
+
+
+class _Feed:
+    """Cases that wait for a pool; an iterator that is empty now and has cases later."""
+
+    def __init__(self) -> None:
+        self._cases: list[Case] = []
+        self._changed = threading.Condition()
+
+    def add(self, cases: Sequence[Case]) -> None:
+        with self._changed:
+            self._cases += cases
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether there are cases, now or within some seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._cases), seconds)
+
+    def __iter__(self) -> Iterator[Case]:
+        return self
+
+    def __next__(self) -> Case:
+        with self._changed:
+            if not self._cases:
+                raise StopIteration
+            return self._cases.pop(0)
+
+
+class Lane:
+    """The workers of a workflow, with its networks loaded, from its making until it is closed.
+
+    Parameters
+    ----------
+    request, options, key
+        As of a run.
+    on_outcome : callable
+        Is called in the lane's thread with the lane, a case and its outcome.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        options: RunOptions,
+        key: bytes,
+        on_outcome: Callable[[Lane, Case, CaseOutcome], None],
+    ) -> None:
+        self.request, self.fault, self._on_outcome = request, Future[None](), on_outcome
+        with disk_errors_as_scan_errors():
+            name = run_files.create_run_folder(options.out, request.workflow, request.cards)
+            self.status = StatusWriter(name, options.out / run_files.RUNS / name)
+            self.steps = RunSteps(request, options, key, name, self.status)
+            private = self.steps.save_workflow()
+            self._cases = GrowingCaseFile(private / run_files.CASES_FILE, EXPECTED_CASES)
+        self._feed, self._stop, self._open = _Feed(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="lane", daemon=True)
+        self._thread.start()
+        while not self._open.wait(0.1):  # one after another: Dask's settings are the process's
+            self.check()
+        self.status.state("running")
+
+    def check(self) -> None:
+        """Raise why the lane has ended by itself, if it has."""
+        if self.fault.done():
+            self.fault.result()
+
+    def submit(self, cases: Sequence[Case]) -> None:
+        """Hand cases to the workers; OSError if they can't be written."""
+        for case in cases:
+            self._cases.add(case)
+        self._feed.add(cases)
+
+    def close(self) -> None:
+        """Let the cases in flight end, for a few seconds."""
+        self._stop.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            with final_status(self.status), self.steps.workers(self._cases) as pool:
+                self._open.set()
+                while not self._stop.is_set():
+                    if self._feed.wait(LOOK_S):
+                        dispatch_cases(
+                            self._feed,
+                            pool,
+                            self._end,
+                            on_start=lambda case: self.status.start(case.id),
+                            stop=self._stop,
+                            drain=DRAIN_S,
+                        )
+                self.status.state("stopped")
+        except BaseException as error:  # noqa: BLE001  # raised by `check`, in the main thread
+            self.fault.set_exception(error)
+
+    def _end(self, case: Case, outcome: CaseOutcome) -> None:
+        if outcome.record is not None:  # first: after that the case may come again
+            self._cases.remove(case.id)
+        self._on_outcome(self, case, outcome)
+
+
+@dataclass
+class StudyInWork:
+    """A study whose cases are with the workers.
+
+    Parameters
+    ----------
+    study, label : str
+        Its UID, and a hash for the log.
+    state : StudyState
+    lane : Lane
+    rule : Rule
+    index : Index
+    cases : RunCases
+    open : set of str
+        Ids of the cases without an outcome yet.
+    failed : dict of str to Reason
+        Cases and series without a result, by id.
+    """
+
+    study: str
+    label: str
+    state: StudyState
+    lane: Lane
+    rule: Rule
+    index: Index
+    cases: RunCases
+    open: set[str]
+    failed: dict[str, Reason]
+    began: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """Works on the studies of a spool, until it is closed; a context manager, which holds OUT.
+
+    Parameters
+    ----------
+    site : Site
+    spool, out : Path
+    key : Path or None
+        As of a run.
+    published : callable
+        Is called with each published case of a rule, also after a restart: `send` of the rule says
+        what for.
+    write_tables : callable
+        Starts a process that writes tables and report; it receives the run folders.
+
+    Raises
+    ------
+    ScanError
+        As of a run: because of the models, the key, the output folder, its lock or the cluster.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        spool: Path,
+        out: Path,
+        key: Path | None,
+        published: Published,
+        write_tables: Callable[[Sequence[str]], subprocess.Popen[bytes]],
+    ) -> None:
+        self._site, self._spool, self._out = site, spool, out
+        self._published, self._start_tables = published, write_tables
+        self._requests = read_requests(site)
+        self._options = RunOptions(out, key, site.cluster)
+        self._key = load_key_of(out, key)
+        self._stack = ExitStack()
+        self._lanes: dict[str, Lane] = {}
+        self._queue = Queue(spool)
+        self._rules = digest_of([rule.model_dump_json() for rule in site.rules])
+        self._lock = threading.RLock()
+        self._in_work: dict[str, StudyInWork] = {}
+        self._by_case: dict[str, StudyInWork] = {}
+        self._answers: dict[str, tuple[Images, Future[frozenset[str] | None]]] = {}
+        self._tables: subprocess.Popen[bytes] | None = None
+        self._tables_due = next(self._queue.states(), None) is not None
+        self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
+        self._again: list[tuple[str, float]] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            open_output(self._out, key_fingerprint(self._key))
+            stack.enter_context(run_files.hold_run_lock(self._out))
+            for path, request in self._requests.items():
+                lane = Lane(request, self._options, self._key, self._on_outcome)
+                stack.callback(lane.close)
+                self._lanes[path] = lane
+            self._askers = stack.enter_context(ThreadPoolExecutor(4, "ask"))
+            self.waiting = WaitingStudies(self._spool, self._queue, self._rules)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        if self._tables is not None:
+            self._tables.wait()
+        if self._tables_due and error[0] is None:
+            self._write_tables().wait()
+
+    def step(self) -> None:
+        """Begin the studies that are whole; to be called again and again.
+
+        Raises
+        ------
+        ScanError
+            If no study can be worked on, such as without room on the disk.
+        """
+        for lane in self._lanes.values():
+            lane.check()
+        with disk_errors_as_scan_errors():
+            with self._lock:
+                while self._again:
+                    self.waiting.again(*self._again.pop())
+            self.waiting.look()
+            for study, waiting in self.waiting.in_order():
+                with self._lock:
+                    alone = any(w.state.attempts >= SUSPECT for w in self._in_work.values())
+                    if alone or len(self._in_work) >= MAX_IN_WORK:
+                        break
+                    if study in self._in_work:
+                        continue
+                try:
+                    self._look_at(study, waiting)
+                except FileNotFoundError:  # cleared from the spool just now
+                    if self.waiting.folder(study).is_dir():
+                        raise
+                    self.waiting.by_study.pop(study, None)
+            self._keep_tables()
+
+    # --- when a study is whole --------------------------------------------------------------------
+
+    def _look_at(self, study: str, waiting: Waiting) -> None:
+        """Begin a study if it is whole, or has waited for too long."""
+        now, site = time.monotonic(), self._site
+        is_quiet = now - waiting.last >= site.quiet
+        is_overdue = now - waiting.first >= site.longest_wait
+        if not (is_quiet or is_overdue):
+            return
+        images = waiting.images
+        if images is None:
+            waiting.seen = last_arrival(self.waiting.folder(study))
+            images = waiting.images = survey(self.waiting.folder(study))
+        state = self._queue.read(study)
+        if not images.digest:
+            self._leave(study, StudyState("", waiting.seen, "no image"))
+        elif state is not None and state.images == images.digest and state.is_over(self._rules):
+            self._leave(study, replace(state, seen=waiting.seen))  # what came is no image
+        elif not is_quiet:
+            self._begin(study, waiting, images, None)
+        elif (answer := self._answer(study, images)) is not None:
+            short = answer.result()
+            if short is not None and not short:
+                self._begin(study, waiting, images, frozenset())
+            elif is_overdue:
+                self._begin(study, waiting, images, short)
+            else:
+                waiting.not_before = now + min(ASK_AGAIN_S, site.quiet)
+
+    def _answer(self, study: str, images: Images) -> Future[frozenset[str] | None] | None:
+        """Return which series its senders have more of, in a future that is done; None for later.
+
+        Its result is None if a sender does not say.
+        """
+        titles = set(images.senders)
+        asks = [peer.ask for peer in self._site.peers if peer.ask and peer.title in titles]
+        if not asks:
+            answer = Future[frozenset[str] | None]()
+            answer.set_result(frozenset())
+            return answer
+        asked_for, asked = self._answers.get(study, (None, None))
+        if asked is None or asked_for is not images:
+            asked = self._askers.submit(self._ask, study, images, asks)
+            self._answers[study] = images, asked
+        if not asked.done():
+            return None
+        del self._answers[study]
+        return asked
+
+    def _ask(self, study: str, images: Images, asks: Sequence[Ask]) -> frozenset[str] | None:
+        with without_optional_imports():
+            from scanloom.io.network.query import QueryService, series_of_study
+
+        short: frozenset[str] = frozenset()
+        for ask in asks:
+            service = QueryService(ask.title, ask.address, ask.port)
+            name = printable(ask.title)
+            try:
+                sent = series_of_study(service, study, self._site.title)
+            except ScanError as error:
+                LOG.warning("%s can't be asked: %s", name, error.detail)
+                return None
+            lacking = images.short_of(sent, received_only=ask.series == "received")
+            if lacking is None:
+                LOG.warning("%s does not say how many images a study has", name)
+                return None
+            short |= lacking
+        return short
+
+    def _leave(self, study: str, state: StudyState) -> None:
+        """Take a study off the queue without work."""
+        self._queue.write(study, state)
+        del self.waiting.by_study[study]
+
+    # --- work on a study --------------------------------------------------------------------------
+
+    @read_session()
+    def _begin(
+        self, study: str, waiting: Waiting, images: Images, short: frozenset[str] | None
+    ) -> None:
+        """Hand the cases of a study to the workers; of the series that are short, with a flag.
+
+        All are, if it is not known which.
+        """
+        label, before, attempts = study_id(study, self._key)[:8], self._queue.read(study), 1
+        if before is not None and before.images == images.digest and before.outcome == "begun":
+            attempts = before.attempts + 1
+        if attempts >= SUSPECT and self._in_work:
+            return  # alone, later
+        if attempts > MAX_ATTEMPTS:
+            LOG.error("study %s: no process survived it %d times", label, MAX_ATTEMPTS)
+            code = Reason.WORKER_LOST.code
+            self._leave(study, StudyState(images.digest, waiting.seen, "failed", code))
+            return
+        state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
+        self._queue.write(study, state)
+        what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
+        try:
+            index = index_of([self.waiting.folder(study)], self._key)
+            rule = self._rule_of(index, images)
+            if rule is None:
+                LOG.info("study %s: %s, no rule fits", label, what)
+                self._leave(study, replace(state, outcome="no rule", rules=self._rules))
+                return
+            lane = self._lanes[rule.workflow]
+            scope = self._options.scope
+            cases = RunCases.of_index(index, lane.request, self._key, self._out, scope)
+        except ScanError as error:
+            if error.reason.subject == "run":  # every other study would end so
+                raise
+            LOG.warning("study %s: failed (%s): %s", label, error.code, error.detail)
+            self._leave(study, replace(state, outcome="failed", reason=error.code))
+            return
+        flagged = (Flag.MAYBE_INCOMPLETE,)
+        cases.pending = [
+            replace(case, flags=flagged)
+            if short is None or case.series.series_uid in short
+            else case
+            for case in cases.pending
+        ]
+        doubt = "" if short is not None and not short else ", maybe incomplete"
+        count = counted(len(cases.pending), "case")
+        name = lane.request.workflow.name
+        LOG.info("study %s: %s, %s to segment by %s%s", label, what, count, name, doubt)
+        failed = {
+            entry.series.id: entry.reason for entry in cases.left_out if entry.reason.expects_result
+        }
+        ids = {case.id for case in cases.pending}
+        work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed)
+        lane.steps.enter(cases)
+        for record in cases.records:
+            self._note(work, record)
+        del self.waiting.by_study[study]
+        with self._lock:
+            self._in_work[study] = work
+            self._by_case |= dict.fromkeys(ids, work)
+        if cases.pending:
+            lane.submit(cases.pending)
+        else:
+            self._finish(work)
+
+    def _rule_of(self, index: Index, images: Images) -> Rule | None:
+        """Return the first rule that fits a study."""
+        slices = [series.info for series in index.series if series.slices]
+        for rule in self._site.rules:
+            policy = self._lanes[rule.workflow].request.workflow.policy
+            is_sender = not rule.senders or not set(rule.senders).isdisjoint(images.senders)
+            if is_sender and any(mismatch(info, rule.select, policy) is None for info in slices):
+                return rule
+        return None
+
+    def _on_outcome(self, lane: Lane, case: Case, outcome: CaseOutcome) -> None:
+        """Note the outcome of a case, in the thread of its lane; finish its study if it is last."""
+        work = self._by_case[case.id]
+        record = lane.steps.end_case(case, outcome, work.cases)
+        if record is None:
+            return
+        self._note(work, record)
+        with self._lock:
+            del self._by_case[case.id]
+            work.open.discard(case.id)
+        if not work.open:
+            self._finish(work)
+
+    def _note(self, work: StudyInWork, record: CaseRecord) -> None:
+        if record.reason is not None:
+            work.failed[record.id] = record.reason
+            LOG.warning("case %s: %s: %s", record.id, record.reason.code, record.detail)
+        elif record.folder is not None:
+            if not record.reused and record.seconds:
+                LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
+            self._published(self._out / CASES / record.folder.name, work.rule.send)
+
+    def _finish(self, work: StudyInWork) -> None:
+        """Take a study off the queue: each of its cases has a result or a reason."""
+        work.lane.steps.leave(work.index, work.cases)
+        reason = next(iter(work.failed.values()), None)
+        pauses = RETRY_PAUSES_S[work.state.attempts - 1 :]
+        again = bool(pauses) and any(reason.retry for reason in work.failed.values())
+        state = replace(
+            work.state,
+            outcome="begun" if again else "done" if reason is None else "failed",
+            reason="" if reason is None else reason.code,
+            workflow=work.rule.workflow,
+        )
+        self._queue.write(work.study, state)
+        ended = "done" if reason is None else f"failed ({reason.code})"
+        later = f", tried again in {pauses[0]:.0f} s" if again else ""
+        LOG.info("study %s: %s in %.1f s%s", work.label, ended, _since(work.began), later)
+        with self._lock:
+            del self._in_work[work.study]
+            self._tables_due = True
+            if again:
+                self._again.append((work.study, pauses[0]))
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def _keep_tables(self) -> None:
+        """Have tables and report written while nothing else is to do, or once in a while."""
+        now = time.monotonic()
+        if self._tables is not None:
+            if self._tables.poll() is None:
+                return
+            self._tables_failed = self._tables.returncode != 0
+            if self._tables_failed:
+                LOG.warning("tables were not written; this is tried again")
+                self._tables_due = True
+            took, self._tables = now - self._tables_began, None
+            self._tables_pause = max(TABLES_PAUSE_S, 10 * took)
+        waits = now - self._tables_began < self._tables_pause
+        if self._tables_due and (not waits or (not self._in_work and not self._tables_failed)):
+            self._write_tables()
+
+    def _write_tables(self) -> subprocess.Popen[bytes]:
+        self._tables_due, self._tables_began = False, time.monotonic()
+        self._tables = self._start_tables([lane.steps.name for lane in self._lanes.values()])
+        return self._tables
+
+
+def _since(moment: float) -> float:
+    return time.monotonic() - moment
+
+
+def _titles(titles: Sequence[str]) -> str:
+    return ", ".join(map(printable, titles)) or "no title"
