@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.outbox import Outbox, delivering, outbox_folder
+from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.machine.lean_imports import without_optional_imports
