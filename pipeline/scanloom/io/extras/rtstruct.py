@@ -583,34 +583,35 @@ def _check_contours(
     slice_of: Callable[[bytes], int],
 ) -> int:
     """Compare the filled contours of each slice with a structure; return the voxels they fill."""
+    counts, texts, slices = [], [], []
+    for contour in _items(contours):
+        if bytes(contour[0x30060042]).rstrip() != b"CLOSED_PLANAR":
+            raise mismatch_error("the RTSTRUCT has contours of another kind")
+        counts.append(int(bytes(contour[0x30060046])))
+        texts.append(contour[0x30060050])
+        slices.append(slice_of(bytes(contour[0x30060016])))
+    if not counts:
+        return 0
+    sizes, slice_of_contour = np.array(counts), np.array(slices)
+    points = _decimals(b"\\".join(texts)).reshape(-1, 3)
+    if sizes.sum() != len(points) or sizes.min() < 3:
+        raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
+    origins = np.array([i.position if i else [0] * 3 for i in source.slices], np.float64)
+    offsets = points - np.repeat(origins[slice_of_contour], sizes, axis=0)
     steps = _pixel_steps(source)
     normal = np.cross(*steps)
-    normal /= np.linalg.norm(normal)
-    to_pixels = np.linalg.pinv(steps)
-    positions = {k: np.array(i.position, float) for k, i in enumerate(source.slices) if i}
+    if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM * np.linalg.norm(normal)).any():
+        raise mismatch_error("contours of the RTSTRUCT are beside their images")
+    pixels = offsets @ np.linalg.pinv(steps)
     filled = 0
-    for encoded, of_slice in itertools.groupby(_items(contours), _reference):
-        k = slice_of(encoded)
-        counts, texts = [], []
-        for contour in of_slice:
-            if bytes(contour[0x30060042]).rstrip() != b"CLOSED_PLANAR":
-                raise mismatch_error("the RTSTRUCT has contours of another kind")
-            counts.append(int(bytes(contour[0x30060046])))
-            texts.append(contour[0x30060050])
-        sizes = np.array(counts)
-        points = _decimals(b"\\".join(texts)).reshape(-1, 3)
-        if sizes.sum() != len(points) or sizes.min() < 3:
-            raise mismatch_error("contours of the RTSTRUCT have other numbers of points")
-        offsets = points - positions[k]
-        if (np.abs(offsets @ normal) > _PLANE_TOLERANCE_MM).any():
-            raise mismatch_error("contours of the RTSTRUCT are beside their images")
-        filled += _check_plane(offsets @ to_pixels, sizes, labels[:, :, k].T, number)
+    # All contours of a slice follow each other; else those that come first lack voxels of others
+    bounds = np.flatnonzero(np.diff(slice_of_contour, prepend=-1, append=-1))
+    of_points = np.concatenate(([0], np.cumsum(sizes)))[bounds]
+    for n, (first, last) in enumerate(itertools.pairwise(bounds)):
+        of_slice = pixels[of_points[n] : of_points[n + 1]]
+        plane = labels[:, :, slices[first]].T
+        filled += _check_plane(of_slice, sizes[first:last], plane, number)
     return filled
-
-
-def _reference(contour: _Elements) -> bytes:
-    """Return the encoded reference of a contour to its image."""
-    return bytes(contour[0x30060016])
 
 
 def _slice_of(encoded: bytes, source: DicomSource) -> int:
