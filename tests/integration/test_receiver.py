@@ -235,7 +235,7 @@ def test_uids_never_become_paths(
     assert answers.pop(bad) == status
     assert set(answers.values()) == {0}
     new = {path for path in receiver.folder.rglob("*") if path not in before}
-    assert {path.suffix for path in new if path.is_file()} <= {".dcm", ".jsonl"}
+    assert {path.suffix for path in new if path.is_file()} <= {".dcm", ".jsonl", ".lock"}
     assert len([path for path in new if path.is_file() and path.suffix == ".dcm"]) == len(good)
 
 

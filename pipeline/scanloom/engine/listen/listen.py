@@ -41,7 +41,7 @@ def listen(
     tell: Callable[[str, int, Path], None],
     key: Path | None = None,
 ) -> None:
-    """Receive what the site's peers send, and segment it by its rules, until SIGTERM or SIGINT.
+    """Receive, segment by the site's rules, and send results back, until SIGTERM or SIGINT.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def listen(
     ScanError
         As of `receive`; with rules, also as of a run.
     """
-    if not site.rules:  # a process that only receives needs no keeper
+    if not (site.rules or site.targets):  # a process that only receives needs no keeper
         receive(site, out, tell)
         return
     from scanloom.engine.listen.parts import Setup, keep_parts

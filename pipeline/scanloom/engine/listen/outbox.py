@@ -42,6 +42,7 @@ from scanloom.engine.machine.lean_imports import show_modules, without_optional_
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
+from scanloom.io.output.audit import audit_trail
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json, write_document
 from scanloom.io.output.layout import CASES
@@ -183,6 +184,9 @@ class Outbox:
     ----------
     folder : Path
         `OUT/private/outbox`; it is made if missing.
+    key : Path or None
+        File with the key of the ids, for lines in the audit trail; None for SCANLOOM_KEY or the
+        user's own key.
 
     Raises
     ------
@@ -190,8 +194,8 @@ class Outbox:
         OUTPUT_UNWRITABLE or DISK_FULL.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out = folder, folder.parent.parent
+    def __init__(self, folder: Path, key: Path | None = None) -> None:
+        self.folder, self.out, self._key = folder, folder.parent.parent, key
         self._known: dict[str, tuple[_Stamp, Line]] = {}
         self._seen = -1
         check_links(self.out)
@@ -298,8 +302,11 @@ class Outbox:
                     yield line
 
     def update(self, line: Line) -> Line:
-        """Write a line in its state; return it."""
+        """Write a line in its state; return it. Of one that was delivered the audit trail tells."""
         path = self._path(line)
+        if line.state == DELIVERED and (audit := audit_trail(self.out, self._key)):
+            names = ("case", "file", "sha256", "target", "proof")
+            audit.append("sent", {name: getattr(line, name) for name in names})
         for folder in (path.parent.parent, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)

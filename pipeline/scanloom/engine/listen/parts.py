@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Reason, ScanError, blame, keep_memory_private, settle_in
+from scanloom.core import Reason, ScanError, blame, counted, keep_memory_private, settle_in
 from scanloom.engine.listen.site import Site
 from scanloom.engine.worker.child_main import die_with_parent
 from scanloom.io.output.private import PRIVATE, append_private, check_links
@@ -36,7 +36,7 @@ from scanloom.own_python import make_private_folder, own_environment, own_python
 LOG = logging.getLogger(__name__)
 OURS = "scanloom"
 
-RECEIVER, WORKER, TABLES = "receiver", "worker", "tables"
+RECEIVER, WORKER, DELIVERY, TABLES = "receiver", "worker", "delivery", "tables"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a part that ended is started again: twice as long each time."""
 STEADY_S = 120.0
@@ -44,6 +44,8 @@ STEADY_S = 120.0
 MAX_FIRST_STARTS = 3
 """Starts of a part that has never been ready."""
 LOOK_S = 0.2
+CLEAR_PAUSE_S = 60.0
+"""Between two looks for studies to remove from the spool."""
 PATIENCE_S = 90.0
 """For parts to end in good order, beyond the running data sets."""
 
@@ -128,7 +130,7 @@ class Part:
     Parameters
     ----------
     role : str
-        RECEIVER or WORKER.
+        RECEIVER, WORKER or DELIVERY.
     setup : Setup
     selector : BaseSelector
         Tells when it has written something; the part is the data of its pipe.
@@ -227,7 +229,9 @@ class Part:
 def keep_parts(
     setup: Setup, tell: Callable[[str, int, Path], None], end_requested: Callable[[], bool]
 ) -> None:
-    """Keep a process that receives and one that segments, until the end is requested.
+    """Keep processes that receive, segment and send results, until the end is requested.
+
+    The site's rules and targets decide which there are.
 
     Raises
     ------
@@ -238,7 +242,8 @@ def keep_parts(
     parts: list[Part] = []
     told = False
     try:
-        parts += [Part(role, setup, selector) for role in (RECEIVER, WORKER)]
+        roles = {RECEIVER: True, WORKER: setup.site.rules, DELIVERY: setup.site.targets}
+        parts += [Part(role, setup, selector) for role, is_needed in roles.items() if is_needed]
         while not end_requested():
             for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
                 selected.data.read()
@@ -310,11 +315,15 @@ def _receive(setup: Setup, say: Say) -> None:
 
 def _work(setup: Setup, say: Say) -> None:
     from scanloom.engine.listen.listen import end_requested
+    from scanloom.engine.listen.outbox import Outbox, outbox_folder
     from scanloom.engine.listen.work import LOOK_S as BETWEEN_LOOKS_S
     from scanloom.engine.listen.work import Worker
 
-    def published(case_folder: Path, targets: Sequence[str]) -> None:
-        """Hand a published case to what sends results back: nothing yet."""
+    outbox = Outbox(outbox_folder(setup.out))
+
+    def published(case_folder: Path, targets: Sequence[str], begun: float) -> None:
+        for target in targets:
+            outbox.add(case_folder, target, begun)
 
     tables = partial(_start_tables, setup)
     with (
@@ -324,6 +333,22 @@ def _work(setup: Setup, say: Say) -> None:
         say({"ready": {}})
         while not requested.wait(BETWEEN_LOOKS_S):
             worker.step()
+
+
+def _deliver(setup: Setup, say: Say) -> None:
+    from scanloom.engine.listen.listen import end_requested
+    from scanloom.engine.listen.outbox import Outbox, clear_delivered, delivering, outbox_folder
+
+    site, after = setup.site, setup.site.clear_after
+    outbox = Outbox(outbox_folder(setup.out), setup.key)
+    with end_requested() as requested, delivering(site, outbox):
+        say({"ready": {}})
+        pause = 0.0
+        while not requested.wait(pause):
+            pause = CLEAR_PAUSE_S
+            if after is not None and (removed := clear_delivered(setup.spool, outbox, after)):
+                studies = counted(removed, "study", "studies")
+                LOG.info("%s of delivered results removed from the spool", studies)
 
 
 def _start_tables(setup: Setup, runs: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -357,6 +382,7 @@ def main() -> None:
     do: Mapping[str, Callable[[], None]] = {
         RECEIVER: lambda: _receive(setup, lines.say),
         WORKER: lambda: _work(setup, lines.say),
+        DELIVERY: lambda: _deliver(setup, lines.say),
         TABLES: lambda: _write_tables(setup, runs),
     }
     try:

@@ -238,6 +238,11 @@ class Site(Section, frozen=True):
     )
     limits: Limits = Field(default=Limits(), description="Limits of associations")
     targets: tuple[Target, ...] = Field(default=(), description="Where results are sent")
+    clear_after: Seconds | None = Field(
+        default=None,
+        description="So long after all results of a study were delivered, it is removed from the "
+        "spool; never, if left out",
+    )
     rules: tuple[Rule, ...] = Field(
         default=(), description="What is segmented, and how; nothing without rules"
     )

@@ -46,6 +46,7 @@ from scanloom.engine.workflow.schema import read_workflow
 from scanloom.engine.workflow.selection import check_channels, mismatch
 from scanloom.io.identity import key_fingerprint, study_id
 from scanloom.io.index.build import Index, index_of
+from scanloom.io.output.audit import AuditTrail
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import load_key_of
 from scanloom.io.output.work_folder import open_output
@@ -70,8 +71,9 @@ TABLES_PAUSE_S = 60.0
 """Longest time without tables while studies keep coming; ten times what they take if longer."""
 DRAIN_S = 6.0
 
-Published = Callable[[Path, Sequence[str]], None]
-"""Receives the folder of a published case, and the targets of its rule; perhaps several times."""
+Published = Callable[[Path, Sequence[str], float], None]
+"""Receives the folder of a published case, the targets of its rule, and a time before its scan was
+read, in seconds since 1970; perhaps several times."""
 
 
 def read_requests(site: Site) -> dict[str, Request]:
@@ -209,6 +211,8 @@ class StudyInWork:
         Ids of the cases without an outcome yet.
     failed : dict of str to Reason
         Cases and series without a result, by id.
+    read : float
+        Before its files were read, seconds since 1970.
     """
 
     study: str
@@ -220,6 +224,7 @@ class StudyInWork:
     cases: RunCases
     open: set[str]
     failed: dict[str, Reason]
+    read: float
     began: float = field(default_factory=time.monotonic)
 
 
@@ -418,6 +423,7 @@ class Worker:
         state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
         self._queue.write(study, state)
         what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
+        read = time.time()
         try:
             index = index_of([self.waiting.folder(study)], self._key)
             rule = self._rule_of(index, images)
@@ -449,7 +455,10 @@ class Worker:
             entry.series.id: entry.reason for entry in cases.left_out if entry.reason.expects_result
         }
         ids = {case.id for case in cases.pending}
-        work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed)
+        work = StudyInWork(study, label, state, lane, rule, index, cases, ids, failed, read)
+        images_of = {"images": sum(images.counts.values()), "senders": sorted(images.senders)}
+        audit = AuditTrail(self._out, self._key)
+        audit.append("received", {"study": study_id(study, self._key), **images_of})
         lane.steps.enter(cases)
         for record in cases.records:
             self._note(work, record)
@@ -492,7 +501,8 @@ class Worker:
         elif record.folder is not None:
             if not record.reused and record.seconds:
                 LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
-            self._published(self._out / CASES / record.folder.name, work.rule.send)
+            folder = self._out / CASES / record.folder.name
+            self._published(folder, work.rule.send, work.read)
 
     def _finish(self, work: StudyInWork) -> None:
         """Take a study off the queue: each of its cases has a result or a reason."""
