@@ -15,12 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydicom import dcmread
 
+from scanloom.engine.listen.studies import Queue
 from support import steady_sender
 from support.commands import scanloom
 from support.listeners import (
@@ -124,11 +126,14 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
     assert "MAYBE_INCOMPLETE" not in str(cases(receiver))
     for text in (PATIENT, "CANARY-ID", study_of(late)):
         assert text not in receiver.log
-    # a lost queue costs time only
+    # a lost queue costs time only; what no process survived is not tried for ever
+    gap = states(receiver.spool)[study_of(broken)]
     shutil.rmtree(receiver.spool / "queue")
+    Queue(receiver.spool).write(study_of(broken), replace(gap, outcome="begun", attempts=8))
     published = {case: (out / "cases" / case).stat().st_ino for case in cases(receiver)}
     with listening(tmp_path / "site", **keys) as receiver:
         wait_for(lambda: outcomes(receiver) == expected)
+        assert states(receiver.spool)[study_of(broken)].reason == "WORKER_LOST"
         receiver.stop()
     assert {case: (out / "cases" / case).stat().st_ino for case in cases(receiver)} == published
 
