@@ -72,6 +72,9 @@ def test_studies_go_in_and_results_come_back(tmp_path: Path) -> None:
     assert all(dcmread(DicomBytesIO(kept[uid])) == dcmread(path) for uid, path in sent.items())
     lines = list(Outbox(outbox_folder(out)).delivered_lines())
     assert Counter(line.proof for line in lines) == {"committed": 3 * STUDIES}
+    page = (out / "listen" / "index.html").read_text()
+    assert "archive" in page
+    assert "CANARY" not in page
     told = Counter(line["event"] for line in read_trail(out, read_key()))
     assert told == {"received": STUDIES, "segmented": STUDIES, "sent": 3 * STUDIES}
     ended = scanloom("verify", out)

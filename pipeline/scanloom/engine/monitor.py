@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -133,15 +133,15 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 def format_metrics(status: Status) -> str:
     """Return the metrics of a run, without case ids, so that their number is small."""
-    ends = {_labels(outcome=name): getattr(status, name) for name in ("done", *OUTCOMES)}
-    reasons = {_labels(reason=code): count for code, count in status.reasons.items()}
+    ends = {labels_of(outcome=name): getattr(status, name) for name in ("done", *OUTCOMES)}
+    reasons = {labels_of(reason=code): count for code, count in status.reasons.items()}
 
     def of_devices(key: str, scale: float = 1.0) -> dict[str, float]:
         known = [d for d in status.devices if d.get(key) is not None]
-        return {_labels(device=str(d["device"])): d[key] * scale for d in known}
+        return {labels_of(device=str(d["device"])): d[key] * scale for d in known}
 
-    samples: list[tuple[str, str, Mapping[str, float | None]]] = [  # value by labels, if known
-        ("run_info", "The run.", {_labels(run=status.run, state=status.state): 1}),
+    samples: list[Sample] = [
+        ("run_info", "The run.", {labels_of(run=status.run, state=status.state): 1}),
         ("cases_planned", "Cases of the run.", {"": status.cases}),
         ("cases_before", "Cases done by earlier runs.", {"": status.before}),
         ("cases_finished_total", "Cases that this run finished.", ends),
@@ -157,6 +157,15 @@ def format_metrics(status: Status) -> str:
         ("gpu_power_watts", "Power.", of_devices("watts")),
         ("written_timestamp_seconds", "When this was written.", {"": status.moment}),
     ]
+    return format_samples(samples)
+
+
+Sample = tuple[str, str, Mapping[str, float | None]]
+"""A metric: its name, a sentence, and its values by labels, of which unknown ones are left out."""
+
+
+def format_samples(samples: Sequence[Sample]) -> str:
+    """Return metrics in the text format of Prometheus."""
     lines = []
     for name, text, values in samples:
         known = {labels: value for labels, value in values.items() if value is not None}
@@ -167,8 +176,8 @@ def format_metrics(status: Status) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _labels(**labels: str) -> str:
-    """Return labels in braces, their values escaped."""
+def labels_of(**labels: str) -> str:
+    """Return the labels of a sample in braces, their values escaped."""
     pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
     return "{" + ",".join(pairs) + "}"
 

@@ -29,14 +29,15 @@ from typing import Any
 from scanloom.core import Reason, ScanError, blame, counted, keep_memory_private, settle_in
 from scanloom.engine.listen.site import Site
 from scanloom.engine.worker.child_main import die_with_parent
-from scanloom.io.output.private import PRIVATE, append_private, check_links
+from scanloom.io.output.private import PRIVATE, append_private, check_links, load_key_of
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.own_python import make_private_folder, own_environment, own_python
 
 LOG = logging.getLogger(__name__)
 OURS = "scanloom"
 
-RECEIVER, WORKER, DELIVERY, TABLES = "receiver", "worker", "delivery", "tables"
+RECEIVER, WORKER, DELIVERY = "receiver", "worker", "delivery"
+PAGE, TABLES = "page", "tables"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a part that ended is started again: twice as long each time."""
 STEADY_S = 120.0
@@ -44,6 +45,8 @@ STEADY_S = 120.0
 MAX_FIRST_STARTS = 3
 """Starts of a part that has never been ready."""
 LOOK_S = 0.2
+PAGE_PAUSE_S = 5.0
+"""Between two writings of the page; twenty times what one takes if that is longer."""
 CLEAR_PAUSE_S = 60.0
 """Between two looks for studies to remove from the spool."""
 PATIENCE_S = 90.0
@@ -130,7 +133,7 @@ class Part:
     Parameters
     ----------
     role : str
-        RECEIVER, WORKER or DELIVERY.
+        RECEIVER, WORKER, DELIVERY or PAGE.
     setup : Setup
     selector : BaseSelector
         Tells when it has written something; the part is the data of its pipe.
@@ -242,7 +245,8 @@ def keep_parts(
     parts: list[Part] = []
     told = False
     try:
-        roles = {RECEIVER: True, WORKER: setup.site.rules, DELIVERY: setup.site.targets}
+        site = setup.site
+        roles = {RECEIVER: True, WORKER: site.rules, DELIVERY: site.targets, PAGE: True}
         parts += [Part(role, setup, selector) for role, is_needed in roles.items() if is_needed]
         while not end_requested():
             for selected, _ in selector.select(LOOK_S) if selector.get_map() else ():
@@ -351,6 +355,21 @@ def _deliver(setup: Setup, say: Say) -> None:
                 LOG.info("%s of delivered results removed from the spool", studies)
 
 
+def _show(setup: Setup, say: Say) -> None:
+    from scanloom.engine.listen.listen import end_requested
+    from scanloom.engine.listen.page import ListenPage
+
+    os.nice(10)  # receiving and cases come first
+    with disk_errors_as_scan_errors(), end_requested() as requested:
+        page = ListenPage(setup.site, setup.spool, setup.out, load_key_of(setup.out, setup.key))
+        say({"ready": {}})
+        took = 0.0
+        while not requested.wait(max(PAGE_PAUSE_S, 20 * took)):
+            began = time.monotonic()
+            page.write()
+            took = time.monotonic() - began
+
+
 def _start_tables(setup: Setup, runs: Sequence[str]) -> subprocess.Popen[bytes]:
     return start_part(TABLES, setup, *runs)
 
@@ -383,6 +402,7 @@ def main() -> None:
         RECEIVER: lambda: _receive(setup, lines.say),
         WORKER: lambda: _work(setup, lines.say),
         DELIVERY: lambda: _deliver(setup, lines.say),
+        PAGE: lambda: _show(setup, lines.say),
         TABLES: lambda: _write_tables(setup, runs),
     }
     try:

@@ -253,6 +253,9 @@ class Site(Section, frozen=True):
         default=1800.0,
         description="After so long it is segmented in any case, with the flag MAYBE_INCOMPLETE",
     )
+    metrics: str | None = Field(
+        default=None, description="File of metrics for Prometheus (textfile), relative to SITE"
+    )
     cluster: str = Field(default="local", description="Where networks run, as --cluster of run")
 
     @model_validator(mode="after")
@@ -291,6 +294,7 @@ def read_site(path: Path) -> Site:
     site = read_page(path, Site, Reason.SITE)
     folder = path.absolute().parent
     spool = None if site.spool is None else str(folder / site.spool)
+    metrics = None if site.metrics is None else str(folder / site.metrics)
     targets = tuple(_absolute_target(target, folder) for target in site.targets)
     shipped_ones = {path.stem: path for path in shipped("workflows").glob("*.yaml")}
     rules = tuple(
@@ -299,7 +303,9 @@ def read_site(path: Path) -> Site:
         )
         for rule in site.rules
     )
-    site = site.model_copy(update={"spool": spool, "targets": targets, "rules": rules})
+    site = site.model_copy(
+        update={"spool": spool, "metrics": metrics, "targets": targets, "rules": rules}
+    )
     if site.tls is None:
         return site
     files = {name: str(folder / value) for name, value in dict(site.tls).items()}

@@ -20,7 +20,7 @@ from scanloom.io.output.published import check_files
 from scanloom.io.system.regular_files import read_regular_file
 
 CASES = "cases"
-EARLY_ENTRIES = frozenset({".work", "runs", "engines", PRIVATE})
+EARLY_ENTRIES = frozenset({".work", "runs", "engines", "listen", PRIVATE})
 """Entries that a run creates before the folder is recognizable as an output folder."""
 _TABLES = ("manifest", "measurements", "radiomics")
 OUTPUT_ENTRIES = EARLY_ENTRIES | {
@@ -253,6 +253,7 @@ CONTENTS: tuple[OutputEntry, ...] = (
     *_result("cases/*"),
     OutputEntry("bids/**", "shapes"),
     OutputEntry("report/**", "pixels"),
+    OutputEntry("listen/index.html", "ids"),
     *(OutputEntry(f"review/{n}", "ids") for n in (".lock", "verdicts.jsonl", "readers.json")),
     *(OutputEntry(f"review/{n}", "ids") for n in ("review.csv", "review.parquet", "agreement.csv")),
     *_result("review/revisions/*/*"),

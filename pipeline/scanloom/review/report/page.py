@@ -147,7 +147,7 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
     runs = valid_runs(data.runs)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
-    style = (_HERE / "page.css").read_text()
+    style = page_style()
     embedded = {
         "structures": names,
         "distributions": distributions,
@@ -156,8 +156,8 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
         "pictures": pictures,
         "sources": sources,
     }
-    return _template().render(
-        policy=_POLICY.format(script=_digest(script), style=_digest(style)),
+    return page_template(_HERE).render(
+        policy=content_policy(script, style),
         style=style,
         script=script,
         data=_embedded(embedded),
@@ -187,11 +187,22 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
     )
 
 
-def _template() -> Template:
+def page_style() -> str:
+    """Return the style of all pages that are written to an output folder."""
+    return (_HERE / "page.css").read_text()
+
+
+def content_policy(script: str, style: str) -> str:
+    """Return the content security policy of a page with an inline script and style."""
+    return _POLICY.format(script=_digest(script), style=_digest(style))
+
+
+def page_template(folder: Path) -> Template:
+    """Return the template `page.html.jinja` of a folder, which escapes what it is given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_HERE),
+        loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
