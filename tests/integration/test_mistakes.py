@@ -154,7 +154,7 @@ MISTAKES = {
     ),
     "no path": Mistake(SEGMENT, ("name a folder or a file with scans",), USAGE),
     "unknown option": Mistake((*SEGMENT, "ct", "--modle", "x"), ("--modle",), USAGE, ct),
-    "unknown command": Mistake(("segmnt", "ct"), ("Did you mean 'segment'?",), USAGE),
+    "unknown command": Mistake(("segmnt", "ct"), ("Did you mean 'segment'",), USAGE),
     "option before the command": Mistake(("--out", "x", "segment"), ("--out",), USAGE),
     # --- files ---------------------------------------------------------------------------------
     "PDF": Mistake(

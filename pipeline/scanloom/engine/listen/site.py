@@ -256,7 +256,7 @@ class Site(Section, frozen=True):
     metrics: str | None = Field(
         default=None, description="File of metrics for Prometheus (textfile), relative to SITE"
     )
-    cluster: str = Field(default="local", description="Where networks run, as --cluster of run")
+    cluster: str = Field(default="local", description="Where networks run, as `run --cluster`")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

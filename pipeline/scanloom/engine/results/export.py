@@ -110,7 +110,7 @@ def _refuse_source_names(case: Path) -> None:
     except (OSError, ValueError, LookupError, ScanError):  # damaged: left out
         return
     if identifies:
-        detail = "its folders are named by patients or files (--names): no copy is safe"
+        detail = "its folders are named by patients or files (`segment --names`): no copy is safe"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
