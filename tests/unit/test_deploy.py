@@ -49,6 +49,8 @@ def test_orthanc_sends_where_the_site_listens() -> None:
     assert (target["AET"], target["Host"], target["Port"]) == (site.title, site.address, site.port)
     assert orthanc["DicomAet"] in {peer.title for peer in site.peers}
     assert orthanc["RemoteAccessAllowed"] is False
+    [back] = site.targets
+    assert (back.title, back.port) == (orthanc["DicomAet"], orthanc["DicomPort"])
 
 
 def test_the_unit_starts_a_command(tmp_path: Path) -> None:

@@ -236,6 +236,10 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     secret, name = audit_key(out, key), f"{PRIVATE}/{AUDIT}"
     if secret is None:
         return
+    cases = published_cases(out)
+    if cases and not (out / name).exists():
+        yield Discrepancy("missing", name)
+        return
     # The last two lines of each result: a process may be killed between a line and its result
     told: dict[tuple[str, int], deque[str]] = defaultdict(lambda: deque(maxlen=2))
     try:
@@ -248,7 +252,7 @@ def _verify_trail(out: Path, key: Path | None) -> Iterator[Discrepancy]:
     except OSError:
         yield Discrepancy("unreadable", name)
         return
-    for case in published_cases(out):
+    for case in cases:
         for folder in (case, *revision_folders(out, case.name)):
             with suppress(OSError, ValueError, LookupError, ScanError):  # found before
                 _, what = result_line(folder)

@@ -118,6 +118,13 @@ def test_lines_that_were_cut_off_are_missed(told: Path, lines: slice) -> None:
     assert list(verify(told, told.parent / "key"))
 
 
+def test_a_trail_that_was_removed_is_missed(told: Path) -> None:
+    (told / "private" / AUDIT).unlink()
+
+    found = list(verify(told, told.parent / "key"))
+    assert found == [Discrepancy("missing", "private/audit.jsonl")]
+
+
 def test_a_folder_without_results(tmp_path: Path) -> None:
     with pytest.raises(ScanError, match="NO_RESULTS"):
         list(verify(tmp_path))

@@ -15,10 +15,12 @@ import httpx
 import pytest
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.output.private import private_folder
 from scanloom.review.server.serve import ServerOptions, serve
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.readers import Readers, kept_readers, remove_reviewer
 from scanloom.review.verdicts.verdict import Verdict
+from support.commands import scanloom
 from support.https_server import write_certificate
 from support.review_cases import enter, origin_of, seen
 
@@ -104,6 +106,20 @@ def test_a_restart_without_options_keeps_reviewers_and_shares(out: Path) -> None
     with pytest.raises(ScanError, match=r"began with --double 0\.5, not 0\.2"):
         serve(out, ServerOptions((), double=0.2), lambda _: None)
     assert kept_readers(out) == Readers(("r2", "r3"), 0.5)
+
+
+def test_a_folder_that_waits_for_its_first_result_is_served(tmp_path: Path) -> None:
+    """As beside a `listen` that was just started."""
+    out = tmp_path / "out"
+    with private_folder(out, "fingerprint"):
+        pass
+    assert links(out, ServerOptions(("anna",))) == ["anna"]
+
+    refused = scanloom("review", tmp_path / "out" / "private", "--remove-reviewer", "r9")
+    known = scanloom("review", out, "--remove-reviewer", "r9")
+
+    assert "NO_RESULTS" in refused.err
+    assert "no such reviewer" in known.err
 
 
 def test_a_second_server_is_told_where_the_first_one_is(out: Path) -> None:
