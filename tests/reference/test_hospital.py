@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -72,9 +73,16 @@ def test_studies_go_in_and_results_come_back(tmp_path: Path) -> None:
     assert all(dcmread(DicomBytesIO(kept[uid])) == dcmread(path) for uid, path in sent.items())
     lines = list(Outbox(outbox_folder(out)).delivered_lines())
     assert Counter(line.proof for line in lines) == {"committed": 3 * STUDIES}
-    page = (out / "listen" / "index.html").read_text()
-    assert "archive" in page
-    assert "CANARY" not in page
+    assert "archive" in (out / "listen" / "index.html").read_text()
+    open_files = [
+        path
+        for path in (*out.rglob("*"), receiver.folder / "log", receiver.folder / "errors")
+        if path.is_file()
+        and not {"private", "dicom"} & set(path.relative_to(receiver.folder).parts)
+    ]
+    assert len(open_files) > 10 * STUDIES
+    for path in open_files:
+        assert not re.search(b"CANARY|2\\.25\\.\\d{9}|1\\.2\\.826\\.0", path.read_bytes()), path
     told = Counter(line["event"] for line in read_trail(out, read_key()))
     assert told == {"received": STUDIES, "segmented": STUDIES, "sent": 3 * STUDIES}
     ended = scanloom("verify", out)
