@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = 20
 CASES = 3
-"""That are added before each start, of three objects each."""
+"""That are added before each kill, of three objects each."""
 
 
 def test_20_kills_of_the_sender(tmp_path: Path) -> None:
@@ -30,9 +30,6 @@ def test_20_kills_of_the_sender(tmp_path: Path) -> None:
         keys = target_keys(target.port, commitment="yes", report_within=4, give_up=3600)
         outbox = Outbox(outbox_folder(out))
         for kill in range(KILLS + 1):
-            for _ in range(CASES if kill < KILLS else 0):
-                folders.append(write_case(out, f"case{len(folders)}", size=200_000))
-                outbox.add(folders[-1], "pacs")
             with listening(tmp_path / "site", port=port, targets=[keys]) as receiver:
                 if kill == KILLS:  # the rest
                     deadline = time.monotonic() + 120
@@ -40,7 +37,10 @@ def test_20_kills_of_the_sender(tmp_path: Path) -> None:
                         time.sleep(0.2)
                     assert receiver.stop() == 0
                     break
-                time.sleep(chance.uniform(0.0, 2.0))
+                for _ in range(CASES):
+                    folders.append(write_case(out, f"case{len(folders)}", size=200_000))
+                    outbox.add(folders[-1], "pacs")
+                time.sleep(chance.uniform(0.0, 1.0))
                 receiver.process.kill()
                 receiver.process.wait(60)
             moments.update(line.state for line in outbox.open_lines())
