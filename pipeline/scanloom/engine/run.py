@@ -352,22 +352,12 @@ class RunSteps:
 class _Run(RunSteps):
     """A run over an archive, from the index to the tables."""
 
-    def __init__(
-        self,
-        request: Request,
-        options: RunOptions,
-        key: bytes,
-        name: str,
-        status_writer: StatusWriter,
-    ) -> None:
-        super().__init__(request, options, key, name, status_writer)
-        self.timeline = RunTimeline(time.monotonic())
-        self.compared: dict[str, Any] | None = None
-        self.damaged: set[str] = set()
-
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Run all stages; return whether the run was completed, and the counts of files."""
+        self.timeline = RunTimeline(time.monotonic())
+        self.compared: dict[str, Any] | None = None
+        self.damaged: set[str] = set()
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
         cases = RunCases.of_index(index, self.request, self.key, self.out, scope)

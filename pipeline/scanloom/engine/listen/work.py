@@ -70,6 +70,7 @@ SUSPECT, MAX_ATTEMPTS = 3, 8
 TABLES_PAUSE_S = 60.0
 """Longest time without tables while studies keep coming; ten times what they take if longer."""
 DRAIN_S = 6.0
+"""For cases in work when the end is requested; they begin anew the next time."""
 
 Published = Callable[[Path, Sequence[str], float], None]
 """Receives the folder of a published case, the targets of its rule, and a time before its scan was

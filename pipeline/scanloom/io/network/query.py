@@ -13,6 +13,7 @@ from pynetdicom import AE, _config
 from scanloom.core import Reason, ScanError
 
 STUDY_ROOT_FIND = "1.2.840.10008.5.1.4.1.2.2.1"
+"""Study Root Query/Retrieve Information Model (PS3.4 C.6.2)."""
 PENDING = (0xFF00, 0xFF01)
 TIMEOUT_S = 15.0
 MAX_SERIES = 4096

@@ -34,13 +34,12 @@ from scanloom.io.network.commitment import (
     Report,
     take_report,
 )
+from scanloom.io.network.query import STUDY_ROOT_FIND
 from scanloom.own_python import is_ours
 
 T = TypeVar("T")
 
 VERIFICATION = "1.2.840.10008.1.1"
-FIND = "1.2.840.10008.5.1.4.1.2.2.1"
-"""Study Root Query/Retrieve Information Model (PS3.4 C.6.2)."""
 MIN_PACE = 1 << 16
 """Bytes a second: a peer that takes fewer is cut off."""
 GRACE_S = 5.0
@@ -215,7 +214,7 @@ class DicomPeer:
         self._entity.acse_timeout = self._entity.connection_timeout = address.patience
         self._entity.dimse_timeout = address.patience
         self._entity.network_timeout = None  # `_deadline` is for each part
-        for service in (VERIFICATION, COMMITMENT, FIND):
+        for service in (VERIFICATION, COMMITMENT, STUDY_ROOT_FIND):
             self._entity.add_requested_context(service)
         for sop_class, syntax in sorted({(each.sop_class, each.syntax) for each in references}):
             self._entity.add_requested_context(sop_class, UID(syntax))
@@ -306,7 +305,7 @@ class DicomPeer:
 
     def find(self, reference: Reference) -> bool:
         """See `Peer`."""
-        if self._context(FIND) is None:
+        if self._context(STUDY_ROOT_FIND) is None:
             raise NotOfferedError("it offers no queries")
         question = Dataset()
         question.QueryRetrieveLevel = "IMAGE"
@@ -316,7 +315,7 @@ class DicomPeer:
 
         def ask() -> Dataset:
             found, status = False, Dataset()
-            for n, (status, answer) in enumerate(self._made.send_c_find(question, FIND)):  # noqa: B007
+            for n, (status, answer) in enumerate(self._made.send_c_find(question, STUDY_ROOT_FIND)):  # noqa: B007
                 if answer is not None:
                     found |= str(answer.get("SOPInstanceUID", "")) == reference.instance
                 if n > MAX_FOUND:
