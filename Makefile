@@ -19,7 +19,8 @@ SECONDS ?= 600
 
 BIN := $(VENV)/bin
 # Each worker takes contiguous tests, so that the fixtures of most modules are built only once.
-PARALLEL := -n $(JOBS) --dist worksteal
+# A test that waits for ever is named after ten minutes.
+PARALLEL := -n $(JOBS) --dist worksteal --timeout 600
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz docs constraints wheel clean

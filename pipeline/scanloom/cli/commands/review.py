@@ -120,11 +120,10 @@ def review(
     names = _names(readers)
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
-        from scanloom.io.output.layout import no_results
-        from scanloom.io.output.private import KEY_FINGERPRINT, PRIVATE
+        from scanloom.io.output.layout import CASES, LISTEN, no_results
 
-        # Into an output folder that was begun, the first results come while the server runs
-        if not ((out / "cases").is_dir() or (out / PRIVATE / KEY_FINGERPRINT).exists()):
+        # Beside a `listen`, the first results come while the server runs
+        if not any((out / name).is_dir() for name in (CASES, LISTEN)):
             raise no_results(out)
         # Before the server is imported: these need no server, which is an extra
         if readers.remove_reviewer is not None:

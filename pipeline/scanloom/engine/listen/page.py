@@ -20,11 +20,11 @@ from scanloom.engine.listen.spool import STUDIES, JournalFollower, received_stud
 from scanloom.engine.listen.studies import Queue, StudyState
 from scanloom.engine.monitor import format_samples, labels_of
 from scanloom.io.identity import study_id
+from scanloom.io.output.layout import LISTEN
 from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.report.page import content_policy, page_style, page_template
 
-LISTEN = "listen"
 MOST_STUDIES, MOST_LINES = 100, 50
 """Rows of a table: the newest."""
 DAY_S = 24 * 3600.0

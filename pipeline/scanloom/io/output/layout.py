@@ -20,7 +20,8 @@ from scanloom.io.output.published import check_files
 from scanloom.io.system.regular_files import read_regular_file
 
 CASES = "cases"
-EARLY_ENTRIES = frozenset({".work", "runs", "engines", "listen", PRIVATE})
+LISTEN = "listen"
+EARLY_ENTRIES = frozenset({".work", "runs", "engines", LISTEN, PRIVATE})
 """Entries that a run creates before the folder is recognizable as an output folder."""
 _TABLES = ("manifest", "measurements", "radiomics")
 OUTPUT_ENTRIES = EARLY_ENTRIES | {
@@ -129,7 +130,7 @@ def no_results(out: Path, missing: str = "results") -> ScanError:
         detail = f"there are no {missing}: this folder is {kind}"
         return ScanError(Reason.NO_RESULTS, detail, str(out))
     detail = f"there are no {missing} in this output folder"
-    if not {CASES, "failed", "runs"}.intersection(inside):
+    if not {CASES, "failed", "runs", LISTEN}.intersection(inside):
         detail += ", only an index of scans"
     return ScanError(Reason.NO_RESULTS, detail, str(out))
 

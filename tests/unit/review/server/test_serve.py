@@ -115,7 +115,8 @@ def test_a_folder_that_waits_for_its_first_result_is_served(tmp_path: Path) -> N
         pass
     assert links(out, ServerOptions(("anna",))) == ["anna"]
 
-    refused = scanloom("review", tmp_path / "out" / "private", "--remove-reviewer", "r9")
+    refused = scanloom("review", out, "--remove-reviewer", "r9")
+    (out / "listen").mkdir()
     known = scanloom("review", out, "--remove-reviewer", "r9")
 
     assert "NO_RESULTS" in refused.err
