@@ -23,7 +23,13 @@ from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
 from scanloom.io.extras.radiomics import feature_columns, read_features
 from scanloom.io.identity import file_id, key_fingerprint
 from scanloom.io.index.build import Index, stored_index
-from scanloom.io.output.crosswalk import SourceRecord, find_sources, latest_by_id, path_text
+from scanloom.io.output.crosswalk import (
+    SourceRecord,
+    find_sources,
+    gather_sources,
+    latest_by_id,
+    path_text,
+)
 from scanloom.io.output.failures import has_failed
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import (
@@ -32,6 +38,7 @@ from scanloom.io.output.measurements import (
     measurement_to_row,
     read_measurements_json,
 )
+from scanloom.io.output.private import private_folder
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 
@@ -74,7 +81,7 @@ def write_tables(
     shard: Path | None = None,
     damaged: set[str] | None = None,
 ) -> dict[str, int]:
-    """Write `manifest` and `measurements`, each as Parquet and CSV.
+    """Write `manifest` and `measurements`, each as Parquet and CSV, and gather the crosswalk.
 
     Parameters
     ----------
@@ -110,6 +117,8 @@ def write_tables(
             counts[row["outcome"]] += 1
             yield row
 
+    with private_folder(out, key_fingerprint(key)) as private:
+        gather_sources(private)
     # The manifest first: `measurements` flags the cases that it calls STALE
     write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows())
     if shard is None:

@@ -3,24 +3,31 @@
 A row records the source of a case. A scan that was found under two paths has two rows, the newest
 last. The table identifies patients: it is for the holders of the key, and leaves the private folder
 only on request.
+
+A large table is not written anew for each case: rows are appended to `crosswalk.jsonl` until these
+are as many as the table's, or a run ends. Then they become part of the table, and the file of lines
+is removed. Whoever reads takes both; a process that died in between left rows twice, which count
+once.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
-from scanloom.io.output.private import CROSSWALK, PRIVATE, write_private
+from scanloom.io.output.private import CROSSWALK, CROSSWALK_LINES, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES
-from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.atomic_write import append_synced, fsync_path
+from scanloom.io.system.regular_files import open_link_free, open_regular_file
 from scanloom.io.system.unpacking import UnpackedFiles
 
 if TYPE_CHECKING:
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_HEADERS_READ = 8
 """Files of a series that are searched for the patient's id before it is left empty."""
+_TAIL = 1 << 16
+CHEAP_BYTES = 1 << 16
+"""Size up to which the table is written anew for each case: some hundred rows."""
 
 _HEADER_COLUMNS = {
     "patient_id": "PatientID",
@@ -117,19 +127,28 @@ def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
     OSError
         If the crosswalk can't be written.
     """
-    before, others = _split(private / CROSSWALK, [row.id for row in sources])
-    folders = {row.id: row.folder for row in before if row.folder}
-    added = [replace(row, folder=row.folder or folders.get(row.id, "")) for row in sources]
-    after = {(row.id, row.path): row for row in before}
-    for row in added:
-        after.pop((row.id, row.path), None)  # the newest row comes last
-        after[row.id, row.path] = row
-    if tuple(after.values()) != before:
-        import pyarrow as pa
-        from pyarrow import parquet
+    table, lines = _size(private / CROSSWALK), _size(private / CROSSWALK_LINES)
+    if table <= CHEAP_BYTES or lines >= table:
+        gather_sources(private, sources)
+    else:
+        _append(private / CROSSWALK_LINES, sources)
 
-        updated = pa.concat_tables([*others, _table(list(after.values()))])
-        write_private(private / CROSSWALK, lambda path: parquet.write_table(updated, path))
+
+def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
+    """Write the table of a locked private folder anew, with the rows that were appended, and more.
+
+    Nothing is written if no row is new. Raises as `add_sources`.
+    """
+    lines = private / CROSSWALK_LINES
+    added = [*_appended(lines), *sources]
+    if added:
+        table = _read_table(private / CROSSWALK)
+        updated = _with_rows(table, added)
+        if updated is not table:
+            from pyarrow import parquet
+
+            write_private(private / CROSSWALK, lambda path: parquet.write_table(updated, path))
+    lines.unlink(missing_ok=True)  # after the table has them
 
 
 def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
@@ -140,10 +159,7 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    path = out / PRIVATE / CROSSWALK
-    if not path.exists():
-        return ()
-    table = _read(path)
+    table = _read(out)
     return _rows(table.filter(_with_ids(table, ids)))
 
 
@@ -157,7 +173,7 @@ def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     """
     from pyarrow import compute
 
-    table = _read(out / PRIVATE / CROSSWALK)
+    table = _read(out)
     return _rows(table.filter(compute.equal(table.column("study_uid"), study_uid)))
 
 
@@ -169,8 +185,7 @@ def known_ids(out: Path) -> set[str]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    path = out / PRIVATE / CROSSWALK
-    return set(_read(path).column("id").to_pylist()) if path.exists() else set()
+    return set(_read(out, ("id",)).column("id").to_pylist())
 
 
 def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
@@ -181,8 +196,7 @@ def sources_by_folder(out: Path) -> dict[str, SourceRecord]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    path = out / PRIVATE / CROSSWALK
-    rows = _rows(_read(path)) if path.exists() else ()
+    rows = _rows(_read(out))
     return {row.folder or row.id: row for row in latest_by_id(rows).values()}
 
 
@@ -194,10 +208,7 @@ def case_folders(out: Path) -> dict[str, str]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    path = out / PRIVATE / CROSSWALK
-    if not path.exists():
-        return {}
-    table = _read(path)
+    table = _read(out, ("id", "folder"))
     rows = zip(table.column("id").to_pylist(), table.column("folder").to_pylist(), strict=True)
     return {case_id: folder for case_id, folder in rows if folder}
 
@@ -210,16 +221,13 @@ def ids_by_volume_file(out: Path) -> dict[str, set[str]]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    path = out / PRIVATE / CROSSWALK
-    ids: dict[str, set[str]] = {}
-    if path.exists():
-        from pyarrow import compute
+    from pyarrow import compute
 
-        table = _read(path)
-        volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
-        for row in latest_by_id(_rows(volumes)).values():
-            if row.files == 1:
-                ids.setdefault(row.path, set()).add(row.id)
+    table, ids = _read(out), dict[str, set[str]]()
+    volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
+    for row in latest_by_id(_rows(volumes)).values():
+        if row.files == 1:
+            ids.setdefault(row.path, set()).add(row.id)
     return ids
 
 
@@ -228,33 +236,121 @@ def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
     return {row.id: row for row in sources}
 
 
-def _read(path: Path) -> pa.Table:
+def stamp(out: Path) -> tuple[object, ...]:
+    """Return a value that changes when the crosswalk does."""
+    return tuple(_stamp(out / PRIVATE / name) for name in (CROSSWALK, CROSSWALK_LINES))
+
+
+def _read(out: Path, columns: Sequence[str] = COLUMNS) -> pa.Table:
+    """Return columns of the crosswalk: the table, with the rows that were appended since."""
+    folder = out / PRIVATE
+    while True:
+        # The lines first: what leaves them meanwhile is in the table by then
+        before = _stamp(folder / CROSSWALK_LINES)
+        added = list(_appended(folder / CROSSWALK_LINES))
+        if not added:
+            return _read_table(folder / CROSSWALK, columns)
+        table = _read_table(folder / CROSSWALK)
+        if _stamp(folder / CROSSWALK_LINES) == before:
+            return _with_rows(table, added).select(list(columns))
+
+
+def _read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pa.Table:
     import pyarrow as pa
     from pyarrow import parquet
 
     if not path.exists():
-        return _table([])
+        return _table([]).select(list(columns))
     try:
         # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
         with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
-            return file.read(use_threads=False).select(list(COLUMNS)).cast(_table([]).schema)
+            table = file.read(list(columns), use_threads=False).select(list(columns))
+            return table.cast(_table([]).select(list(columns)).schema)
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
-        detail = (
-            f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}) and is not overwritten: "
-            "move it aside, and the next run makes a new one from the scans that it finds"
-        )
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+        raise _unreadable(CROSSWALK, exc) from exc
 
 
-def _split(path: Path, ids: Sequence[str]) -> tuple[tuple[SourceRecord, ...], list[pa.Table]]:
-    """Return the rows of a crosswalk that have one of the ids, and a table of the others."""
-    if not path.exists():  # the first case of OUT: importing pyarrow.compute takes 0.03 s
-        return (), []
-    from pyarrow import compute
+def _unreadable(name: str, error: Exception) -> ScanError:
+    detail = (
+        f"{PRIVATE}/{name} can't be read ({type(error).__name__}) and is not overwritten: "
+        "move it aside, and the next run makes a new one from the scans that it finds"
+    )
+    return ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
-    table = _read(path)
-    affected = _with_ids(table, ids)
-    return _rows(table.filter(affected)), [table.filter(compute.invert(affected))]
+
+def _append(path: Path, sources: Sequence[SourceRecord]) -> None:
+    """Append rows as lines; half a line of a process that died is cut off."""
+    text = "".join(f"{json.dumps(asdict(row), ensure_ascii=False)}\n" for row in sources)
+    is_new = not path.exists()
+    descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = _size_of_lines(descriptor)
+        append_synced(descriptor, text.encode(), size)
+    finally:
+        os.close(descriptor)
+    if is_new:
+        fsync_path(path.parent)
+
+
+def _size_of_lines(descriptor: int) -> int:
+    """Return the size of a file up to its last line feed, to which it is cut."""
+    size = os.fstat(descriptor).st_size
+    while size and not (tail := os.pread(descriptor, _TAIL, max(0, size - _TAIL))).endswith(b"\n"):
+        size -= len(tail) - (tail.rfind(b"\n") + 1)
+        os.ftruncate(descriptor, size)
+    return size
+
+
+def _appended(path: Path) -> Iterator[SourceRecord]:
+    """Yield the rows that were appended; not the half of one that is being written."""
+    try:
+        with open_regular_file(path) as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield SourceRecord(**json.loads(line))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, TypeError) as exc:
+        raise _unreadable(CROSSWALK_LINES, exc) from exc
+
+
+def _with_rows(table: pa.Table, added: Sequence[SourceRecord]) -> pa.Table:
+    """Return a table with more rows, see `add_sources`; the table itself if none is new."""
+    import pyarrow as pa
+
+    before = tuple[SourceRecord, ...]()
+    if table.num_rows:  # else it is the first case of OUT: importing pyarrow.compute takes 0.03 s
+        from pyarrow import compute
+
+        affected = _with_ids(table, [row.id for row in added])
+        before = _rows(table.filter(affected))
+        others = table.filter(compute.invert(affected))
+    else:
+        others = table
+    folders = {row.id: row.folder for row in before if row.folder}
+    after = {(row.id, row.path): row for row in before}
+    for row in added:
+        folders[row.id] = row.folder or folders.get(row.id, "")
+        after.pop((row.id, row.path), None)  # the newest row comes last
+        after[row.id, row.path] = replace(row, folder=folders[row.id])
+    if tuple(after.values()) == before:
+        return table
+    return pa.concat_tables([others, _table(list(after.values()))])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _stamp(path: Path) -> object:
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def _with_ids(table: pa.Table, ids: Sequence[str]) -> pa.ChunkedArray:

@@ -30,7 +30,7 @@ from scanloom.io.system.regular_files import (
 
 PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
-CROSSWALK = "crosswalk.parquet"
+CROSSWALK, CROSSWALK_LINES = "crosswalk.parquet", "crosswalk.jsonl"
 LOCK = ".lock"
 LINK_FREE_ENTRIES = (
     *("cases", ".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review"),

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from scanloom.core import ScanError
 from scanloom.io.identity import key_fingerprint, read_key
-from scanloom.io.output.crosswalk import SourceRecord, sources_by_folder
-from scanloom.io.output.private import CROSSWALK, PRIVATE, check_key
-
-Stamp = tuple[int, int] | None
+from scanloom.io.output.crosswalk import SourceRecord, sources_by_folder, stamp
+from scanloom.io.output.private import check_key
 
 
 class PatientNames:
@@ -34,9 +32,9 @@ class PatientNames:
 
     def __init__(self, out: Path, key: Path | None) -> None:
         check_key(out, key_fingerprint(read_key(key)))
-        self._out, self._file = out, out / PRIVATE / CROSSWALK
+        self._out = out
         self._guard = threading.Lock()
-        self._stamp: Stamp = None
+        self._stamp: tuple[object, ...] | None = None
         self._rows: dict[str, SourceRecord] = {}
 
     def of(self, name: str) -> list[str]:
@@ -55,10 +53,9 @@ class PatientNames:
     def _current(self) -> dict[str, SourceRecord]:
         with self._guard:
             try:
-                stat = self._file.stat()
-                stamp = stat.st_mtime_ns, stat.st_ino
-                if stamp != self._stamp:
-                    self._rows, self._stamp = sources_by_folder(self._out), stamp
+                current = stamp(self._out)
+                if current != self._stamp:
+                    self._rows, self._stamp = sources_by_folder(self._out), current
             except (OSError, ScanError):  # it is being replaced, or gone: the list has no names
                 self._rows, self._stamp = {}, None
             return self._rows

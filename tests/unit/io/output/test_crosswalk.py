@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import random
 import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,8 +25,11 @@ from scanloom.io.output.crosswalk import (
     add_sources,
     case_folders,
     find_sources,
+    gather_sources,
+    known_ids,
     latest_by_id,
     source_from_series,
+    stamp,
 )
 from scanloom.io.output.private import private_folder
 from support.write_dicom import Words, noise, uid, write_series
@@ -132,24 +138,121 @@ def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The rows that are appended to a table, which is never cheap to write anew."""
+    monkeypatch.setattr("scanloom.io.output.crosswalk.CHEAP_BYTES", 0)
+    return tmp_path / "private" / "crosswalk.jsonl"
+
+
+def gather(out: Path) -> None:
+    with private_folder(out, KEY) as private:
+        gather_sources(private)
+
+
+def test_rows_are_appended_as_if_the_table_had_been_written_each_time(
+    tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice, ids, appended = random.Random(4), "abcdefgh", 0
+    for _ in range(40):
+        batch = [
+            row(choice.choice(ids), f"/{choice.randrange(3)}", choice.choice(["", "", "F"]))
+            for _ in range(choice.randrange(1, 4))
+        ]
+        add(tmp_path, *batch)
+        appended += lines.exists()
+        if choice.random() < 0.1:
+            gather(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr("scanloom.io.output.crosswalk.CHEAP_BYTES", 1 << 30)
+            add(tmp_path / "plain", *batch)
+        for each in ids:  # rows of one id keep their order
+            assert find_sources(tmp_path, [each]) == find_sources(tmp_path / "plain", [each])
+    assert appended > 20
+    assert known_ids(tmp_path) == known_ids(tmp_path / "plain")
+    assert case_folders(tmp_path) == case_folders(tmp_path / "plain")
+
+
+def test_lines_do_not_grow_beyond_the_table(tmp_path: Path, lines: Path) -> None:
+    add(tmp_path, *(row(str(n)) for n in range(100)))
+    sizes = set[int]()
+    for n in range(60):
+        add(tmp_path, row(str(n), folder="F"))
+        sizes.add(lines.stat().st_size if lines.exists() else 0)
+    assert 0 in sizes
+    assert max(sizes) < 2 * lines.with_suffix(".parquet").stat().st_size
+    assert set(case_folders(tmp_path)) == {str(n) for n in range(60)}
+
+
+def test_who_died_between_the_table_and_its_lines_left_no_row_twice(
+    tmp_path: Path, lines: Path
+) -> None:
+    add(tmp_path, row("a"), row("b"))
+    add(tmp_path, row("a", "/two", "F"))
+    assert stat.S_IMODE(lines.stat().st_mode) == 0o600
+    kept, before, seen = lines.read_bytes(), find_sources(tmp_path, ["a"]), stamp(tmp_path)
+    gather(tmp_path)
+    assert not lines.exists()
+    assert stamp(tmp_path) != seen
+    lines.write_bytes(kept)
+
+    assert find_sources(tmp_path, ["a"]) == before
+    gather(tmp_path)
+    assert find_sources(tmp_path, ["a"]) == before
+    assert not lines.exists()
+
+
+def test_half_a_line_is_cut_off(tmp_path: Path, lines: Path) -> None:
+    add(tmp_path, row("a"))
+    add(tmp_path, row("b"))
+    with lines.open("a") as file:
+        file.write('{"id": "c", "ki')
+
+    assert known_ids(tmp_path) == {"a", "b"}
+    add(tmp_path, row("d"))
+    assert known_ids(tmp_path) == {"a", "b", "d"}
+    assert all(json.loads(line) for line in lines.read_text().splitlines())
+
+
+@pytest.mark.parametrize("content", ["{}\n", "no row\n", '{"id": "a"}\n'])
+def test_damaged_lines_are_never_removed(content: str, tmp_path: Path, lines: Path) -> None:
+    add(tmp_path, row("a"))
+    lines.write_text(content)
+
+    for attempt in (lambda: gather(tmp_path), lambda: find_sources(tmp_path, ["a"])):
+        with pytest.raises(ScanError, match=r"crosswalk\.jsonl can't be read") as caught:
+            attempt()
+        assert caught.value.code == "OUTPUT_UNWRITABLE"
+    assert lines.read_text() == content
+
+
 ADDS_MANY = """
 import sys
 from pathlib import Path
+from scanloom.io.output import crosswalk
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import private_folder
 
+crosswalk.CHEAP_BYTES = int(sys.argv[3])
 for n in range(20):
     with private_folder(Path(sys.argv[1]), "abc") as private:
         add_sources(private, [SourceRecord(f"{sys.argv[2]}-{n}", "nifti", "/scans/a", 1)])
 """
 
 
-def test_two_who_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    """The first claim of the folder is part of the race."""
+@pytest.mark.parametrize("cheap", [1 << 30, 0])
+def test_two_who_write_at_once_lose_nothing(cheap: int, tmp_path: Path) -> None:
+    """The first claim of the folder is part of the race; who reads meanwhile never sees less."""
     command = [sys.executable, "-c", ADDS_MANY, str(tmp_path)]
-    workers = [subprocess.Popen([*command, str(writer)]) for writer in range(2)]
-    assert [worker.wait(120) for worker in workers] == [0, 0]
+    workers = [subprocess.Popen([*command, str(writer), str(cheap)]) for writer in range(2)]
+    seen, deadline = set[str](), time.monotonic() + 120
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        now = known_ids(tmp_path)
+        assert now >= seen
+        seen = now
+    assert [worker.wait(10) for worker in workers] == [0, 0]
+    gather(tmp_path)
 
     expected = [f"{writer}-{n}" for writer in range(2) for n in range(20)]
     assert sorted(s.id for s in find_sources(tmp_path, expected)) == sorted(expected)
