@@ -17,9 +17,10 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.formats import VOLUME_SUFFIXES
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
 
 MAX_HEADERS_READ = 8
 """Files of a series that are searched for the patient's id before it is left empty."""
-_TAIL = 1 << 16
 CHEAP_BYTES = 1 << 16
 """Size up to which the table is written anew for each case: some hundred rows."""
+
+GROUP_ROWS = 100_000
+"""Rows of the table that are read at a time when some are looked up."""
+_TAIL = 1 << 16
+_Wanted = tuple[str, Sequence[str]]
+"""A column, and the values that rows are to have in it."""
 
 _HEADER_COLUMNS = {
     "patient_id": "PatientID",
@@ -139,15 +145,19 @@ def gather_sources(private: Path, sources: Sequence[SourceRecord] = ()) -> None:
 
     Nothing is written if no row is new. Raises as `add_sources`.
     """
-    lines = private / CROSSWALK_LINES
-    added = [*_appended(lines), *sources]
+    lines, added = private / CROSSWALK_LINES, list(sources)
+    with suppress(FileNotFoundError), open_regular_file(lines) as file:
+        added = [*_appended(file), *added]
     if added:
         table = _read_table(private / CROSSWALK)
         updated = _with_rows(table, added)
         if updated is not table:
             from pyarrow import parquet
 
-            write_private(private / CROSSWALK, lambda path: parquet.write_table(updated, path))
+            write_private(
+                private / CROSSWALK,
+                lambda path: parquet.write_table(updated, path, row_group_size=GROUP_ROWS),
+            )
     lines.unlink(missing_ok=True)  # after the table has them
 
 
@@ -159,8 +169,7 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    table = _read(out)
-    return _rows(table.filter(_with_ids(table, ids)))
+    return _rows(_read(out, wanted=("id", ids)))
 
 
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
@@ -171,10 +180,7 @@ def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     ScanError
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
-    from pyarrow import compute
-
-    table = _read(out)
-    return _rows(table.filter(compute.equal(table.column("study_uid"), study_uid)))
+    return _rows(_read(out, wanted=("study_uid", [study_uid])))
 
 
 def known_ids(out: Path) -> set[str]:
@@ -238,36 +244,59 @@ def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
 
 def stamp(out: Path) -> tuple[object, ...]:
     """Return a value that changes when the crosswalk does."""
-    return tuple(_stamp(out / PRIVATE / name) for name in (CROSSWALK, CROSSWALK_LINES))
+    states = (_state(out / PRIVATE / name) for name in (CROSSWALK, CROSSWALK_LINES))
+    return tuple(s and (s.st_ino, s.st_mtime_ns, s.st_size) for s in states)
 
 
-def _read(out: Path, columns: Sequence[str] = COLUMNS) -> pa.Table:
-    """Return columns of the crosswalk: the table, with the rows that were appended since."""
-    folder = out / PRIVATE
+def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = None) -> pa.Table:
+    """Return columns of the crosswalk: of all rows, or of those with some values in a column."""
+    table, lines = (out / PRIVATE / name for name in (CROSSWALK, CROSSWALK_LINES))
     while True:
-        # The lines first: what leaves them meanwhile is in the table by then
-        before = _stamp(folder / CROSSWALK_LINES)
-        added = list(_appended(folder / CROSSWALK_LINES))
-        if not added:
-            return _read_table(folder / CROSSWALK, columns)
-        table = _read_table(folder / CROSSWALK)
-        if _stamp(folder / CROSSWALK_LINES) == before:
-            return _with_rows(table, added).select(list(columns))
+        try:
+            appended = open_regular_file(lines)
+        except FileNotFoundError:
+            return _read_table(table, columns, wanted)
+        except OSError as exc:
+            raise _unreadable(CROSSWALK_LINES, exc) from exc
+        with appended:
+            # The lines first: what leaves them meanwhile is in the table by then
+            added = list(_appended(appended))
+            rows = _read_table(table, COLUMNS, wanted)
+            # While it is open, no other file has its inode
+            if _identity(os.fstat(appended.fileno())) == _identity(_state(lines)):
+                return _filtered(_with_rows(rows, added), wanted).select(list(columns))
 
 
-def _read_table(path: Path, columns: Sequence[str] = COLUMNS) -> pa.Table:
+def _read_table(
+    path: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = None
+) -> pa.Table:
+    """Return columns of the table alone, a group of rows at a time if only some are wanted."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    empty = _table([]).select(list(columns))
     if not path.exists():
-        return _table([]).select(list(columns))
+        return empty
     try:
         # Threads would gain nothing, and Arrow's pools now and then abort a process that ends soon
         with open_regular_file(path) as plain, parquet.ParquetFile(plain, pre_buffer=False) as file:
-            table = file.read(list(columns), use_threads=False).select(list(columns))
-            return table.cast(_table([]).select(list(columns)).schema)
+            parts = [
+                _filtered(file.read_row_group(n, list(columns), use_threads=False), wanted)
+                for n in range(file.num_row_groups)
+                if wanted is None
+                or _filtered(
+                    file.read_row_group(n, [wanted[0]], use_threads=False), wanted
+                ).num_rows
+            ]
+            return pa.concat_tables(
+                [empty, *(part.select(list(columns)).cast(empty.schema) for part in parts)]
+            )
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
         raise _unreadable(CROSSWALK, exc) from exc
+
+
+def _filtered(table: pa.Table, wanted: _Wanted | None) -> pa.Table:
+    return table if wanted is None else table.filter(_holds(table, *wanted))
 
 
 def _unreadable(name: str, error: Exception) -> ScanError:
@@ -301,15 +330,12 @@ def _size_of_lines(descriptor: int) -> int:
     return size
 
 
-def _appended(path: Path) -> Iterator[SourceRecord]:
+def _appended(file: BinaryIO) -> Iterator[SourceRecord]:
     """Yield the rows that were appended; not the half of one that is being written."""
     try:
-        with open_regular_file(path) as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield SourceRecord(**json.loads(line))
-    except FileNotFoundError:
-        return
+        for line in file:
+            if line.endswith(b"\n"):
+                yield SourceRecord(**json.loads(line))
     except (OSError, ValueError, TypeError) as exc:
         raise _unreadable(CROSSWALK_LINES, exc) from exc
 
@@ -322,7 +348,7 @@ def _with_rows(table: pa.Table, added: Sequence[SourceRecord]) -> pa.Table:
     if table.num_rows:  # else it is the first case of OUT: importing pyarrow.compute takes 0.03 s
         from pyarrow import compute
 
-        affected = _with_ids(table, [row.id for row in added])
+        affected = _holds(table, "id", [row.id for row in added])
         before = _rows(table.filter(affected))
         others = table.filter(compute.invert(affected))
     else:
@@ -339,26 +365,27 @@ def _with_rows(table: pa.Table, added: Sequence[SourceRecord]) -> pa.Table:
 
 
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+    state = _state(path)
+    return 0 if state is None else state.st_size
 
 
-def _stamp(path: Path) -> object:
+def _state(path: Path) -> os.stat_result | None:
     try:
-        state = path.stat()
+        return path.stat()
     except FileNotFoundError:
         return None
-    return state.st_ino, state.st_mtime_ns, state.st_size
 
 
-def _with_ids(table: pa.Table, ids: Sequence[str]) -> pa.ChunkedArray:
-    """Return a mask of the rows that have one of the ids."""
+def _identity(state: os.stat_result | None) -> object:
+    return None if state is None else (state.st_dev, state.st_ino)
+
+
+def _holds(table: pa.Table, column: str, values: Sequence[str]) -> pa.ChunkedArray:
+    """Return a mask of the rows that have one of some values in a column."""
     import pyarrow as pa
     from pyarrow import compute
 
-    return compute.is_in(table.column("id"), value_set=pa.array(ids, pa.string()))
+    return compute.is_in(table.column(column), value_set=pa.array(values, pa.string()))
 
 
 def _rows(table: pa.Table) -> tuple[SourceRecord, ...]:

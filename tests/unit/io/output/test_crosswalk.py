@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -29,6 +30,7 @@ from scanloom.io.output.crosswalk import (
     known_ids,
     latest_by_id,
     source_from_series,
+    sources_of_study,
     stamp,
 )
 from scanloom.io.output.private import private_folder
@@ -200,6 +202,19 @@ def test_who_died_between_the_table_and_its_lines_left_no_row_twice(
     gather(tmp_path)
     assert find_sources(tmp_path, ["a"]) == before
     assert not lines.exists()
+
+
+def test_rows_are_found_in_each_group_of_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanloom.io.output.crosswalk.GROUP_ROWS", 2)
+    rows = [replace(row(name), study_uid=name.upper()) for name in "abcdefg"]
+    add(tmp_path, *rows)
+
+    assert pq.ParquetFile(tmp_path / "private" / "crosswalk.parquet").num_row_groups == 4
+    assert [s.id for s in find_sources(tmp_path, ["g", "b", "c"])] == ["b", "c", "g"]
+    assert sources_of_study(tmp_path, "E") == (rows[4],)
+    assert known_ids(tmp_path) == set("abcdefg")
 
 
 def test_half_a_line_is_cut_off(tmp_path: Path, lines: Path) -> None:
