@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +14,9 @@ from scanloom.core import user_cache_folder
 
 # Threads of PyTorch that wait do not spin: two test processes on two cores take half the time
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+ENDS_WITHIN_S = 300
+"""Of the process of the tests, after the last one; longer than the wait for one of its helpers."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -24,6 +29,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             if cases[test] % n:
                 item.add_marker(pytest.mark.thorough)
             cases[test] += 1
+
+
+def pytest_sessionfinish() -> None:
+    """Let no thread or process that a test left keep this one from ending: say where it waits."""
+    faulthandler.dump_traceback_later(ENDS_WITHIN_S, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,6 +17,7 @@ from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.io.output.engines import OutputEngines
 from support.commands import scanloom, write_tiny_bundle
 from support.model_cards import smooth_scan
+from support.processes import next_line
 
 Segment = Callable[..., str]
 
@@ -196,7 +197,7 @@ def test_the_first_of_several_deciding_workers_chooses_the_engine(tmp_path: Path
         )
         for n in range(4)
     ]
-    assert {worker.stdout.readline() for worker in workers if worker.stdout} == {"ready\n"}
+    assert {next_line(worker) for worker in workers} == {"ready\n"}
     for worker in workers:
         assert worker.stdin
         worker.stdin.write("go\n")

@@ -27,6 +27,7 @@ from support.commands import scanloom
 from support.https_server import write_certificate
 from support.real_scans import scans
 from support.receivers import (
+    DEADLINE,
     Receiver,
     association,
     data_set,
@@ -35,6 +36,7 @@ from support.receivers import (
     send,
     write_site,
 )
+from support.synced_answers import FOLDERS_NEVER, LATE, NEVER, STRACE, answers_in
 from support.write_dicom import Coding, Words, noise, write_series
 
 pytest.importorskip("pynetdicom")
@@ -134,11 +136,11 @@ def test_four_at_once_interleaved_doubled_and_compressed(
         random.Random(seed).shuffle(mine)
         answers.append(send(receiver.port, mine))
 
-    threads = [threading.Thread(target=sender, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=sender, args=(seed,), daemon=True) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(DEADLINE)
 
     assert Counter(status for each in answers for status in each.values()).keys() == {0}
     assert set().union(*answers) == set(files)
@@ -438,17 +440,19 @@ def recorded_stream(port: int, files: list[Path]) -> list[bytes]:
         for path in files:
             made.send_c_store(path)
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE)
         request: list[bytes] = []
 
         def answer() -> None:
             connection, _ = server.accept()
+            connection.settimeout(DEADLINE)
             request.append(connection.recv(1 << 16))
             connection.close()
 
-        accepting = threading.Thread(target=answer)
+        accepting = threading.Thread(target=answer, daemon=True)
         accepting.start()
         with association(server.getsockname()[1], files):
-            accepting.join()
+            accepting.join(DEADLINE)
     return [*request, *sent]
 
 
@@ -538,7 +542,8 @@ def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None
         statuses: list[int | None] = []
         with association(receiver.port, [path]) as made:
             sender = threading.Thread(
-                target=lambda: statuses.append(made.send_c_store(path).get("Status"))
+                target=lambda: statuses.append(made.send_c_store(path).get("Status")),
+                daemon=True,
             )
             sender.start()
             wait_for(lambda: any((receiver.spool / "incoming").iterdir()))
@@ -615,67 +620,94 @@ def test_the_process_loads_nothing_heavy(receiver: Receiver) -> None:
     assert receiver.memory() < 150 << 20
 
 
-# --- synced before it is answered ----------------------------------------------------------------
+@pytest.mark.slow
+def test_idle_associations_take_next_to_nothing(tmp_path: Path) -> None:
+    """Their threads wake a few times a second, and at once when something comes."""
+    with listening(tmp_path / "site") as receiver, contextlib.ExitStack() as stack:
+        made = [stack.enter_context(association(receiver.port)) for _ in range(20)]
+        time.sleep(2)
+        before = wake_ups(receiver)
+        time.sleep(2)
+        assert (
+            wake_ups(receiver) - before < 1000
+        )  # 10,000 and more if each looked 50 times a second
+        began = time.monotonic()
+        assert [each.send_c_echo().Status for each in made] == [0] * 20
+        assert time.monotonic() - began < 20 * 0.25  # half of what they sleep, if nothing woke them
 
 
-LATE = """
-import os, threading
-fsync = os.fsync
-def late(descriptor):  # a copy of the descriptor: the file may be closed by then
-    threading.Timer(0.2, fsync, [os.dup(descriptor)]).start()
-os.fsync = late
+def wake_ups(receiver: Receiver) -> int:
+    """Return how often threads of a receiver have waited for something so far."""
+    texts = [
+        (task / "status").read_text()
+        for task in Path(f"/proc/{receiver.process.pid}/task").iterdir()
+    ]
+    return sum(int(re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", text)[0]) for text in texts)
+
+
+SLOW_DISK = """
+import time
+from scanloom.engine.listen.spool import Spool
+keep = Spool.keep
+def slow(*words):
+    time.sleep(0.7)
+    return keep(*words)
+Spool.keep = slow
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["", LATE], ids=["scanloom", "a mutant that syncs later"])
+def test_an_answer_that_took_long_is_sent_at_once(tmp_path: Path) -> None:
+    files, took = series(tmp_path, "slow disk"), list[float]()
+    with (
+        listening(tmp_path / "site", program=SLOW_DISK) as receiver,
+        association(receiver.port, files) as made,
+    ):
+        for path in files:
+            began = time.monotonic()
+            assert made.send_c_store(path).Status == 0
+            took.append(time.monotonic() - began)
+    assert 0.7 < min(took) < 0.9, took
+
+
+# --- synced before it is answered ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",
+        LATE,
+        pytest.param(NEVER, marks=pytest.mark.thorough),
+        pytest.param(FOLDERS_NEVER, marks=pytest.mark.thorough),
+    ],
+    ids=["scanloom", "a mutant that syncs later", "never", "never a folder"],
+)
 def test_system_calls_come_in_order(program: str, tmp_path: Path) -> None:
-    """Between two answers: the data set's fsync, its name, and the folder's fsync."""
+    """Between two answers: the data set's fsync, its name, and the folder's fsync.
+
+    Of an object that is new, that comes again, and that replaces another.
+    """
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     files = series(tmp_path, "traced", slices=3)
+    changed = Path(shutil.copy(files[0], tmp_path / "changed.dcm"))
+    rewrite(changed, lambda ds: setattr(ds, "PatientName", "Other"))
+    sent = [*files, files[1], changed]
     trace = tmp_path / "trace"
-    calls = "trace=fsync,fdatasync,link,linkat,rename,renameat,renameat2,sendto,write"
-    strace = ["strace", "-f", "-y", "-e", calls, "-e", "signal=none", "-o", str(trace)]
+    strace = [*STRACE, "-o", str(trace)]
     probe = subprocess.run([*strace, "true"], check=False, capture_output=True)
     if probe.returncode:
         pytest.skip("strace can't trace here")
     with listening(tmp_path / "site", wrap=strace, program=program) as receiver:
-        assert set(send(receiver.port, files).values()) == {0}
+        assert set(send(receiver.port, sent).values()) == {0}
         child = subprocess.run(
             ["pgrep", "-P", str(receiver.process.pid)], capture_output=True, text=True, check=True
         )
         subprocess.run(["kill", child.stdout.strip()], check=True)
         receiver.process.wait(60)
 
-    answers = answers_in(trace.read_text())
-
-    assert len(answers) == len(files)
-    assert answers == [not program] * len(files)
-
-
-def answers_in(trace: str) -> list[bool]:
-    """Return for each answer to a C-STORE whether file, name and folder were synced before it."""
-    answers, begun = [], dict[str, str]()
-    synced, named = set[str](), dict[str, str]()  # files in `incoming`, and folders of their names
-    for line in trace.splitlines():
-        thread, _, call = line.partition(" ")
-        call = call.strip()
-        # A call counts for the receiver once it has ended, an answer once it has begun
-        if call.endswith("<unfinished ...>"):
-            begun[thread] = call
-            if not call.startswith("sendto"):
-                continue
-        elif call.startswith("<..."):
-            call = begun.pop(thread, "") + call
-            if call.startswith("sendto"):
-                continue
-        if match := re.match(r"fsync\(\d+<([^>]*)>", call):
-            synced.add(match[1])
-            named = {file: at for file, at in named.items() if at != match[1] or file not in synced}
-        elif match := re.match(r'link(?:at)?\(.*?"([^"]*\.part)".*?"([^"]*)/[^/"]*\.dcm"', call):
-            named[match[1]] = match[2]
-        # A P-DATA-TF (PS3.8 9.3.5): the receiver sends none but answers
-        elif call.startswith("sendto") and '"\\4\\0' in call:
-            answers.append(not named)
-    return answers
+    outcomes = [line.outcome for line in read_journal(receiver.spool)]
+    assert outcomes == ["new"] * 3 + ["changed"]
+    assert answers_in(trace.read_text()) == [not program] * len(sent)

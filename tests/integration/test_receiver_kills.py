@@ -18,7 +18,7 @@ from scanloom.engine.listen.spool import read_journal
 from support import full_spool, steady_sender
 from support.faults import on_small_disk
 from support.real_scans import ROOT
-from support.receivers import data_set, listening
+from support.receivers import DEADLINE, data_set, listening
 from support.steady_sender import SYNTAXES
 from support.write_dicom import Coding, Words, noise, write_series
 
@@ -74,7 +74,7 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
     finally:
         for sender in senders:
             sender.kill()
-            sender.wait()
+            sender.wait(DEADLINE)
     stored = receiver.stored()
     assert stored.keys() == sent.keys()
     for uid, path in stored.items():

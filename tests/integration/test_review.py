@@ -38,6 +38,7 @@ from scanloom.review.revisions import (
 from scanloom.review.server.cases import open_case
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
+from support.processes import next_line
 from support.review_cases import (
     Serving,
     change,
@@ -270,7 +271,7 @@ def test_kills_leave_whole_revisions_only(output: OutputCopy) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                newest = int(process.stdout.readline())
+                newest = int(next_line(process))
                 time.sleep(rng.uniform(0, 0.4))
             finally:
                 process.kill()

@@ -18,6 +18,7 @@ import pytest
 from support import engine_models as em
 from support.commands import write_tiny_bundle
 from support.formula_run import PROGRAM, formula_environment, processes
+from support.processes import next_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl and cores of Linux")
 
@@ -64,7 +65,7 @@ def attacker() -> None:
         [*PLAIN, sys.executable, "-c", HOLDS, key.hex()], stdout=subprocess.PIPE
     ) as victim:
         assert victim.stdout is not None
-        victim.stdout.readline()
+        next_line(victim)
         copies = attack(key, [victim.pid])
         victim.kill()
     if copies < 1:
@@ -185,7 +186,7 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
             [*PLAIN, sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment
         ) as parent:
             assert parent.stdout is not None
-            helper = int(parent.stdout.readline())
+            helper = int(next_line(parent))
             copies = attack(secret.hex().encode(), [helper])
             limit = core_limit(helper)
             parent.kill()

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,23 @@ class Target:
         request = event.action_information
         self.tell("commit", str(request.TransactionUID))
         if self.config["commit"] == "same association":
-            threading.Thread(target=self.report, args=(request, event.assoc)).start()
+            self.begin(self.report, request, event.assoc)
         elif self.config["commit"] == "own port":
-            threading.Thread(target=self.report_elsewhere, args=(request,)).start()
+            self.begin(self.report_elsewhere, request)
         return 0, None
+
+    def begin(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Do something in a thread, which keeps no process alive."""
+        threading.Thread(target=what, args=arguments, daemon=True).start()
 
     def report_elsewhere(self, request: Dataset) -> None:
         """Report to the receiver's own port; again if it is away."""
         entity = AE("TARGET")
+        entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = 20
         entity.add_requested_context(StorageCommitmentPushModel)
         role = build_role(StorageCommitmentPushModel, scp_role=True)
-        for _ in range(600):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
             made = entity.associate(
                 "127.0.0.1", self.config["report_to"], ae_title="SCANLOOM", ext_neg=[role]
             )
@@ -163,10 +170,10 @@ def serve(config: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is ended, and for half an hour at most."""
     server = serve(json.loads(Path(sys.argv[1]).read_text()))
     print(server.server_address[1], flush=True)
-    threading.Event().wait()
+    threading.Event().wait(1800)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from support.archives import nifti
 from support.commands import Ended, scanloom_forked, write_tiny_bundle
+from support.processes import outputs_of_group
 
 DEADLINE = 120.0
 """Seconds in which every command ends, whatever is in its way."""
@@ -65,13 +66,8 @@ def on_small_disk(script: str, arguments: Sequence[str | Path]) -> str:
     ):
         pytest.skip("unshare can't mount a small disk here")
     head = f'scanloom() {{ "{sys.executable}" -m scanloom "$@" 2>&1; }}\n'
-    done = subprocess.run(
-        [*SMALL_DISK, head + script, "sh", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "Traceback" not in done.stdout, done.stdout
-    assert "INTERNAL" not in done.stdout, done.stdout
-    return done.stdout + done.stderr
+    command = [*SMALL_DISK, head + script, "sh", *map(str, arguments)]
+    out, err = outputs_of_group(command, 300)
+    assert "Traceback" not in out, out
+    assert "INTERNAL" not in out, out
+    return out + err

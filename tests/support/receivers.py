@@ -18,6 +18,8 @@ import yaml
 from pydicom import dcmread
 from pydicom.uid import UID
 
+from support.processes import next_line
+
 DEADLINE = 60  # s for a process to begin or to end: two cores may be busy
 
 
@@ -83,7 +85,7 @@ def listening(
         command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ}
     )
     try:
-        line = process.stdout.readline() if process.stdout else ""
+        line = next_line(process)
         if not line.startswith("Listening"):
             pytest.fail(f"no receiver: {line} {(folder / 'errors').read_text()}")
         yield Receiver(process, int(line.split(" port ")[1].split()[0]), folder)

@@ -14,6 +14,8 @@ from pathlib import Path
 from pynetdicom import AE, _config
 
 CT = "1.2.840.10008.5.1.4.1.1.2"
+DEADLINE_S = 1800
+"""Longer than any test: nobody is left who sends for ever."""
 SYNTAXES = {"plain": "1.2.840.10008.1.2.1", "rle": "1.2.840.10008.1.2.5"}
 
 
@@ -30,7 +32,8 @@ def main() -> None:
     waiting = files + files[seed % 2 :: 2]
     random.Random(seed).shuffle(waiting)
     with Path(sys.argv[4]).open("a", buffering=1) as told:
-        while waiting:
+        deadline = time.monotonic() + DEADLINE_S
+        while waiting and time.monotonic() < deadline:
             made = entity.associate("127.0.0.1", port, ae_title="SCANLOOM")
             while waiting and made.is_established:
                 try:
@@ -43,6 +46,8 @@ def main() -> None:
                 made.release()
             else:
                 time.sleep(0.1)
+    if waiting:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

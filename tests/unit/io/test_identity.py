@@ -136,7 +136,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path):
 def test_many_who_start_at_once_get_one_key(tmp_path):
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as pool:
-        keys = pool.map(load_key, [tmp_path / "key"] * 16, chunksize=1)
+        keys = pool.map_async(load_key, [tmp_path / "key"] * 16, chunksize=1).get(120)
     assert len(set(keys)) == 1
 
 

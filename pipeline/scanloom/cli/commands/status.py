@@ -139,6 +139,7 @@ _SENT = {
     "found": "there",
     "acknowledged": "acknowledged",
     "failed": "given up",
+    "replaced": "replaced by newer results before they were there",
 }
 """Words for the states of objects."""
 MOST_LINES = 20

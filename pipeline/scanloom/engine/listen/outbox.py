@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 OUTBOX = "outbox"
 WAITING, DELIVERED, FAILED = "waiting", "delivered", "failed"
 TARGETS, ASKED, REPORTS = "targets", "asked", "reports"
+REPLACED = "replaced"
 
 BATCH = 50
 """Lines of an association."""
@@ -421,9 +422,10 @@ class OutboxState:
     Parameters
     ----------
     counts : dict
-        Number of lines by target, and by state or, of delivered ones, proof.
+        Number of lines by target, and by state or, of delivered ones, proof; "replaced" for those
+        that were given up since their case was made again.
     open, failed : list of Line
-        Those that wait, and those that were given up; the oldest first.
+        Those that wait, and those that were given up, without replaced ones; the oldest first.
     troubles : dict
         Trouble with a target, by its name.
     """
@@ -446,13 +448,23 @@ def outbox_state(out: Path) -> OutboxState | None:
     if not os.access(folder, os.R_OK | os.X_OK):
         return None
     outbox = Outbox(folder)
-    waiting, failed = outbox.open_lines(), outbox.failed_lines()
+    waiting, given_up = outbox.open_lines(), outbox.failed_lines()
     counts: dict[str, Counter[str]] = {}
-    for line in (*outbox.delivered_lines(), *waiting, *failed):
+    newest: dict[tuple[str, str, str], float] = {}
+    for line in (*outbox.delivered_lines(), *waiting, *given_up):
         counts.setdefault(line.target, Counter())[line.proof or line.state] += 1
+        place = line.target, line.case, line.file
+        newest[place] = max(line.added, newest.get(place, 0.0))
+    failed = []
+    for line in given_up:
+        if line.added < newest[line.target, line.case, line.file]:
+            counts[line.target][FAILED] -= 1
+            counts[line.target][REPLACED] += 1
+        else:
+            failed.append(line)
     troubles = {name: outbox.trouble(name) for name in sorted(counts)}
     return OutboxState(
-        {name: dict(counts[name]) for name in sorted(counts)},
+        {name: dict(+counts[name]) for name in sorted(counts)},
         waiting,
         failed,
         {name: trouble for name, trouble in troubles.items() if trouble.tries},

@@ -31,6 +31,7 @@ DAY_S = 24 * 3600.0
 RELOAD_S = 15
 _OUTCOMES = {"begun": "in work", "": "waits"}
 _PROOFS = ("committed", "found", "acknowledged")
+_OPEN = ("waiting", "sent", "asked")
 
 
 @dataclass
@@ -213,8 +214,9 @@ def _sent_rows(sent: OutboxState | None) -> list[tuple[str, int, int, int]]:
     """Return for each target the numbers of objects that are there, wait, and were given up."""
     rows = []
     for target, states in () if sent is None else sent.counts.items():
-        there, failed = sum(states.get(proof, 0) for proof in _PROOFS), states.get("failed", 0)
-        rows.append((target, there, sum(states.values()) - there - failed, failed))
+        there = sum(states.get(proof, 0) for proof in _PROOFS)
+        waits = sum(number for state, number in states.items() if state in _OPEN)
+        rows.append((target, there, waits, states.get("failed", 0)))
     return rows
 
 

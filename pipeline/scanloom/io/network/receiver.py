@@ -27,8 +27,8 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -67,9 +67,10 @@ MAX_MESSAGE_BYTES = 1 << 18
 MIN_PACE = 1024
 """Bytes a second of a data set, after the deadline of a PDU: a slower sender is cut off."""
 BACKLOG = 128
-QUIET_AFTER_S, QUIET_LOOK_S = 0.5, 0.02
+QUIET_AFTER_S, QUIET_LOOK_S = 0.5, 0.5
 """pynetdicom looks 1000 times a second whether there is something to do, in two threads: 20 idle
-associations take half a core. After some silence, it looks less often."""
+associations take half a core. After some silence its threads wait for bytes, and look in between
+whether the association is to end."""
 
 
 class Draft(Protocol):
@@ -336,9 +337,10 @@ class _Association(Association):
         self.receiver, self.connection, self.address = receiver, connection, str(address[0])
         self.daemon, self.name = True, "association"
         self.drafts: dict[str, Draft] = {}
-        self.heard = time.monotonic()
+        self.heard, self.hears = time.monotonic(), threading.Event()
         self.counts: Counter[str] = Counter()
         self.may_store, self.targets = False, list[str]()
+        self.is_answering = False
         self._server = receiver.server  # type: ignore[assignment]  # closes the connection
         self.acse = _Admission(self)
         self.set_socket(_Socket(self, client_socket=connection))
@@ -405,8 +407,18 @@ class _Association(Association):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing came for a while."""
-        return time.monotonic() - self.heard > QUIET_AFTER_S
+        """Whether nothing came for a while, and nothing is to be answered."""
+        return not self.is_answering and time.monotonic() - self.heard > QUIET_AFTER_S
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Keep the threads awake while an answer is made, and until it has been sent."""
+        self.is_answering = True
+        try:
+            yield
+        finally:
+            self.heard = time.monotonic()
+            self.is_answering = False
 
     def check_pace(self) -> None:
         """Refuse a sender that keeps a data set going with a byte now and then.
@@ -460,9 +472,12 @@ class _Admission(ACSE):
         """Return whether the peer has finished; asked after each message."""
         association: Any = self.assoc
         if super().is_release_requested():
+            association.receiver.leave(association)  # a peer may come again once it is answered
             return True
         if association.is_quiet:
-            time.sleep(QUIET_LOOK_S)
+            association.hears.clear()
+            if association.is_quiet:  # still: what came before `clear` has no event
+                association.hears.wait(QUIET_LOOK_S)
         if association.receiver.stopping.is_set() and not association.drafts:
             association.abort()
         return False
@@ -520,6 +535,7 @@ class _Socket(AssociationSocket):
                 got += count
         finally:
             association.heard = time.monotonic()
+            association.hears.set()
             view.release()
             with suppress(OSError):
                 connection.settimeout(options.idle)
@@ -543,11 +559,12 @@ def _store(event: evt.Event) -> int:
     if draft is None:
         association.counts["without a data set"] += 1
         return MISMATCH
-    try:
-        status, outcome = _judge(association, event, draft)
-    finally:
-        draft.discard()
-        del association.drafts[draft.name]
+    with association.answering():
+        try:
+            status, outcome = _judge(association, event, draft)
+        finally:
+            draft.discard()
+            del association.drafts[draft.name]
     association.counts[outcome] += 1
     return status
 
@@ -559,7 +576,8 @@ def _report(event: evt.Event) -> tuple[int, None]:
     if note is None or not targets:
         association.counts["reports refused"] += 1
         return NOT_AUTHORIZED, None
-    status = take_report(event, lambda report: note(report, targets))
+    with association.answering():
+        status = take_report(event, lambda report: note(report, targets))
     association.counts["reports refused" if status else "reported"] += 1
     return status, None
 

@@ -180,6 +180,26 @@ def test_the_state_counts_lines_and_names_troubles(outbox: Outbox, case: Path) -
 # --- reports -------------------------------------------------------------------------------------
 
 
+def test_a_replaced_line_that_was_given_up_is_no_failure(outbox: Outbox, case: Path) -> None:
+    """Its case was made again, and the newer result has a line of its own."""
+    older = outbox.add(case, "pacs")
+    other = outbox.add(case, "other")[0]
+    for line in older:
+        outbox.update(replace(line, state="failed", reason="the result was changed"))
+    assert outbox_state(outbox.out).failed == outbox.failed_lines()  # type: ignore[union-attr]
+    shutil.rmtree(case)
+    write_case(outbox.out, "caseone", study=older[0].study, size=6000)
+    newer = outbox.add(case, "pacs")
+    outbox.update(replace(newer[0], state="failed", reason="refused"))
+    outbox.update(replace(other, state="failed", reason="refused"))  # nothing replaces it
+
+    state = outbox_state(outbox.out)
+
+    assert state is not None
+    assert state.counts["pacs"] == {"waiting": 2, "failed": 1, "replaced": 3}
+    assert {line.id for line in state.failed} == {newer[0].id, other.id}
+
+
 def test_only_reports_of_known_requests_are_noted(outbox: Outbox, case: Path) -> None:
     lines = outbox.add(case, "pacs")
     known, unknown = str(generate_uid()), str(generate_uid())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,18 +117,26 @@ def test_a_full_disk_leaves_the_trail_as_it_was(out: Path, monkeypatch: pytest.M
     assert lines(out) == before
 
 
-def append_many(out: Path, name: str) -> None:
-    for number in range(20):
-        AuditTrail(out, KEY).append("sent", {"case": f"{name}{number}"})
+APPEND_MANY = """
+import sys
+from pathlib import Path
+from scanloom.io.output.audit import AuditTrail
+out, key, name = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), sys.argv[3]
+for number in range(20):
+    AuditTrail(out, key).append("sent", {"case": f"{name}{number}"})
+"""
 
 
 def test_processes_share_a_trail(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=append_many, args=(tmp_path, name)) for name in "abc"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(30)
+    # Not forked: a fork of this process would keep locks of its threads, and may never end
+    command = [sys.executable, "-c", APPEND_MANY, str(tmp_path), KEY.hex()]
+    workers = [subprocess.Popen([*command, name]) for name in "abc"]
+    try:
+        assert [worker.wait(60) for worker in workers] == [0] * 3
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(60)
 
     told = events(tmp_path)
     assert sorted(told) == sorted(f"{name}{number}" for name in "abc" for number in range(20))

@@ -16,6 +16,7 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.io.system import unpacking as unpack_module
 from scanloom.io.system.unpacking import UnpackedFiles
+from support.processes import next_line
 
 UNPACK = """
 import os, sys
@@ -43,7 +44,7 @@ def test_what_a_killed_process_unpacked_goes_when_the_next_one_unpacks(tmp_path:
     foreign.mkdir()
 
     with unpack(packed, "living") as living:
-        kept = Path(living.stdout.readline().strip())  # type: ignore[union-attr]
+        kept = Path(next_line(living).strip())
         dead, _ = unpack(packed, "killed").communicate()
         assert Path(dead.strip()).read_bytes() == b"scan"
         unpack(packed, "ended").communicate()

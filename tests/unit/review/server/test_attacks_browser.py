@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from scanloom.review.verdicts.log import read_verdicts
+from support.processes import next_line
 from support.review_browser import Running, asked, chromium, opened
 from support.review_cases import affine_of, origin_of, publish, scan_array
 
@@ -73,7 +74,7 @@ def bait() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+            yield f"http://127.0.0.1:{next_line(process).strip()}"
         finally:
             process.kill()
 

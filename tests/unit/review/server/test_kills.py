@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from scanloom.review.verdicts.log import read_verdicts
+from support.processes import next_line
 from support.review_cases import enter, origin_of
 
 KILLS = 40
@@ -59,7 +60,7 @@ def killed(out: Path, seconds: float) -> tuple[Answered, list[int]]:
         assert server.stdout is not None
         threads = []
         try:
-            links: dict[str, Any] = json.loads(server.stdout.readline())
+            links: dict[str, Any] = json.loads(next_line(server))
             for n, link in enumerate(links.values(), 1):
                 reviewer = (link, f"r{n}", answered, refused)
                 threads.append(threading.Thread(target=decide, args=reviewer))

@@ -22,6 +22,7 @@ from scanloom.review.verdicts.readers import Readers, kept_readers, remove_revie
 from scanloom.review.verdicts.verdict import Verdict
 from support.commands import scanloom
 from support.https_server import write_certificate
+from support.processes import next_line
 from support.review_cases import enter, origin_of, seen
 
 SERVER = """
@@ -48,7 +49,7 @@ def running(*arguments: Path) -> Iterator[str]:
     ) as server:
         try:
             assert server.stdout is not None
-            yield json.loads(server.stdout.readline())["anna"]
+            yield json.loads(next_line(server))["anna"]
         finally:
             server.kill()
 

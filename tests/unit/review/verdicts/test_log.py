@@ -27,6 +27,7 @@ from scanloom.review.verdicts.log import (
 )
 from scanloom.review.verdicts.verdict import Seen, Verdict
 from support.faults import on_small_disk
+from support.processes import next_line
 
 SEEN = Seen("recipe", {"segmentation.nii.gz": "0" * 64})
 
@@ -340,7 +341,7 @@ def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
         ) as child:
             assert child.stdout is not None
             try:
-                lines = [child.stdout.readline() for _ in range(1 + n % 7)]
+                lines = [next_line(child) for _ in range(1 + n % 7)]
                 time.sleep(0.001 * (n % 5))
             finally:
                 child.kill()
