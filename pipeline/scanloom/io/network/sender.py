@@ -24,6 +24,8 @@ from typing import Any, Protocol, Self, TypeVar
 from pydicom import Dataset
 from pydicom.uid import UID
 from pynetdicom import AE, _config, evt
+from pynetdicom.dimse_primitives import N_EVENT_REPORT
+from pynetdicom.sop_class import uid_to_service_class
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.network.commitment import (
@@ -220,11 +222,12 @@ class DicomPeer:
             self._entity.add_requested_context(sop_class, UID(syntax))
         self._made: Any = None
         self._opened: list[Any] = []
+        self._reporting = threading.Lock()
 
     def __enter__(self) -> Self:
         address = self._address
         handlers = [
-            (evt.EVT_CONN_OPEN, lambda event: self._opened.append(event.assoc)),
+            (evt.EVT_CONN_OPEN, self._connected),
             (evt.EVT_N_EVENT_REPORT, self._reported),
         ]
         tls = None if address.tls is None else (address.tls, address.host or address.address)
@@ -258,8 +261,10 @@ class DicomPeer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._made.acse_timeout = min(RELEASE_S, self._address.patience)
+        seconds = self._made.acse_timeout = min(RELEASE_S, self._address.patience)
         with _deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
+            if self._reporting.acquire(timeout=seconds):  # no answer may follow the release
+                self._reporting.release()
             if self._made.is_established:
                 self._made.release()
         _cut(self._made)
@@ -362,13 +367,41 @@ class DicomPeer:
                 raise RefusedError(f"it does not take {name}", final=each.result == 3)
         raise RefusedError("it did not answer for this class")
 
+    def _connected(self, event: Any) -> None:
+        """Note a connection, before anything has come through it."""
+        association = event.assoc
+        self._opened.append(association)
+        serve = association._serve_request
+
+        def serve_request(message: Any, context: int) -> None:
+            if isinstance(message, N_EVENT_REPORT):
+                self._serve_report(association, message, context)
+            else:
+                serve(message, context)
+
+        association._serve_request = serve_request
+
+    def _serve_report(self, association: Any, message: Any, context: int) -> None:
+        """Answer a report, in the thread that pynetdicom starts for it.
+
+        At its end, pynetdicom's own method says that the reactor runs, even if that has just paused
+        for a request of ours, which then waits for ever for the pause.
+        """
+        with self._reporting:
+            try:
+                service = uid_to_service_class(message.AffectedSOPClassUID)(association)
+                service.SCP(message, association._accepted_cx[context])
+            except Exception:  # noqa: BLE001  # of another class, or in no context
+                _cut(association)
+
     def _reported(self, event: Any) -> tuple[int, None]:
         """Note a report of commitment; return the status of the answer."""
         return take_report(event, self._report), None
 
 
 def _cut(association: Any) -> None:
-    """Close the connection of an association, whatever waits for it."""
+    """Close the connection of an association, whatever waits for it, or for its threads."""
+    association._is_paused = True  # a request waits for that, even if the thread has died
     with suppress(Exception):
         association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
 
