@@ -33,7 +33,7 @@ from support.listeners import (
     write_study,
     write_workflow,
 )
-from support.receivers import Receiver, listening, send
+from support.receivers import DEADLINE, Receiver, listening, send
 from support.steady_sender import SYNTAXES
 from support.write_dicom import uid
 
@@ -93,10 +93,12 @@ def test_studies_of_two_senders_are_segmented_once(tmp_path: Path) -> None:
     keys = {"rules": rules, "quiet": "2 s", "cluster": "none"}
     with listening(tmp_path / "site", **keys) as receiver:
         answers: dict[Path, int | None] = {}
-        sender = threading.Thread(target=lambda: answers.update(send(receiver.port, early)))
+        sender = threading.Thread(
+            target=lambda: answers.update(send(receiver.port, early)), daemon=True
+        )
         sender.start()
         send_by_dcmtk(receiver.port, [*twice, report, *reported, *other])
-        sender.join()
+        sender.join(2 * DEADLINE)
         assert set(answers.values()) == {0}
         expected = {
             **dict.fromkeys(map(study_of, (late, twice, reported)), "done"),

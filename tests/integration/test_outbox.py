@@ -49,7 +49,7 @@ def delivery(site: Site, outbox: Outbox) -> Iterator[None]:
         except BaseException as exc:  # noqa: BLE001
             errors.append(exc)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
@@ -232,7 +232,7 @@ def test_dcmtk_without_commitment_and_queries(tmp_path: Path) -> None:
             wait_until_settled(outbox)
     finally:
         process.kill()
-        process.wait()
+        process.wait(DEADLINE)
     assert proofs(outbox) == {"acknowledged": 3}
     assert [line.file for line in outbox.failed_lines()] == ["dicom/labelmap.dcm"]
     assert len(list((tmp_path / "kept").iterdir())) == 3

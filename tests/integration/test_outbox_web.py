@@ -25,6 +25,7 @@ from scanloom.io.network.sender import (
 )
 from support.commands import scanloom
 from support.dicom_target import SEG
+from support.receivers import DEADLINE
 from support.targets import objects_of, site_of, wait_until_settled, write_case
 
 pytest.importorskip("dicomweb_client")
@@ -88,12 +89,12 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[Server]:
     made = Server(("127.0.0.1", 0), Handler)
     made.headers, made.bodies = {}, []
-    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     yield made
     made.shutdown()
     made.server_close()
-    thread.join()
+    thread.join(DEADLINE)
 
 
 def peer_of(server: Server, credentials: str | None = None, patience: float = 5) -> WebPeer:
@@ -209,11 +210,11 @@ def test_objects_of_a_case_are_delivered(
     site = site_of(tmp_path, [{"name": "web", "url": url, "patience": 5, "retry": 0.2}])
     outbox, end = Outbox(outbox_folder(tmp_path / "out")), threading.Event()
     outbox.add(case, "web")
-    thread = threading.Thread(target=deliver, args=(site, outbox, end))
+    thread = threading.Thread(target=deliver, args=(site, outbox, end), daemon=True)
     thread.start()
     wait_until_settled(outbox)
     end.set()
-    thread.join()
+    thread.join(DEADLINE)
     (line,) = outbox.delivered_lines()
     assert isinstance(line, Line)
     assert line.proof == proof

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -23,10 +25,11 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, 
 
 from scanloom.engine.listen.spool import read_journal
 from support import canaries
-from support.commands import scanloom
+from support.commands import Ended, scanloom
 from support.https_server import write_certificate
 from support.real_scans import scans
 from support.receivers import (
+    DEADLINE,
     Receiver,
     association,
     data_set,
@@ -134,12 +137,13 @@ def test_four_at_once_interleaved_doubled_and_compressed(
         random.Random(seed).shuffle(mine)
         answers.append(send(receiver.port, mine))
 
-    threads = [threading.Thread(target=sender, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=sender, args=(seed,), daemon=True) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(2 * DEADLINE)
 
+    assert len(answers) == 4
     assert Counter(status for each in answers for status in each.values()).keys() == {0}
     assert set().union(*answers) == set(files)
     assert_kept(receiver, files)
@@ -438,17 +442,19 @@ def recorded_stream(port: int, files: list[Path]) -> list[bytes]:
         for path in files:
             made.send_c_store(path)
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE)
         request: list[bytes] = []
 
         def answer() -> None:
             connection, _ = server.accept()
+            connection.settimeout(DEADLINE)
             request.append(connection.recv(1 << 16))
             connection.close()
 
-        accepting = threading.Thread(target=answer)
+        accepting = threading.Thread(target=answer, daemon=True)
         accepting.start()
         with association(server.getsockname()[1], files):
-            accepting.join()
+            accepting.join(DEADLINE)
     return [*request, *sent]
 
 
@@ -538,7 +544,7 @@ def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None
         statuses: list[int | None] = []
         with association(receiver.port, [path]) as made:
             sender = threading.Thread(
-                target=lambda: statuses.append(made.send_c_store(path).get("Status"))
+                target=lambda: statuses.append(made.send_c_store(path).get("Status")), daemon=True
             )
             sender.start()
             wait_for(lambda: any((receiver.spool / "incoming").iterdir()))
@@ -549,9 +555,19 @@ def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None
         assert_kept(receiver, [path])
 
 
+def listen(site: Path, out: Path) -> Ended:
+    """Run a `listen` that has to refuse in this process; one that listens is ended, and fails."""
+    late = threading.Timer(DEADLINE, os.kill, (os.getpid(), signal.SIGINT))
+    late.start()
+    try:
+        return scanloom("listen", site, "--out", out)
+    finally:
+        late.cancel()
+
+
 def test_a_second_process_on_one_spool_is_refused(receiver: Receiver, tmp_path: Path) -> None:
     site = write_site(tmp_path)
-    ended = scanloom("listen", site, "--out", receiver.folder / "out")
+    ended = listen(site, receiver.folder / "out")
 
     assert ended.code == 65
     assert "(LOCKED)" in ended.err
@@ -560,9 +576,9 @@ def test_a_second_process_on_one_spool_is_refused(receiver: Receiver, tmp_path: 
 def test_a_port_in_use_and_a_missing_certificate_are_told(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    taken = scanloom("listen", write_site(tmp_path, port=receiver.port), "--out", tmp_path / "o")
+    taken = listen(write_site(tmp_path, port=receiver.port), tmp_path / "o")
     tls = {"certificate": "a.pem", "key": "b.pem", "clients": "c.pem"}
-    missing = scanloom("listen", write_site(tmp_path, tls=tls), "--out", tmp_path / "o")
+    missing = listen(write_site(tmp_path, tls=tls), tmp_path / "o")
 
     assert (taken.code, missing.code) == (1, 1)
     assert f"port {receiver.port} can't be used" in taken.err
@@ -575,7 +591,7 @@ def test_without_pynetdicom_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pynetdicom", None)
     monkeypatch.delitem(sys.modules, "scanloom.io.network.receiver", raising=False)
 
-    ended = scanloom("listen", write_site(tmp_path), "--out", tmp_path / "out")
+    ended = listen(write_site(tmp_path), tmp_path / "out")
 
     assert ended.code == 1
     assert "pip install 'scanloom[hospital]'" in ended.err

@@ -74,7 +74,7 @@ def test_what_was_acknowledged_survives_20_kills(tmp_path: Path) -> None:
     finally:
         for sender in senders:
             sender.kill()
-            sender.wait()
+            sender.wait(60)
     stored = receiver.stored()
     assert stored.keys() == sent.keys()
     for uid, path in stored.items():

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,23 @@ class Target:
         request = event.action_information
         self.tell("commit", str(request.TransactionUID))
         if self.config["commit"] == "same association":
-            threading.Thread(target=self.report, args=(request, event.assoc)).start()
+            self.later(self.report, request, event.assoc)
         elif self.config["commit"] == "own port":
-            threading.Thread(target=self.report_elsewhere, args=(request,)).start()
+            self.later(self.report_elsewhere, request)
         return 0, None
+
+    def later(self, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something in a thread that keeps no process from its end."""
+        threading.Thread(target=do, args=arguments, daemon=True).start()
 
     def report_elsewhere(self, request: Dataset) -> None:
         """Report to the receiver's own port; again if it is away."""
         entity = AE("TARGET")
         entity.add_requested_context(StorageCommitmentPushModel)
+        entity.acse_timeout = entity.dimse_timeout = entity.connection_timeout = 5
         role = build_role(StorageCommitmentPushModel, scp_role=True)
-        for _ in range(600):
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
             made = entity.associate(
                 "127.0.0.1", self.config["report_to"], ae_title="SCANLOOM", ext_neg=[role]
             )

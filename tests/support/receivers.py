@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def listening(
         command, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ}
     )
     try:
-        line = process.stdout.readline() if process.stdout else ""
+        line = first_line(process)
         if not line.startswith("Listening"):
             pytest.fail(f"no receiver: {line} {(folder / 'errors').read_text()}")
         yield Receiver(process, int(line.split(" port ")[1].split()[0]), folder)
@@ -94,6 +95,16 @@ def listening(
         if process.stdout:
             process.stdout.close()
         errors.close()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Return the first line that a process writes; it is killed if none comes in time."""
+    late = threading.Timer(DEADLINE, process.kill)
+    late.start()
+    try:
+        return process.stdout.readline() if process.stdout else ""
+    finally:
+        late.cancel()
 
 
 def data_set(path: Path) -> bytes:

@@ -24,7 +24,7 @@ from scanloom.engine.listen.outbox import Outbox
 from scanloom.engine.listen.site import Site, read_site
 from support import canaries, dicom_target
 from support.dicom_target import RTSTRUCT, SEG, SR
-from support.receivers import DEADLINE, data_set
+from support.receivers import DEADLINE, data_set, first_line
 
 FILES = {"segmentation": SEG, "measurements": SR, "rtstruct": RTSTRUCT}
 
@@ -116,8 +116,7 @@ def running_target(folder: Path, *, own_process: bool = False, **config: Any) ->
     command = [sys.executable, dicom_target.__file__, str(file)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout
-        yield Target(int(process.stdout.readline()), folder)
+        yield Target(int(first_line(process)), folder)
     finally:
         process.kill()
         process.wait(DEADLINE)
