@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Literal
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import received_studies, remove_study
+from scanloom.engine.listen.studies import Queue, survey
 from scanloom.engine.machine.lean_imports import show_modules, without_optional_imports
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
@@ -957,8 +958,9 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
 def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     """Remove from a spool the studies whose results were delivered some time ago.
 
-    A study stays if one of its newest results waits or was given up, if an object came since its
-    scans were read, and while anything is received.
+    A study stays if one of its newest results waits or was given up, while one of its scans is
+    worked on or is to be tried again, if an object came since its scans were read, and while
+    anything is received.
 
     Parameters
     ----------
@@ -979,7 +981,7 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     undone: dict[str, list[Line]] = {}
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)
-    removed = 0
+    removed, queue = 0, Queue(spool)
     for folder in list(received_studies(spool)):
         known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
@@ -996,5 +998,14 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
         if time.time() - max(line.ended for line in lines) < after:
             continue
         read = min(begun[line.sha256] for line in lines)
-        removed += remove_study(spool, folder.name, read, QUIET_S)
+        state = queue.read(folder.name)
+        # Times of files don't tell all: a clock may have been put back
+        if state is not None and (
+            state.outcome == "begun" or state.images != survey(folder).digest
+        ):
+            continue
+        if remove_study(spool, folder.name, read, QUIET_S):
+            removed += 1
+            if state is not None and queue.read(folder.name) == state:
+                queue.write(folder.name, replace(state, outcome="cleared"))
     return removed

@@ -139,7 +139,7 @@ class ListenPage:
                 "objects received": self._objects,
                 "studies in 24 h": len(self._arrivals),
                 **{name: counts.get(name, 0) for name in ("waits", "in work", "done", "failed")},
-                "no rule": counts.get("no rule", 0),
+                **{name: counts.get(name, 0) for name in ("no rule", "cleared")},
             },
             free=_gib(self._free),
             reserve=_gib(self._site.reserve),
