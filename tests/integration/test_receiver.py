@@ -351,6 +351,21 @@ def test_silent_connections_stop_nobody_and_are_closed(receiver: Receiver, tmp_p
         read_to_the_end(connection)
 
 
+@pytest.mark.thorough
+def test_many_silent_connections_bar_their_own_address_only(tmp_path: Path) -> None:
+    """Each address has places of its own, so that one machine does not take all."""
+    files = series(tmp_path, "beside many")
+    with listening(tmp_path / "site", limits={"handshake": "20 s"}) as receiver:
+        many = [
+            socket.create_connection(("127.0.0.1", receiver.port), 5, ("127.0.0.9", 0))
+            for _ in range(140)
+        ]
+        assert set(send(receiver.port, files).values()) == {0}
+        assert "127.0.0.9: too many are silent" in receiver.log
+        for connection in many:
+            connection.close()
+
+
 def test_an_association_left_open_ends(receiver: Receiver) -> None:
     with association(receiver.port) as made:
         assert made.send_c_echo().Status == 0
