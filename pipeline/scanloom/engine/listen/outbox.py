@@ -306,8 +306,9 @@ class Outbox:
         """Write a line in its state; return it. Of one that was delivered the audit trail tells."""
         path = self._path(line)
         if line.state == DELIVERED and (audit := audit_trail(self.out, self._key)):
-            names = ("case", "file", "sha256", "target", "proof")
-            audit.append("sent", {name: getattr(line, name) for name in names})
+            names = ("file", "sha256", "target", "proof")
+            plain = {name: getattr(line, name) for name in names}
+            audit.append("sent", {"case": case_name(line, ""), **plain})
         for folder in (path.parent.parent, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
@@ -682,9 +683,13 @@ def _give_up(outbox: Outbox, line: Line, reason: str) -> None:
 
 
 def _subject(line: Line) -> str:
-    """Return the file of a line for the log; `--names source` names cases by their patients."""
-    of = f"case {line.case}" if _CASE_ID.fullmatch(line.case) else "a case named by its source"
-    return f"{line.file} of {of}"
+    """Return the file of a line for the log."""
+    return f"{line.file} of {case_name(line, 'case ')}"
+
+
+def case_name(line: Line, before: str = "") -> str:
+    """Return the id of a line's case; `--names source` names some by their patients."""
+    return before + line.case if _CASE_ID.fullmatch(line.case) else "a case named by its source"
 
 
 def _wait(target: Target, failures: int) -> float:
@@ -811,9 +816,22 @@ class _Delivery:
             _refuse(self._outbox, self.target, line, f"can't be read ({type(exc).__name__})")
             return None
         except RefusedError as exc:
-            _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
-            return None
+            if not self._is_there(peer, line):
+                _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
+                return None
         return self._outbox.update(replace(line, state="sent", reason=""))
+
+    def _is_there(self, peer: Peer, line: Line) -> bool:
+        """Return whether the target names an object that it has just refused.
+
+        Some refuse what they have, as after an answer that was lost. A UID stands for its bytes.
+        """
+        from scanloom.io.network.sender import NotOfferedError, RefusedError
+
+        try:
+            return peer.find(reference_of(line))
+        except (NotOfferedError, RefusedError):
+            return False
 
     @contextmanager
     def _file(self, line: Line) -> Iterator[Path]:

@@ -51,9 +51,13 @@ RELEASE_S = 10.0
 MAX_FOUND = 1000
 """Answers to a question for one object, of which a peer that ignores its keys gives too many."""
 MAX_CREDENTIALS_BYTES = 1 << 14
+MAX_ANSWER_BYTES = 1 << 24
+"""Of a DICOMweb server: an answer is about one object."""
 
 _FINAL = frozenset({0x0117, 0x0122, 0x0124})
 """Status of C-STORE that another attempt won't change; so are those of A9xx (PS3.4 B.2.3)."""
+_DUPLICATE = 0x0111
+"""It has an object of this UID (PS3.7 C.5.9), so these bytes: a UID of ours stands for them."""
 _STATUS = {
     0xA7: "it has no room",
     0xA9: "the data set does not match its class",
@@ -284,7 +288,7 @@ class DicomPeer:
         """See `Peer`."""
         self._check_context(reference)
         status = int(self._ask(lambda: self._made.send_c_store(path), reference.size).Status)
-        if status == 0 or status >> 12 == 0xB:  # a warning: it is stored, changed perhaps
+        if status in (0, _DUPLICATE) or status >> 12 == 0xB:  # a warning: stored, changed perhaps
             return
         cause = _STATUS.get(status >> 8, "it refuses the object")
         cause = "it can't understand the object" if status >> 12 == 0xC else cause
@@ -472,6 +476,7 @@ class WebPeer:
         session = requests.Session()
         session.max_redirects = 0  # patients' data go where the page says
         session.verify = authorities or True
+        session.hooks["response"] = [_read_answer]
         if credentials is not None:
             session.auth = _Authorization(credentials)
         self._client = DICOMwebClient(url.rstrip("/"), session=session, timeout=patience)
@@ -511,10 +516,10 @@ class WebPeer:
             return failed, stored
 
         failed, stored = self._ask(ask, reference.size)
-        if failed is not None:
+        if failed is not None and failed != _DUPLICATE:
             cause = FAILURES.get(failed, "it refuses the object")
             raise RefusedError(f"{cause} (reason {failed:04X})", final=failed in _FINAL)
-        if stored is None:
+        if stored is None and failed is None:
             raise RefusedError("it answered, but did not say that it stored the object")
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
@@ -579,6 +584,28 @@ def _reason(answer: Dataset, sequence: str, reference: Reference) -> int | None:
         if str(item.get("ReferencedSOPInstanceUID", "")) == reference.instance:
             return int(item.get("FailureReason") or 0)
     return None
+
+
+def _read_answer(response: Any, **options: object) -> None:
+    """Read an answer up to a limit, before `requests` reads all of it; called by `requests`.
+
+    Of its type only the first part is left: dicomweb-client does not know that of a character set
+    behind it, and would take the answer for an empty one.
+
+    Raises
+    ------
+    RefusedError
+        If it is longer.
+    """
+    content = bytearray()
+    for part in response.iter_content(1 << 16):
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            response.close()
+            raise RefusedError("its answer has no end")
+    response._content = bytes(content)
+    kind = response.headers.get("Content-Type", "")
+    response.headers["Content-Type"] = kind.partition(";")[0].strip().lower()
 
 
 class _Authorization:
