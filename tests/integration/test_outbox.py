@@ -21,7 +21,7 @@ from support import canaries
 from support.commands import scanloom
 from support.dicom_target import LABELMAP, RTSTRUCT, SEG, SR
 from support.https_server import write_certificate
-from support.receivers import DEADLINE, dcmtk, listening
+from support.receivers import DEADLINE, data_set, dcmtk, listening
 from support.targets import (
     FILES,
     free_port,
@@ -216,6 +216,19 @@ def test_what_was_refused_once_is_sent_again(trouble: str, case: Path, tmp_path:
         assert target.has(case)
         assert sorted(target.told("store").values()) == [1, 1, 2]
     assert proofs(outbox) == {"committed": 3}
+
+
+def test_what_is_refused_because_it_is_there_is_delivered(case: Path, tmp_path: Path) -> None:
+    """The answer to an earlier attempt was lost, and the target takes no object twice."""
+    outbox, there = outbox_of(tmp_path), objects_of(case)
+    refuse = {SR: 0xA700, RTSTRUCT: 0x0111}
+    with running_target(tmp_path / "target", find=True, refuse=refuse) as target:
+        for uid, path in there.items():
+            (target.folder / f"{uid}.dcm").write_bytes(data_set(path))
+        outbox.add(case, "pacs")
+        with delivery(site_of(tmp_path, [target_keys(target.port)]), outbox):
+            wait_until_settled(outbox)
+    assert proofs(outbox) == {"found": 3}
 
 
 @THOROUGH

@@ -53,6 +53,7 @@ class Server(ThreadingHTTPServer):
     post: tuple[int, Any] = (200, STORED)
     get: tuple[int, Any] = (200, [])
     drips = False
+    kind = "application/dicom+json"
     headers: dict[str, str]
     bodies: list[bytes]
 
@@ -63,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, document: Any) -> None:
         content = json.dumps(document).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/dicom+json")
+        self.send_header("Content-Type", self.server.kind)
         self.send_header("Content-Length", str(len(content)))
         for name, value in self.server.headers.items():
             self.send_header(name, value)
@@ -136,6 +137,7 @@ def test_the_bytes_of_the_file_are_sent_with_credentials(server: Server, file: P
         ((404, {}), UnreachableError, "takes no objects at this address", None),
         ((503, {}), UnreachableError, "too much to do", None),
         ((200, "[not a data set"), RefusedError, "can't be read", False),
+        ((200, "endless" * 1000), RefusedError, "its answer has no end", False),
     ],
 )
 def test_answers_to_an_object(
@@ -145,13 +147,29 @@ def test_answers_to_an_object(
     final: bool | None,
     server: Server,
     file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("scanloom.io.network.sender.MAX_ANSWER_BYTES", 5000)
     server.post = answer
     with peer_of(server) as peer, pytest.raises(error) as refused:
         peer.store(REFERENCE, file)
     assert reason in refused.value.reason
     assert getattr(refused.value, "final", None) is final
     assert "PATIENT" not in refused.value.reason
+
+
+@pytest.mark.parametrize("kind", ["application/dicom+json; charset=utf-8", "Application/JSON"])
+def test_an_answer_may_name_its_character_set(kind: str, server: Server, file: Path) -> None:
+    server.kind, server.get = kind, (200, [{"00080018": {"vr": "UI", "Value": [UID]}}])
+    with peer_of(server) as peer:
+        peer.store(REFERENCE, file)
+        assert peer.find(REFERENCE)
+
+
+def test_an_object_that_is_there_already_is_no_failure(server: Server, file: Path) -> None:
+    server.post = (200, items(FAILED, reason=0x0111))
+    with peer_of(server) as peer:
+        peer.store(REFERENCE, file)
 
 
 @pytest.mark.parametrize(

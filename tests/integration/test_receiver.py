@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import shutil
+import signal
 import socket
 import ssl
 import struct
@@ -23,7 +25,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, 
 
 from scanloom.engine.listen.spool import read_journal
 from support import canaries
-from support.commands import scanloom
+from support.commands import Ended, scanloom
 from support.https_server import write_certificate
 from support.real_scans import scans
 from support.receivers import (
@@ -142,6 +144,7 @@ def test_four_at_once_interleaved_doubled_and_compressed(
     for thread in threads:
         thread.join(DEADLINE)
 
+    assert len(answers) == 4
     assert Counter(status for each in answers for status in each.values()).keys() == {0}
     assert set().union(*answers) == set(files)
     assert_kept(receiver, files)
@@ -349,6 +352,21 @@ def test_silent_connections_stop_nobody_and_are_closed(receiver: Receiver, tmp_p
         read_to_the_end(connection)
 
 
+@pytest.mark.thorough
+def test_many_silent_connections_bar_their_own_address_only(tmp_path: Path) -> None:
+    """Each address has places of its own, so that one machine does not take all."""
+    files = series(tmp_path, "beside many")
+    with listening(tmp_path / "site", limits={"handshake": "20 s"}) as receiver:
+        many = [
+            socket.create_connection(("127.0.0.1", receiver.port), 5, ("127.0.0.9", 0))
+            for _ in range(140)
+        ]
+        assert set(send(receiver.port, files).values()) == {0}
+        assert "127.0.0.9: too many are silent" in receiver.log
+        for connection in many:
+            connection.close()
+
+
 def test_an_association_left_open_ends(receiver: Receiver) -> None:
     with association(receiver.port) as made:
         assert made.send_c_echo().Status == 0
@@ -554,9 +572,19 @@ def test_it_ends_after_the_running_data_set(number: int, tmp_path: Path) -> None
         assert_kept(receiver, [path])
 
 
+def listen(site: Path, out: Path) -> Ended:
+    """Run a `listen` that has to refuse in this process; one that listens is ended, and fails."""
+    late = threading.Timer(DEADLINE, os.kill, (os.getpid(), signal.SIGINT))
+    late.start()
+    try:
+        return scanloom("listen", site, "--out", out)
+    finally:
+        late.cancel()
+
+
 def test_a_second_process_on_one_spool_is_refused(receiver: Receiver, tmp_path: Path) -> None:
     site = write_site(tmp_path)
-    ended = scanloom("listen", site, "--out", receiver.folder / "out")
+    ended = listen(site, receiver.folder / "out")
 
     assert ended.code == 65
     assert "(LOCKED)" in ended.err
@@ -565,9 +593,9 @@ def test_a_second_process_on_one_spool_is_refused(receiver: Receiver, tmp_path: 
 def test_a_port_in_use_and_a_missing_certificate_are_told(
     receiver: Receiver, tmp_path: Path
 ) -> None:
-    taken = scanloom("listen", write_site(tmp_path, port=receiver.port), "--out", tmp_path / "o")
+    taken = listen(write_site(tmp_path, port=receiver.port), tmp_path / "o")
     tls = {"certificate": "a.pem", "key": "b.pem", "clients": "c.pem"}
-    missing = scanloom("listen", write_site(tmp_path, tls=tls), "--out", tmp_path / "o")
+    missing = listen(write_site(tmp_path, tls=tls), tmp_path / "o")
 
     assert (taken.code, missing.code) == (1, 1)
     assert f"port {receiver.port} can't be used" in taken.err
@@ -580,7 +608,7 @@ def test_without_pynetdicom_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "pynetdicom", None)
     monkeypatch.delitem(sys.modules, "scanloom.io.network.receiver", raising=False)
 
-    ended = scanloom("listen", write_site(tmp_path), "--out", tmp_path / "out")
+    ended = listen(write_site(tmp_path), tmp_path / "out")
 
     assert ended.code == 1
     assert "pip install 'scanloom[hospital]'" in ended.err

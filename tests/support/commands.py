@@ -53,7 +53,9 @@ def scanloom_process(*arguments: str | Path, environment: Mapping[str, str] | No
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "scanloom", *map(str, arguments)]
     env = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=env, check=False, timeout=600
+    )
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

@@ -117,6 +117,7 @@ class Target:
         entity = AE("TARGET")
         entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = 20
         entity.add_requested_context(StorageCommitmentPushModel)
+        entity.acse_timeout = entity.dimse_timeout = entity.connection_timeout = 5
         role = build_role(StorageCommitmentPushModel, scp_role=True)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from support.receivers import DEADLINE
 from support.targets import free_port
 
 PROGRAMS = ("Orthanc", "/usr/sbin/Orthanc")
@@ -92,4 +93,4 @@ def running_orthanc(
         yield server
     finally:
         process.kill()
-        process.wait()
+        process.wait(DEADLINE)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Literal
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import received_studies, remove_study
+from scanloom.engine.listen.studies import Queue, survey
 from scanloom.engine.machine.lean_imports import show_modules, without_optional_imports
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
@@ -306,8 +307,9 @@ class Outbox:
         """Write a line in its state; return it. Of one that was delivered the audit trail tells."""
         path = self._path(line)
         if line.state == DELIVERED and (audit := audit_trail(self.out, self._key)):
-            names = ("case", "file", "sha256", "target", "proof")
-            audit.append("sent", {name: getattr(line, name) for name in names})
+            names = ("file", "sha256", "target", "proof")
+            plain = {name: getattr(line, name) for name in names}
+            audit.append("sent", {"case": case_name(line, ""), **plain})
         for folder in (path.parent.parent, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700)
@@ -693,9 +695,13 @@ def _give_up(outbox: Outbox, line: Line, reason: str) -> None:
 
 
 def _subject(line: Line) -> str:
-    """Return the file of a line for the log; `--names source` names cases by their patients."""
-    of = f"case {line.case}" if _CASE_ID.fullmatch(line.case) else "a case named by its source"
-    return f"{line.file} of {of}"
+    """Return the file of a line for the log."""
+    return f"{line.file} of {case_name(line, 'case ')}"
+
+
+def case_name(line: Line, before: str = "") -> str:
+    """Return the id of a line's case; `--names source` names some by their patients."""
+    return before + line.case if _CASE_ID.fullmatch(line.case) else "a case named by its source"
 
 
 def _wait(target: Target, failures: int) -> float:
@@ -822,9 +828,22 @@ class _Delivery:
             _refuse(self._outbox, self.target, line, f"can't be read ({type(exc).__name__})")
             return None
         except RefusedError as exc:
-            _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
-            return None
+            if not self._is_there(peer, line):
+                _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
+                return None
         return self._outbox.update(replace(line, state="sent", reason=""))
+
+    def _is_there(self, peer: Peer, line: Line) -> bool:
+        """Return whether the target names an object that it has just refused.
+
+        Some refuse what they have, as after an answer that was lost. A UID stands for its bytes.
+        """
+        from scanloom.io.network.sender import NotOfferedError, RefusedError
+
+        try:
+            return peer.find(reference_of(line))
+        except (NotOfferedError, RefusedError):
+            return False
 
     @contextmanager
     def _file(self, line: Line) -> Iterator[Path]:
@@ -969,8 +988,9 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
 def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     """Remove from a spool the studies whose results were delivered some time ago.
 
-    A study stays if one of its newest results waits or was given up, if an object came since its
-    scans were read, and while anything is received.
+    A study stays if one of its newest results waits or was given up, while one of its scans is
+    worked on or is to be tried again, if an object came since its scans were read, and while
+    anything is received.
 
     Parameters
     ----------
@@ -991,7 +1011,7 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     undone: dict[str, list[Line]] = {}
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)
-    removed = 0
+    removed, queue = 0, Queue(spool)
     for folder in list(received_studies(spool)):
         known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
         begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
@@ -1008,5 +1028,14 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
         if time.time() - max(line.ended for line in lines) < after:
             continue
         read = min(begun[line.sha256] for line in lines)
-        removed += remove_study(spool, folder.name, read, QUIET_S)
+        state = queue.read(folder.name)
+        # Times of files don't tell all: a clock may have been put back
+        if state is not None and (
+            state.outcome == "begun" or state.images != survey(folder).digest
+        ):
+            continue
+        if remove_study(spool, folder.name, read, QUIET_S):
+            removed += 1
+            if state is not None and queue.read(folder.name) == state:
+                queue.write(folder.name, replace(state, outcome="cleared"))
     return removed

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scanloom.core import Reason, counted, printable
-from scanloom.engine.listen.outbox import Line, OutboxState, outbox_state
+from scanloom.engine.listen.outbox import Line, OutboxState, case_name, outbox_state
 from scanloom.engine.listen.site import Site
 from scanloom.engine.listen.spool import STUDIES, JournalFollower, received_studies
 from scanloom.engine.listen.studies import Queue, StudyState
@@ -140,7 +140,7 @@ class ListenPage:
                 "objects received": self._objects,
                 "studies in 24 h": len(self._arrivals),
                 **{name: counts.get(name, 0) for name in ("waits", "in work", "done", "failed")},
-                "no rule": counts.get("no rule", 0),
+                **{name: counts.get(name, 0) for name in ("no rule", "cleared")},
             },
             free=_gib(self._free),
             reserve=_gib(self._site.reserve),
@@ -222,7 +222,7 @@ def _sent_rows(sent: OutboxState | None) -> list[tuple[str, int, int, int]]:
 
 def _line_row(line: Line) -> dict[str, str]:
     return {
-        "case": line.case,
+        "case": case_name(line),
         "file": line.file,
         "target": line.target,
         "since": _clock(line.added),

@@ -327,7 +327,8 @@ def _work(setup: Setup, say: Say) -> None:
 
     def published(case_folder: Path, targets: Sequence[str], begun: float) -> None:
         for target in targets:
-            outbox.add(case_folder, target, begun)
+            if not outbox.add(case_folder, target, begun):
+                LOG.warning("case %s: nothing for %s: no DICOM results", case_folder.name, target)
 
     tables = partial(_start_tables, setup)
     with (

@@ -451,9 +451,7 @@ class JournalFollower:
 
     def __init__(self, spool: Path) -> None:
         self._folder = spool / JOURNAL
-        newest = max(self._files(), default=None)
-        self._file = newest
-        self._offset = 0 if newest is None else newest.stat().st_size
+        self._read = {path: path.stat().st_size for path in self._files()}
 
     def _files(self) -> Iterator[Path]:
         return self._folder.glob("????-??-??.jsonl")
@@ -461,22 +459,24 @@ class JournalFollower:
     def new(self) -> Iterator[Arrival]:
         """Yield the arrivals since the last call; half a line is left for the next one.
 
+        All files are looked at: if the clock was put back, an earlier day goes on.
+
         Raises
         ------
         OSError
             If the journal can't be read.
         """
         for path in sorted(self._files()):
-            if self._file is not None and path < self._file:
+            offset = self._read.get(path, 0)
+            if path.stat().st_size <= offset:
                 continue
-            if path != self._file:
-                self._file, self._offset = path, 0
             with path.open("rb") as file:
-                file.seek(self._offset)
+                file.seek(offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._offset += len(line)
+                    offset += len(line)
+                    self._read[path] = offset
                     arrival = _read_line(line)
                     if arrival is not None:
                         yield arrival

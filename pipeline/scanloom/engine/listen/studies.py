@@ -49,7 +49,7 @@ NO_IMAGES = frozenset(
 )
 """Modalities of series without images (PS3.3 C.7.3.1.1.1): what we sent ourselves is among them."""
 
-Outcome = Literal["begun", "done", "failed", "no image", "no rule"]
+Outcome = Literal["begun", "done", "failed", "cleared", "no image", "no rule"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class StudyState:
     seen : float
         `last_arrival` of the study before they were looked at.
     outcome : str
-        "begun" if a process works on them, or has died of it.
+        "begun" if a process works on them, or has died of it; "cleared" if they were removed from
+        the spool after their results had been delivered.
     reason : str
         Code of the reason of "failed".
     workflow : str
@@ -287,7 +288,8 @@ class WaitingStudies:
 
     def _is_done(self, study: str, came: float) -> bool:
         state = self.queue.read(study)
-        return state is not None and came <= state.seen and state.is_over(self.rules)
+        # Not earlier: a clock may have been put back
+        return state is not None and came == state.seen and state.is_over(self.rules)
 
 
 def digest_of(texts: Collection[str]) -> str:

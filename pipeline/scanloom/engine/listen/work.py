@@ -271,7 +271,7 @@ class Worker:
         self._lock = threading.RLock()
         self._in_work: dict[str, StudyInWork] = {}
         self._by_case: dict[str, StudyInWork] = {}
-        self._answers: dict[str, tuple[Images, Future[frozenset[str] | None]]] = {}
+        self._answers: dict[str, tuple[Images, float, Future[frozenset[str] | None]]] = {}
         self._tables: subprocess.Popen[bytes] | None = None
         self._tables_due = next(self._queue.states(), None) is not None
         self._tables_failed, self._tables_began, self._tables_pause = False, 0.0, 0.0
@@ -285,7 +285,8 @@ class Worker:
                 lane = Lane(request, self._options, self._key, self._on_outcome)
                 stack.callback(lane.close)
                 self._lanes[path] = lane
-            self._askers = stack.enter_context(ThreadPoolExecutor(4, "ask"))
+            self._askers = ThreadPoolExecutor(4, "ask")
+            stack.callback(self._askers.shutdown, wait=False, cancel_futures=True)
             self.waiting = WaitingStudies(self._spool, self._queue, self._rules)
             self._stack = stack.pop_all()
         return self
@@ -347,7 +348,7 @@ class Worker:
             self._leave(study, replace(state, seen=waiting.seen))  # what came is no image
         elif not is_quiet:
             self._begin(study, waiting, images, None)
-        elif (answer := self._answer(study, images)) is not None:
+        elif (answer := self._answer(study, images, is_overdue=is_overdue)) is not None:
             short = answer.result()
             if short is not None and not short:
                 self._begin(study, waiting, images, frozenset())
@@ -356,25 +357,35 @@ class Worker:
             else:
                 waiting.not_before = now + min(ASK_AGAIN_S, site.quiet)
 
-    def _answer(self, study: str, images: Images) -> Future[frozenset[str] | None] | None:
+    def _answer(
+        self, study: str, images: Images, *, is_overdue: bool
+    ) -> Future[frozenset[str] | None] | None:
         """Return which series its senders have more of, in a future that is done; None for later.
 
-        Its result is None if a sender does not say.
+        Its result is None if a sender does not say, or not in time for a study that is overdue.
         """
-        titles = set(images.senders)
-        asks = [peer.ask for peer in self._site.peers if peer.ask and peer.title in titles]
+        asks = self._asks(images)
+        known = Future[frozenset[str] | None]()
         if not asks:
-            answer = Future[frozenset[str] | None]()
-            answer.set_result(frozenset())
-            return answer
-        asked_for, asked = self._answers.get(study, (None, None))
-        if asked is None or asked_for is not images:
-            asked = self._askers.submit(self._ask, study, images, asks)
-            self._answers[study] = images, asked
+            known.set_result(frozenset())
+            return known
+        asked_for, since, asked = self._answers.get(study, (None, 0.0, known))
+        if asked_for is not images:
+            since, asked = time.monotonic(), self._askers.submit(self._ask, study, images, asks)
+            self._answers[study] = images, since, asked
         if not asked.done():
-            return None
+            if not is_overdue or _since(since) < ASK_AGAIN_S:
+                return None
+            asked.cancel()  # others are asked first, or it gives its answer piece by piece
+            asked = known
+            asked.set_result(None)
         del self._answers[study]
         return asked
+
+    def _asks(self, images: Images) -> list[Ask]:
+        """Return the query services of a study's senders."""
+        titles = set(images.senders)
+        return [peer.ask for peer in self._site.peers if peer.ask and peer.title in titles]
 
     def _ask(self, study: str, images: Images, asks: Sequence[Ask]) -> frozenset[str] | None:
         with without_optional_imports():
@@ -423,6 +434,8 @@ class Worker:
             return
         state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
         self._queue.write(study, state)
+        if before is not None and before.outcome == "cleared" and not self._asks(images):
+            short = None  # the rest of it may be what was removed
         what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
         read = time.time()
         try:

@@ -58,8 +58,8 @@ INVALID_INSTANCE = 0x0117
 CALLING_UNKNOWN, CALLED_UNKNOWN = (1, 1, 3), (1, 1, 7)
 CONGESTED, LIMIT_EXCEEDED = (2, 3, 1), (2, 3, 2)
 
-MAX_WAITING = 128
-"""Connections that have not asked for an association yet, at a time."""
+MAX_WAITING, MAX_WAITING_OF_ONE = 128, 32
+"""Connections that have not asked for an association yet, at a time: of all addresses, of one."""
 MAX_REQUEST_BYTES = 1 << 18
 """A request for an association, which comes before sizes are agreed on, may have 128 contexts."""
 MAX_MESSAGE_BYTES = 1 << 18
@@ -247,10 +247,11 @@ class Receiver:
         """Return whether any peer may send from an address."""
         return any(sender.is_at(address) for sender in self.options.senders)
 
-    def has_place(self) -> bool:
-        """Return whether one more connection may wait for its request."""
+    def has_place(self, address: str) -> bool:
+        """Return whether one more connection from an address may wait for its request."""
         with self._lock:
-            return len(self._waiting) < MAX_WAITING
+            of_one = sum(each.address == address for each in self._waiting)
+            return len(self._waiting) < MAX_WAITING and of_one < MAX_WAITING_OF_ONE
 
     def enter(self, association: _Association) -> None:
         """Count a connection."""
@@ -303,7 +304,7 @@ class _Server(socketserver.TCPServer):
         if not self.receiver.is_known(client_address[0]):
             LOG.warning("refused a connection from %s: no peer has this address", client_address[0])
             return False
-        if not self.receiver.has_place():
+        if not self.receiver.has_place(client_address[0]):
             LOG.warning("refused a connection from %s: too many are silent", client_address[0])
             return False
         return True

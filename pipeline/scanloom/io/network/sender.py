@@ -24,6 +24,8 @@ from typing import Any, Protocol, Self, TypeVar
 from pydicom import Dataset
 from pydicom.uid import UID
 from pynetdicom import AE, _config, evt
+from pynetdicom.dimse_primitives import N_EVENT_REPORT
+from pynetdicom.sop_class import uid_to_service_class
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.network.commitment import (
@@ -49,9 +51,13 @@ RELEASE_S = 10.0
 MAX_FOUND = 1000
 """Answers to a question for one object, of which a peer that ignores its keys gives too many."""
 MAX_CREDENTIALS_BYTES = 1 << 14
+MAX_ANSWER_BYTES = 1 << 24
+"""Of a DICOMweb server: an answer is about one object."""
 
 _FINAL = frozenset({0x0117, 0x0122, 0x0124})
 """Status of C-STORE that another attempt won't change; so are those of A9xx (PS3.4 B.2.3)."""
+_DUPLICATE = 0x0111
+"""It has an object of this UID (PS3.7 C.5.9), so these bytes: a UID of ours stands for them."""
 _STATUS = {
     0xA7: "it has no room",
     0xA9: "the data set does not match its class",
@@ -220,11 +226,12 @@ class DicomPeer:
             self._entity.add_requested_context(sop_class, UID(syntax))
         self._made: Any = None
         self._opened: list[Any] = []
+        self._reporting = threading.Lock()
 
     def __enter__(self) -> Self:
         address = self._address
         handlers = [
-            (evt.EVT_CONN_OPEN, lambda event: self._opened.append(event.assoc)),
+            (evt.EVT_CONN_OPEN, self._connected),
             (evt.EVT_N_EVENT_REPORT, self._reported),
         ]
         tls = None if address.tls is None else (address.tls, address.host or address.address)
@@ -258,8 +265,10 @@ class DicomPeer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._made.acse_timeout = min(RELEASE_S, self._address.patience)
+        seconds = self._made.acse_timeout = min(RELEASE_S, self._address.patience)
         with _deadline(RELEASE_S + GRACE_S, self.cut), suppress(Exception):
+            if self._reporting.acquire(timeout=seconds):  # no answer may follow the release
+                self._reporting.release()
             if self._made.is_established:
                 self._made.release()
         _cut(self._made)
@@ -279,7 +288,7 @@ class DicomPeer:
         """See `Peer`."""
         self._check_context(reference)
         status = int(self._ask(lambda: self._made.send_c_store(path), reference.size).Status)
-        if status == 0 or status >> 12 == 0xB:  # a warning: it is stored, changed perhaps
+        if status in (0, _DUPLICATE) or status >> 12 == 0xB:  # a warning: stored, changed perhaps
             return
         cause = _STATUS.get(status >> 8, "it refuses the object")
         cause = "it can't understand the object" if status >> 12 == 0xC else cause
@@ -362,13 +371,41 @@ class DicomPeer:
                 raise RefusedError(f"it does not take {name}", final=each.result == 3)
         raise RefusedError("it did not answer for this class")
 
+    def _connected(self, event: Any) -> None:
+        """Note a connection, before anything has come through it."""
+        association = event.assoc
+        self._opened.append(association)
+        serve = association._serve_request
+
+        def serve_request(message: Any, context: int) -> None:
+            if isinstance(message, N_EVENT_REPORT):
+                self._serve_report(association, message, context)
+            else:
+                serve(message, context)
+
+        association._serve_request = serve_request
+
+    def _serve_report(self, association: Any, message: Any, context: int) -> None:
+        """Answer a report, in the thread that pynetdicom starts for it.
+
+        At its end, pynetdicom's own method says that the reactor runs, even if that has just paused
+        for a request of ours, which then waits for ever for the pause.
+        """
+        with self._reporting:
+            try:
+                service = uid_to_service_class(message.AffectedSOPClassUID)(association)
+                service.SCP(message, association._accepted_cx[context])
+            except Exception:  # noqa: BLE001  # of another class, or in no context
+                _cut(association)
+
     def _reported(self, event: Any) -> tuple[int, None]:
         """Note a report of commitment; return the status of the answer."""
         return take_report(event, self._report), None
 
 
 def _cut(association: Any) -> None:
-    """Close the connection of an association, whatever waits for it."""
+    """Close the connection of an association, whatever waits for it, or for its threads."""
+    association._is_paused = True  # a request waits for that, even if the thread has died
     with suppress(Exception):
         association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
 
@@ -439,6 +476,7 @@ class WebPeer:
         session = requests.Session()
         session.max_redirects = 0  # patients' data go where the page says
         session.verify = authorities or True
+        session.hooks["response"] = [_read_answer]
         if credentials is not None:
             session.auth = _Authorization(credentials)
         self._client = DICOMwebClient(url.rstrip("/"), session=session, timeout=patience)
@@ -478,10 +516,10 @@ class WebPeer:
             return failed, stored
 
         failed, stored = self._ask(ask, reference.size)
-        if failed is not None:
+        if failed is not None and failed != _DUPLICATE:
             cause = FAILURES.get(failed, "it refuses the object")
             raise RefusedError(f"{cause} (reason {failed:04X})", final=failed in _FINAL)
-        if stored is None:
+        if stored is None and failed is None:
             raise RefusedError("it answered, but did not say that it stored the object")
 
     def request_commitment(self, transaction: str, references: Sequence[Reference]) -> None:
@@ -546,6 +584,28 @@ def _reason(answer: Dataset, sequence: str, reference: Reference) -> int | None:
         if str(item.get("ReferencedSOPInstanceUID", "")) == reference.instance:
             return int(item.get("FailureReason") or 0)
     return None
+
+
+def _read_answer(response: Any, **options: object) -> None:
+    """Read an answer up to a limit, before `requests` reads all of it; called by `requests`.
+
+    Of its type only the first part is left: dicomweb-client does not know that of a character set
+    behind it, and would take the answer for an empty one.
+
+    Raises
+    ------
+    RefusedError
+        If it is longer.
+    """
+    content = bytearray()
+    for part in response.iter_content(1 << 16):
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            response.close()
+            raise RefusedError("its answer has no end")
+    response._content = bytes(content)
+    kind = response.headers.get("Content-Type", "")
+    response.headers["Content-Type"] = kind.partition(";")[0].strip().lower()
 
 
 class _Authorization:

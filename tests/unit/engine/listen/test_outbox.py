@@ -22,6 +22,7 @@ from scanloom.engine.listen.outbox import (
     outbox_state,
 )
 from scanloom.engine.listen.spool import Spool
+from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.io.network.commitment import Report
 from support.targets import sign, write_case
 
@@ -280,7 +281,13 @@ def test_a_delivered_study_goes_after_a_time(tmp_path: Path, outbox: Outbox, spo
     assert not list((spool / "clearing").iterdir())
 
 
-@pytest.mark.parametrize("why", ["arrival", "failed", "waiting", "draft", "recent", "other target"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        *("arrival", "failed", "waiting", "draft", "recent", "other target"),
+        *("another scan is in work", "an arrival of an earlier time"),
+    ],
+)
 def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) -> None:
     now = time.time()
     study = str(generate_uid())
@@ -294,6 +301,13 @@ def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) ->
         deliver_all(outbox, lines[:1], now - DAY)
     if why == "other target":
         outbox.add(case, "other")
+    state = StudyState(survey(folder).digest, now, "done")
+    if why == "another scan is in work":
+        Queue(spool).write(study, replace(state, outcome="begun"))
+    if why == "an arrival of an earlier time":  # the clock was put back
+        Queue(spool).write(study, state)
+        (folder / f"{study}.1" / "1.2.dcm").write_bytes(b"more")
+        os.utime(folder / f"{study}.1", (now - 3 * DAY, now - 3 * DAY))
     draft = spool / "incoming" / f"{'a' * 16}.part"
     if why in ("draft", "recent"):
         draft.write_bytes(b"half")
@@ -304,6 +318,20 @@ def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) ->
 
     assert clear_delivered(spool, outbox, 0.5 * DAY) == 0
     assert folder.exists()
+
+
+def test_what_was_cleared_is_known(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
+    """Of what comes later, it is not known whether it is whole."""
+    now, study, queue = time.time(), str(generate_uid()), Queue(spool)
+    case = write_case(tmp_path / "out", "caseone", study=study)
+    folder = received(spool, study, now - 3 * DAY)
+    queue.write(study, StudyState(survey(folder).digest, now - 2 * DAY, "done"))
+    deliver_all(outbox, outbox.add(case, "pacs", begun=now - 2 * DAY), now - DAY)
+
+    assert clear_delivered(spool, outbox, 0.5 * DAY) == 1
+    state = queue.read(study)
+    assert state is not None
+    assert state.outcome == "cleared"
 
 
 def test_a_newer_result_counts_and_not_the_one_that_it_replaced(

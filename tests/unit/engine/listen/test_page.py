@@ -73,6 +73,8 @@ def test_what_goes_back_is_counted_by_target(page: ListenPage, site: Site, tmp_p
     }
 
     assert html.count("<td>dicom/") == 3
+    assert html.count("a case named by its source") == 3
+    assert "case1" not in html
     assert samples["scanloom_listen_results", "pacs", "waiting"] == 3
     assert samples["scanloom_listen_objects_total",] == 3
     assert samples["scanloom_listen_studies", "failed"] == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scanloom.engine.listen.spool import Arrival, Journal, JournalFollower, last_arrival
+from scanloom.engine.listen.spool import Arrival, Journal, JournalFollower, Spool, last_arrival
 from scanloom.engine.listen.studies import (
     Images,
     Queue,
@@ -150,8 +150,8 @@ def test_what_a_killed_process_or_other_rules_left_waits(
     state: dict[str, Any], waits: bool, tmp_path: Path
 ) -> None:
     spool = spool_with(tmp_path)
-    queue = Queue(spool)
-    queue.write(STUDY, StudyState(**{"images": "x", "seen": time.time() + 1} | state))
+    queue, seen = Queue(spool), last_arrival(spool / "studies" / STUDY)
+    queue.write(STUDY, StudyState(**{"images": "x", "seen": seen} | state))
 
     assert bool(WaitingStudies(spool, queue, "now").by_study) == waits
 
@@ -202,6 +202,23 @@ def test_the_journal_is_followed_over_midnight_and_half_lines(tmp_path: Path) ->
     newest.write_bytes(whole + whole)
     assert [arrival.instance for arrival in follower.new()] == ["1.3"]
     assert not list(follower.new())
+
+
+def test_a_clock_that_is_put_back_loses_no_arrival(tmp_path: Path) -> None:
+    """Neither to the journal of an earlier day, nor in a folder that looks older at the start."""
+    with Spool(tmp_path) as spool:
+        spool.journal.append(Arrival(9 * 86400.0, "new", STUDY, "1.2", "1.3", "PACS"))
+        follower = JournalFollower(tmp_path)
+        spool.journal.append(Arrival(3 * 86400.0, "new", STUDY, "1.2", "1.4", "PACS"))
+        assert [arrival.instance for arrival in follower.new()] == ["1.4"]
+    series = tmp_path / "studies" / STUDY / "1.2"
+    series.mkdir(parents=True)
+    queue, came = Queue(tmp_path), last_arrival(series.parent)
+    queue.write(STUDY, StudyState("digest", came, "done"))
+    assert not WaitingStudies(tmp_path, queue, "").by_study
+    for folder in (series.parent, series):
+        os.utime(folder, (came - 3600, came - 3600))
+    assert [*WaitingStudies(tmp_path, queue, "").by_study] == [STUDY]
 
 
 def test_a_spool_that_does_not_exist_yet_is_followed(tmp_path: Path) -> None:

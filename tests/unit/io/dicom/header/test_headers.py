@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -335,6 +336,25 @@ def test_a_file_of_endless_elements_is_damaged(tmp_path):
     [error] = read_headers([path])
     assert isinstance(error, ScanError)
     assert error.code == "DAMAGED"
+
+
+@pytest.mark.parametrize("item", [bytes(8), struct.pack("<HHI", 0xFFFE, 0xE000, 0)])
+def test_a_sequence_without_end_takes_no_time(
+    item: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pydicom would make an object of every eight bytes: an hour and gigabytes for a few MB."""
+    monkeypatch.setattr("scanloom.io.dicom.header.parser.MAX_ITEMS", 100)
+    path = tmp_path / "file"
+    sequence = struct.pack("<HH2sHI", 8, 0x1140, b"SQ", 0, 0xFFFFFFFF)
+    content = struct.pack("<HH2sH", 8, 0x60, b"CS", 2) + b"CT" + sequence
+    path.write_bytes(bytes(128) + b"DICM" + content + item * (1 << 17))
+    begun = time.monotonic()
+
+    (header,) = read_headers([path])
+
+    assert isinstance(header, ScanError)
+    assert header.code == "DAMAGED"
+    assert time.monotonic() - begun < 5
 
 
 def test_vrs_are_those_that_pydicom_knows():

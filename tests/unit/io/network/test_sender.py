@@ -1,0 +1,85 @@
+"""An association ends, whatever its threads do at that moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from support.dicom_target import SEG
+from support.targets import running_target
+
+pytest.importorskip("pynetdicom")
+
+from scanloom.io.network import sender
+from scanloom.io.network.commitment import Report
+from scanloom.io.network.sender import DicomAddress, DicomPeer, Reference
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
+REFERENCE = Reference(
+    SEG, "1.2.826.0.1.7", "1.2.826.0.1.8", "1.2.826.0.1.9", ExplicitVRLittleEndian, 10
+)
+
+
+def test_a_report_that_is_being_answered_does_not_stop_the_release(tmp_path: Path) -> None:
+    """The report's thread ends between the pause of pynetdicom's reactor and the look for it."""
+    noted, paused, ended = (threading.Event() for _ in range(3))
+
+    def note(report: Report) -> bool:
+        noted.set()
+        paused.wait(0.5)
+        time.sleep(0.05)  # until the reactor waits
+        return True
+
+    def talk(port: int) -> None:
+        address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=3)
+        with DicomPeer(address, [REFERENCE], note) as peer:
+            checkpoint = peer._made._reactor_checkpoint
+            clear = checkpoint.clear
+
+            def late() -> None:
+                clear()
+                if noted.is_set():
+                    paused.set()
+                    time.sleep(0.3)
+
+            checkpoint.clear = late
+            peer.request_commitment(generate_uid(), [REFERENCE])
+            noted.wait(5)
+        ended.set()
+
+    with running_target(tmp_path, commit="same association") as target:
+        threading.Thread(target=talk, args=(target.port,), daemon=True).start()
+        assert ended.wait(10)
+        deadline = time.monotonic() + 5
+        while not target.told("report") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert target.told("report") == {"0": 1}  # it has got its answer
+
+
+def test_a_request_ends_although_its_reactor_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "GRACE_S", 0.2)
+    errors = list[Exception]()
+
+    def talk(port: int) -> None:
+        address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=0.5)
+        try:
+            with DicomPeer(address, [REFERENCE], lambda report: True) as peer:
+                peer._made._kill = True  # as its other thread does for a broken PDU
+                peer._made.join(5)
+                peer._made._is_paused = False
+                peer.echo()
+        except sender.UnreachableError as exc:
+            errors.append(exc)
+
+    with running_target(tmp_path) as target:
+        thread = threading.Thread(target=talk, args=(target.port,), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert errors
