@@ -15,10 +15,11 @@ from pydicom.filebase import DicomBytesIO
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.io.identity import read_key
 from scanloom.io.output.audit import read_trail
+from stress.kill_listen import kill_all
 from support.commands import scanloom
 from support.listeners import states, wait_for, write_study, write_workflow
 from support.orthanc import Orthanc, running_orthanc
-from support.receivers import listening, send
+from support.receivers import DEADLINE, dcmtk, listening, send
 from support.targets import free_port, objects_of
 
 pytest.importorskip("pynetdicom")
@@ -55,11 +56,13 @@ def test_studies_go_in_and_results_come_back(tmp_path: Path) -> None:
         }
         names = [upload(pacs, files) for files in studies[1:]]
         with listening(tmp_path / "site", **keys) as receiver:
-            other = threading.Thread(target=send, args=(port, studies[0][::-1] + studies[1]))
+            other = threading.Thread(
+                target=send, args=(port, studies[0][::-1] + studies[1]), daemon=True
+            )
             other.start()
             for name in (*names, names[0]):  # the first one twice
                 pacs.get("modalities/SCANLOOM/store", name.encode())
-            other.join()
+            other.join(DEADLINE)
             out = receiver.folder / "out"
             done = ["done"] * STUDIES
             wait_for(lambda: [each.outcome for each in states(receiver.spool).values()] == done)
@@ -87,3 +90,13 @@ def test_studies_go_in_and_results_come_back(tmp_path: Path) -> None:
     assert told == {"received": STUDIES, "segmented": STUDIES, "sent": 3 * STUDIES}
     ended = scanloom("verify", out)
     assert ended.code == 0, ended.out
+
+
+def test_nothing_is_lost_whatever_is_killed(tmp_path: Path) -> None:
+    """The smallest form of `stress/kill_listen.py`: each process is killed once."""
+    dcmtk("storescu")
+    counts = kill_all(tmp_path / "proof", count=4, kills=1, seed=41, cluster="none")
+    victims = ("receiver", "worker", "sender", "archive", "delivery", "network", "keeper")
+    assert {counts[name] for name in victims} == {1}
+    assert counts["in B"] >= 3 * 4
+    assert counts["journal: changed"]
