@@ -240,7 +240,7 @@ class Worker:
         As of a run.
     published : callable
         Is called with each published case of a rule, also after a restart: `send` of the rule says
-        what for.
+        what for. RESULT_DAMAGED if it can't be sent as it is.
     write_tables : callable
         Starts a process that writes tables and report; it receives the run folders.
 
@@ -516,7 +516,13 @@ class Worker:
             if not record.reused and record.seconds:
                 LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
             folder = self._out / CASES / record.folder.name
-            self._published(folder, work.rule.send, work.read)
+            try:
+                self._published(folder, work.rule.send, work.read)
+            except ScanError as error:
+                if error.reason is not Reason.RESULT_DAMAGED:  # any other case would end so
+                    raise
+                work.failed[record.id] = error.reason
+                LOG.warning("%s (%s)", error.detail, error.code)
 
     def _finish(self, work: StudyInWork) -> None:
         """Take a study off the queue: each of its cases has a result or a reason."""

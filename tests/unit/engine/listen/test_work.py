@@ -6,10 +6,13 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
 from scanloom.engine.listen.studies import Images
@@ -18,20 +21,41 @@ pytest.importorskip("pynetdicom")
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
 
 
+@pytest.fixture
+def page(tmp_path: Path) -> dict[str, Any]:
+    return {"peers": [{"title": "PACS"}], "rules": [{"workflow": "ct_tissue"}]}
+
+
+def worker_of(tmp_path: Path, page: dict[str, Any], published: Any = pytest.fail) -> work.Worker:
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(page))
+    site, out = read_site(tmp_path / "site.yaml"), tmp_path / "out"
+    return work.Worker(site, tmp_path / "spool", out, None, published, pytest.fail)
+
+
+def test_a_result_that_was_changed_fails_its_study_and_no_other(
+    tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """It was raised, ended the worker, and did so at each new start."""
+
+    def published(*arguments: object) -> None:
+        raise ScanError(Reason.RESULT_DAMAGED, "it differs")
+
+    worker = worker_of(tmp_path, page, published)
+    study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
+    worker._note(study, CaseRecord("case", None, "", (), tmp_path))  # type: ignore[arg-type]
+    assert study.failed == {"case": Reason.RESULT_DAMAGED}
+
+
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanloom.io.network.query.TIMEOUT_S", 1.0)
     monkeypatch.setattr(work, "ASK_AGAIN_S", 0.2)
     images = Images("digest", {"1.2": 3}, ("PACS",))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ask = {"title": "ARCHIVE", "address": "127.0.0.1", "port": silent.getsockname()[1]}
-        page = {"peers": [{"title": "PACS", "ask": ask}], "rules": [{"workflow": "ct_tissue"}]}
-        (tmp_path / "site.yaml").write_text(yaml.safe_dump(page))
-        site = read_site(tmp_path / "site.yaml")
-        worker = work.Worker(
-            site, tmp_path / "spool", tmp_path / "out", None, pytest.fail, pytest.fail
-        )
+        page["peers"][0]["ask"] = ask
+        worker = worker_of(tmp_path, page)
         worker._askers = ThreadPoolExecutor(1)
         try:
             assert worker._answer("1.1", images, is_overdue=True) is None  # it is asked just now
