@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
-from scanloom.engine.listen.studies import Images
+from scanloom.engine.listen.studies import Images, Queue, StudyState
 
 pytest.importorskip("pynetdicom")
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
@@ -44,6 +45,30 @@ def test_a_result_that_was_changed_fails_its_study_and_no_other(
     study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
     worker._note(study, CaseRecord("case", None, "", (), tmp_path))  # type: ignore[arg-type]
     assert study.failed == {"case": Reason.RESULT_DAMAGED}
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (None, 3),
+        (ScanError(Reason.DISK_FULL, ""), 3),
+        (ScanError(Reason.OUTPUT_UNWRITABLE, ""), 3),
+        (ScanError(Reason.INTERNAL, ""), 4),
+        (RuntimeError(), 4),
+    ],
+)
+def test_an_end_that_no_study_caused_is_no_attempt_at_it(
+    error: Exception | None, attempts: int, tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """Eight starts on a full disk were eight attempts: then the study was given up."""
+    queue, worker = Queue(tmp_path / "spool"), worker_of(tmp_path, page)
+    state = StudyState("digest", 1.0, "begun", attempts=4)
+    queue.write("1.2", state)
+    worker._begun["1.2"] = state
+
+    worker.__exit__(None if error is None else type(error), error, None)
+
+    assert queue.read("1.2") == replace(state, attempts=attempts)
 
 
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(
