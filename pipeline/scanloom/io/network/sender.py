@@ -10,6 +10,7 @@ off. Texts of errors are our own: those of peers and libraries may name a patien
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import ssl
@@ -51,6 +52,8 @@ RELEASE_S = 10.0
 MAX_FOUND = 1000
 """Answers to a question for one object, of which a peer that ignores its keys gives too many."""
 MAX_CREDENTIALS_BYTES = 1 << 14
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a DICOM peer: an answer, or a report about the objects of an association, in memory."""
 MAX_ANSWER_BYTES = 1 << 24
 """Of a DICOMweb server: an answer is about one object."""
 
@@ -384,6 +387,16 @@ class DicomPeer:
                 serve(message, context)
 
         association._serve_request = serve_request
+        read = association.dul.socket.recv
+
+        def recv(count: int) -> Any:
+            message = association.dimse.message
+            parts = () if message is None else (message.encoded_command_set, message.data_set)
+            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
+                raise OSError(errno.EMSGSIZE, "a message is too long")
+            return read(count)
+
+        association.dul.socket.recv = recv
 
     def _serve_report(self, association: Any, message: Any, context: int) -> None:
         """Answer a report, in the thread that pynetdicom starts for it.
