@@ -537,6 +537,9 @@ class Worker:
             if not record.reused and record.seconds:
                 LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
             folder = self._out / CASES / record.folder.name
+            if work.rule.send and self._has_changed(work):
+                LOG.info("case %s: not sent, since images came meanwhile", record.id)
+                return
             try:
                 self._published(folder, work.rule.send, work.read)
             except ScanError as error:
@@ -544,6 +547,17 @@ class Worker:
                     raise
                 work.failed[record.id] = error.reason
                 LOG.warning("%s (%s)", error.detail, error.code)
+
+    def _has_changed(self, work: StudyInWork) -> bool:
+        """Return whether images came since those were read: it is worked on again then.
+
+        Its result may name a patient that has been corrected.
+        """
+        folder, state = self.waiting.folder(work.study), work.state
+        try:
+            return last_arrival(folder) != state.seen and survey(folder).digest != state.images
+        except FileNotFoundError:  # cleared
+            return False
 
     def _finish(self, work: StudyInWork) -> None:
         """Take a study off the queue: each of its cases has a result or a reason."""

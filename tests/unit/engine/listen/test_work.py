@@ -16,10 +16,16 @@ import yaml
 from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
-from scanloom.engine.listen.studies import Images, Queue, StudyState
+from scanloom.engine.listen.spool import last_arrival
+from scanloom.engine.listen.studies import Images, Queue, StudyState, WaitingStudies, survey
+from support.targets import target_keys
+from support.write_dicom import noise, write_series
 
 pytest.importorskip("pynetdicom")
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
+
+
+RECORD = CaseRecord("case", None, "", (), Path("case"))
 
 
 @pytest.fixture
@@ -43,8 +49,38 @@ def test_a_result_that_was_changed_fails_its_study_and_no_other(
 
     worker = worker_of(tmp_path, page, published)
     study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
-    worker._note(study, CaseRecord("case", None, "", (), tmp_path))  # type: ignore[arg-type]
+    worker._note(study, RECORD)  # type: ignore[arg-type]
     assert study.failed == {"case": Reason.RESULT_DAMAGED}
+
+
+def test_a_result_of_images_that_were_replaced_is_not_sent(
+    tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """Such as of a patient that has been corrected; what is no image does not matter."""
+    sent = list[object]()
+    page["targets"] = [target_keys(104)]
+    page["rules"][0]["send"] = "pacs"
+    worker = worker_of(tmp_path, page, lambda *what: sent.append(what))
+    spool = tmp_path / "spool"
+    files = write_series(spool / "studies" / "1.2" / "1.3", noise((8, 8, 2)))
+    worker.waiting = WaitingStudies(spool, Queue(spool), "")
+    folder = files[0].parent.parent
+    state = StudyState(survey(folder).digest, last_arrival(folder), "begun")
+    rule = worker._site.rules[0]
+    study = SimpleNamespace(study="1.2", state=state, rule=rule, read=0.0, failed={})
+
+    def come(name: str) -> None:
+        (files[0].parent / "draft").write_bytes(name.encode())
+        (files[0].parent / "draft").rename(files[0].parent / name)
+
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    come("report.txt")
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    assert len(sent) == 2
+    files[0].write_bytes(files[0].read_bytes() + bytes(2))
+    come("report.txt")
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(
