@@ -47,6 +47,8 @@ MIN_PACE = 1 << 16
 """Bytes a second: a peer that takes fewer is cut off."""
 GRACE_S = 5.0
 """How much later than pynetdicom's own limits a connection is cut."""
+PAUSE_S = 2.0
+"""Longest wait for the pause of pynetdicom's reactor."""
 RELEASE_S = 10.0
 """Longest wait for the end of an association."""
 MAX_FOUND = 1000
@@ -378,6 +380,7 @@ class DicomPeer:
         """Note a connection, before anything has come through it."""
         association = event.assoc
         self._opened.append(association)
+        association._reactor_checkpoint = Checkpoint()
         serve = association._serve_request
 
         def serve_request(message: Any, context: int) -> None:
@@ -414,6 +417,38 @@ class DicomPeer:
     def _reported(self, event: Any) -> tuple[int, None]:
         """Note a report of commitment; return the status of the answer."""
         return take_report(event, self._report), None
+
+
+class Checkpoint:
+    """Stands for the event at which pynetdicom's reactor pauses for a request.
+
+    With an event, a request may begin although the reactor goes on, and takes the answer to it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open, self._waits = True, False
+
+    def wait(self) -> None:
+        """Pause until `set`; called by the reactor."""
+        with self._changed:
+            while not self._is_open:
+                self._waits = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._waits = False
+
+    def clear(self) -> None:
+        """Return once the reactor pauses; or after some time, if it has ended."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: self._waits, PAUSE_S)
+
+    def set(self) -> None:
+        """Let the reactor go on."""
+        with self._changed:
+            self._is_open, self._waits = True, False
+            self._changed.notify_all()
 
 
 def _cut(association: Any) -> None:
