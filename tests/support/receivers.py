@@ -114,7 +114,9 @@ def association(
     tls: Any = None,
 ) -> Iterator[Any]:
     """Yield an association of pynetdicom that offers each class of files in its own syntax."""
-    from pynetdicom import AE, _config
+    from pynetdicom import AE, _config, evt
+
+    from scanloom.io.network.sender import Checkpoint
 
     _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file, whatever they are
     entity = AE(title)
@@ -126,7 +128,16 @@ def association(
         offered.add((str(meta.MediaStorageSOPClassUID), str(meta.TransferSyntaxUID)))
     for sop_class, syntax in sorted(offered):
         entity.add_requested_context(sop_class, UID(syntax))
-    made = entity.associate("127.0.0.1", port, ae_title=called, tls_args=tls)
+
+    def pause_surely(event: Any) -> None:
+        event.assoc._reactor_checkpoint = Checkpoint()
+
+    made = entity.associate(
+        *("127.0.0.1", port),
+        ae_title=called,
+        tls_args=tls,
+        evt_handlers=[(evt.EVT_CONN_OPEN, pause_surely)],
+    )
     try:
         yield made
     finally:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.site import Site, Target
-from scanloom.engine.listen.spool import received_studies, remove_study
+from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
 from scanloom.engine.listen.studies import Queue, survey
 from scanloom.engine.machine.lean_imports import show_modules, without_optional_imports
 from scanloom.io.dicom.header.header import read_elements
@@ -1008,6 +1008,11 @@ def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
     ------
     OSError
     """
+    try:
+        if time.time() - (spool / INCOMING).stat().st_mtime < QUIET_S:
+            return 0  # nothing would be removed; by day this is mostly so
+    except FileNotFoundError:  # the receiver makes it
+        return 0
     undone: dict[str, list[Line]] = {}
     for line in (*outbox.open_lines(), *outbox.failed_lines()):
         undone.setdefault(line.study, []).append(line)

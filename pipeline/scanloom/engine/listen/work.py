@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
@@ -69,6 +70,10 @@ SUSPECT, MAX_ATTEMPTS = 3, 8
 """Attempts that no process survived, after which a study is worked on alone, and not any more."""
 TABLES_PAUSE_S = 60.0
 """Longest time without tables while studies keep coming; ten times what they take if longer."""
+_NO_STUDYS_FAULT = frozenset(
+    {*(reason for reason in Reason if reason.subject == "run"), Reason.OUTPUT_UNWRITABLE}
+)
+"""Reasons for which a worker ends: such as a full disk, which would else use up the attempts."""
 DRAIN_S = 6.0
 """For cases in work when the end is requested; they begin anew the next time."""
 
@@ -240,7 +245,7 @@ class Worker:
         As of a run.
     published : callable
         Is called with each published case of a rule, also after a restart: `send` of the rule says
-        what for.
+        what for. RESULT_DAMAGED if it can't be sent as it is.
     write_tables : callable
         Starts a process that writes tables and report; it receives the run folders.
 
@@ -269,6 +274,7 @@ class Worker:
         self._queue = Queue(spool)
         self._rules = digest_of([rule.model_dump_json() for rule in site.rules])
         self._lock = threading.RLock()
+        self._begun: dict[str, StudyState] = {}
         self._in_work: dict[str, StudyInWork] = {}
         self._by_case: dict[str, StudyInWork] = {}
         self._answers: dict[str, tuple[Images, float, Future[frozenset[str] | None]]] = {}
@@ -291,12 +297,25 @@ class Worker:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stack.close()
+        if error is None or (isinstance(error, ScanError) and error.reason in _NO_STUDYS_FAULT):
+            self._give_back()
         if self._tables is not None:
             self._tables.wait()
-        if self._tables_due and error[0] is None:
+        if self._tables_due and error is None:
             self._write_tables().wait()
+
+    def _give_back(self) -> None:
+        """Take back the attempts at the studies that are in work: it is not they who ended it."""
+        for study, state in self._begun.items():
+            with suppress(OSError):
+                self._queue.write(study, replace(state, attempts=state.attempts - 1))
 
     def step(self) -> None:
         """Begin the studies that are whole; to be called again and again.
@@ -410,6 +429,7 @@ class Worker:
     def _leave(self, study: str, state: StudyState) -> None:
         """Take a study off the queue without work."""
         self._queue.write(study, state)
+        self._begun.pop(study, None)
         del self.waiting.by_study[study]
 
     # --- work on a study --------------------------------------------------------------------------
@@ -434,6 +454,7 @@ class Worker:
             return
         state = StudyState(images.digest, waiting.seen, "begun", attempts=attempts)
         self._queue.write(study, state)
+        self._begun[study] = state
         if before is not None and before.outcome == "cleared" and not self._asks(images):
             short = None  # the rest of it may be what was removed
         what = f"{counted(sum(images.counts.values()), 'image')} from {_titles(images.senders)}"
@@ -516,7 +537,27 @@ class Worker:
             if not record.reused and record.seconds:
                 LOG.info("case %s: published after %.1f s of work", record.id, record.seconds)
             folder = self._out / CASES / record.folder.name
-            self._published(folder, work.rule.send, work.read)
+            if work.rule.send and self._has_changed(work):
+                LOG.info("case %s: not sent, since images came meanwhile", record.id)
+                return
+            try:
+                self._published(folder, work.rule.send, work.read)
+            except ScanError as error:
+                if error.reason is not Reason.RESULT_DAMAGED:  # any other case would end so
+                    raise
+                work.failed[record.id] = error.reason
+                LOG.warning("%s (%s)", error.detail, error.code)
+
+    def _has_changed(self, work: StudyInWork) -> bool:
+        """Return whether images came since those were read: it is worked on again then.
+
+        Its result may name a patient that has been corrected.
+        """
+        folder, state = self.waiting.folder(work.study), work.state
+        try:
+            return last_arrival(folder) != state.seen and survey(folder).digest != state.images
+        except FileNotFoundError:  # cleared
+            return False
 
     def _finish(self, work: StudyInWork) -> None:
         """Take a study off the queue: each of its cases has a result or a reason."""
@@ -535,7 +576,7 @@ class Worker:
         later = f", tried again in {pauses[0]:.0f} s" if again else ""
         LOG.info("study %s: %s in %.1f s%s", work.label, ended, _since(work.began), later)
         with self._lock:
-            del self._in_work[work.study]
+            del self._in_work[work.study], self._begun[work.study]
             self._tables_due = True
             if again:
                 self._again.append((work.study, pauses[0]))

@@ -29,6 +29,8 @@ from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review.revisions import REVISIONS, revision_folders
 from scanloom.review.verdicts.log import REVIEW
 
+NETWORK = "listen"
+"""The page of `listen` has addresses and titles of a hospital's network, and no results."""
 COPIED: frozenset[Identity] = frozenset({"ids", "shapes"})
 """Without pictures. Label maps and surfaces of a head show its face."""
 _BLOCK = 1 << 20
@@ -144,7 +146,8 @@ class _Copy:
 
     def _is_copied(self, path: Path) -> bool:
         """Return whether to copy a file: files that are not ours may hold anything."""
-        is_ours = path.parts[0] in {*OUTPUT_ENTRIES, REVIEW} and not path.name.startswith(".")
+        entries = {*OUTPUT_ENTRIES, REVIEW} - {NETWORK}
+        is_ours = path.parts[0] in entries and not path.name.startswith(".")
         try:
             return is_ours and identity_of(path) in self._copied
         except ValueError:

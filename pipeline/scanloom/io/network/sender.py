@@ -10,6 +10,7 @@ off. Texts of errors are our own: those of peers and libraries may name a patien
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import ssl
@@ -46,11 +47,15 @@ MIN_PACE = 1 << 16
 """Bytes a second: a peer that takes fewer is cut off."""
 GRACE_S = 5.0
 """How much later than pynetdicom's own limits a connection is cut."""
+PAUSE_S = 2.0
+"""Longest wait for the pause of pynetdicom's reactor."""
 RELEASE_S = 10.0
 """Longest wait for the end of an association."""
 MAX_FOUND = 1000
 """Answers to a question for one object, of which a peer that ignores its keys gives too many."""
 MAX_CREDENTIALS_BYTES = 1 << 14
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a DICOM peer: an answer, or a report about the objects of an association, in memory."""
 MAX_ANSWER_BYTES = 1 << 24
 """Of a DICOMweb server: an answer is about one object."""
 
@@ -375,6 +380,7 @@ class DicomPeer:
         """Note a connection, before anything has come through it."""
         association = event.assoc
         self._opened.append(association)
+        association._reactor_checkpoint = Checkpoint()
         serve = association._serve_request
 
         def serve_request(message: Any, context: int) -> None:
@@ -384,6 +390,16 @@ class DicomPeer:
                 serve(message, context)
 
         association._serve_request = serve_request
+        read = association.dul.socket.recv
+
+        def recv(count: int) -> Any:
+            message = association.dimse.message
+            parts = () if message is None else (message.encoded_command_set, message.data_set)
+            if count + sum(part.tell() for part in parts if part) > MAX_MESSAGE_BYTES:
+                raise OSError(errno.EMSGSIZE, "a message is too long")
+            return read(count)
+
+        association.dul.socket.recv = recv
 
     def _serve_report(self, association: Any, message: Any, context: int) -> None:
         """Answer a report, in the thread that pynetdicom starts for it.
@@ -401,6 +417,38 @@ class DicomPeer:
     def _reported(self, event: Any) -> tuple[int, None]:
         """Note a report of commitment; return the status of the answer."""
         return take_report(event, self._report), None
+
+
+class Checkpoint:
+    """Stands for the event at which pynetdicom's reactor pauses for a request.
+
+    With an event, a request may begin although the reactor goes on, and takes the answer to it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open, self._waits = True, False
+
+    def wait(self) -> None:
+        """Pause until `set`; called by the reactor."""
+        with self._changed:
+            while not self._is_open:
+                self._waits = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._waits = False
+
+    def clear(self) -> None:
+        """Return once the reactor pauses; or after some time, if it has ended."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: self._waits, PAUSE_S)
+
+    def set(self) -> None:
+        """Let the reactor go on."""
+        with self._changed:
+            self._is_open, self._waits = True, False
+            self._changed.notify_all()
 
 
 def _cut(association: Any) -> None:

@@ -320,6 +320,10 @@ def test_a_study_stays(why: str, tmp_path: Path, outbox: Outbox, spool: Path) ->
     assert folder.exists()
 
 
+def test_a_spool_that_is_not_there_yet_has_nothing_to_clear(tmp_path: Path, outbox: Outbox) -> None:
+    assert clear_delivered(tmp_path / "spool", outbox, 0) == 0
+
+
 def test_what_was_cleared_is_known(tmp_path: Path, outbox: Outbox, spool: Path) -> None:
     """Of what comes later, it is not known whether it is whole."""
     now, study, queue = time.time(), str(generate_uid()), Queue(spool)

@@ -5,33 +5,118 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.engine.listen import work
 from scanloom.engine.listen.site import read_site
-from scanloom.engine.listen.studies import Images
+from scanloom.engine.listen.spool import last_arrival
+from scanloom.engine.listen.studies import Images, Queue, StudyState, WaitingStudies, survey
+from support.targets import target_keys
+from support.write_dicom import noise, write_series
 
 pytest.importorskip("pynetdicom")
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
 
 
+RECORD = CaseRecord("case", None, "", (), Path("case"))
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> dict[str, Any]:
+    return {"peers": [{"title": "PACS"}], "rules": [{"workflow": "ct_tissue"}]}
+
+
+def worker_of(tmp_path: Path, page: dict[str, Any], published: Any = pytest.fail) -> work.Worker:
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(page))
+    site, out = read_site(tmp_path / "site.yaml"), tmp_path / "out"
+    return work.Worker(site, tmp_path / "spool", out, None, published, pytest.fail)
+
+
+def test_a_result_that_was_changed_fails_its_study_and_no_other(
+    tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """It was raised, ended the worker, and did so at each new start."""
+
+    def published(*arguments: object) -> None:
+        raise ScanError(Reason.RESULT_DAMAGED, "it differs")
+
+    worker = worker_of(tmp_path, page, published)
+    study = SimpleNamespace(rule=worker._site.rules[0], read=0.0, failed={})
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    assert study.failed == {"case": Reason.RESULT_DAMAGED}
+
+
+def test_a_result_of_images_that_were_replaced_is_not_sent(
+    tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """Such as of a patient that has been corrected; what is no image does not matter."""
+    sent = list[object]()
+    page["targets"] = [target_keys(104)]
+    page["rules"][0]["send"] = "pacs"
+    worker = worker_of(tmp_path, page, lambda *what: sent.append(what))
+    spool = tmp_path / "spool"
+    files = write_series(spool / "studies" / "1.2" / "1.3", noise((8, 8, 2)))
+    worker.waiting = WaitingStudies(spool, Queue(spool), "")
+    folder = files[0].parent.parent
+    state = StudyState(survey(folder).digest, last_arrival(folder), "begun")
+    rule = worker._site.rules[0]
+    study = SimpleNamespace(study="1.2", state=state, rule=rule, read=0.0, failed={})
+
+    def come(name: str) -> None:
+        (files[0].parent / "draft").write_bytes(name.encode())
+        (files[0].parent / "draft").rename(files[0].parent / name)
+
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    come("report.txt")
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    assert len(sent) == 2
+    files[0].write_bytes(files[0].read_bytes() + bytes(2))
+    come("report.txt")
+    worker._note(study, RECORD)  # type: ignore[arg-type]
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (None, 3),
+        (ScanError(Reason.DISK_FULL, ""), 3),
+        (ScanError(Reason.OUTPUT_UNWRITABLE, ""), 3),
+        (ScanError(Reason.INTERNAL, ""), 4),
+        (RuntimeError(), 4),
+    ],
+)
+def test_an_end_that_no_study_caused_is_no_attempt_at_it(
+    error: Exception | None, attempts: int, tmp_path: Path, page: dict[str, Any]
+) -> None:
+    """Eight starts on a full disk were eight attempts: then the study was given up."""
+    queue, worker = Queue(tmp_path / "spool"), worker_of(tmp_path, page)
+    state = StudyState("digest", 1.0, "begun", attempts=4)
+    queue.write("1.2", state)
+    worker._begun["1.2"] = state
+
+    worker.__exit__(None if error is None else type(error), error, None)
+
+    assert queue.read("1.2") == replace(state, attempts=attempts)
+
+
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scanloom.io.network.query.TIMEOUT_S", 1.0)
     monkeypatch.setattr(work, "ASK_AGAIN_S", 0.2)
     images = Images("digest", {"1.2": 3}, ("PACS",))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ask = {"title": "ARCHIVE", "address": "127.0.0.1", "port": silent.getsockname()[1]}
-        page = {"peers": [{"title": "PACS", "ask": ask}], "rules": [{"workflow": "ct_tissue"}]}
-        (tmp_path / "site.yaml").write_text(yaml.safe_dump(page))
-        site = read_site(tmp_path / "site.yaml")
-        worker = work.Worker(
-            site, tmp_path / "spool", tmp_path / "out", None, pytest.fail, pytest.fail
-        )
+        page["peers"][0]["ask"] = ask
+        worker = worker_of(tmp_path, page)
         worker._askers = ThreadPoolExecutor(1)
         try:
             assert worker._answer("1.1", images, is_overdue=True) is None  # it is asked just now

@@ -26,7 +26,10 @@ def out(tmp_path: Path) -> Path:
             write_document(draft.path / "case.json", {"case": case})
             write_document(draft.path / "timing.json", {"steps": {}})
             draft.publish()
-    for name in ("private/crosswalk.csv", "report/index.html", "runs/1/status.json"):
+    for name in (
+        *("private/crosswalk.csv", "report/index.html", "listen/index.html"),
+        "runs/1/status.json",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
     (folder / "measurements.joined.csv").write_text("Nightingale")

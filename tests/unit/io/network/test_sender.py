@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
@@ -60,10 +62,56 @@ def test_a_report_that_is_being_answered_does_not_stop_the_release(tmp_path: Pat
         assert target.told("report") == {"0": 1}  # it has got its answer
 
 
+def test_a_request_begins_once_the_reactor_pauses() -> None:
+    """It may have looked at the checkpoint just before that was cleared."""
+    checkpoint, goes, steps = sender.Checkpoint(), threading.Event(), list[str]()
+
+    def react() -> None:
+        checkpoint.wait()
+        goes.set()
+        time.sleep(0.1)
+        steps.append("looked for messages")
+        checkpoint.wait()
+        steps.append("goes on")
+
+    thread = threading.Thread(target=react, daemon=True)
+    thread.start()
+    assert goes.wait(5)
+    checkpoint.clear()
+    steps.append("request")
+    checkpoint.set()
+    thread.join(5)
+    assert steps == ["looked for messages", "request", "goes on"]
+
+
+def test_an_answer_without_end_is_cut_off() -> None:
+    """Its PDU says that it has a gigabyte: none of it is read."""
+    sent = [0]
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(10)
+            connection.recv(1 << 16)
+            connection.sendall(b"\2\0" + (1 << 30).to_bytes(4, "big"))
+            while True:
+                sent[0] += connection.send(bytes(1 << 16))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=5)
+        with pytest.raises(sender.UnreachableError):
+            DicomPeer(address, [REFERENCE], lambda report: True).__enter__()
+    assert sent[0] < 1 << 26
+
+
 def test_a_request_ends_although_its_reactor_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "GRACE_S", 0.2)
+    monkeypatch.setattr(sender, "PAUSE_S", 0.1)
     errors = list[Exception]()
 
     def talk(port: int) -> None:
