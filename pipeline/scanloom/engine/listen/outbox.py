@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.nodes import check_installed, dicom_address, web_address
 from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import received_studies, remove_study
-from scanloom.engine.machine.lean_imports import show_modules, without_optional_imports
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
@@ -726,7 +726,7 @@ class _Delivery:
             self._thread.join(SAME_ASSOCIATION_S)
 
     def _run(self, lines: Sequence[Line]) -> None:
-        from scanloom.io.network.sender import UnreachableError
+        from scanloom.io.network.peer import UnreachableError
 
         try:
             self._send_all(lines)
@@ -765,7 +765,7 @@ class _Delivery:
         UnreachableError
             If the target takes nothing.
         """
-        from scanloom.io.network.sender import UnreachableError
+        from scanloom.io.network.peer import UnreachableError
 
         to_send = deque(line for line in lines if line.state == "waiting")
         to_confirm = [line for line in lines if line.state != "waiting"]
@@ -797,7 +797,7 @@ class _Delivery:
 
     def _send(self, peer: Peer, line: Line) -> Line | None:
         """Send an object; return its line if the target has acknowledged it."""
-        from scanloom.io.network.sender import RefusedError
+        from scanloom.io.network.peer import RefusedError
 
         try:
             with self._file(line) as path:
@@ -832,7 +832,7 @@ class _Delivery:
 
     def _confirm(self, peer: Peer, lines: Sequence[Line]) -> None:
         """Let the target prove that it has what it acknowledged, as far as it offers that."""
-        from scanloom.io.network.sender import NotOfferedError, RefusedError, UnreachableError
+        from scanloom.io.network.peer import NotOfferedError, RefusedError, UnreachableError
 
         commitment = self.target.commitment
         if commitment == "auto" and time.monotonic() < self._commits_after:
@@ -883,7 +883,7 @@ class _Delivery:
 
     def _find(self, peer: Peer, lines: Sequence[Line]) -> list[Line]:
         """Ask for objects; return those that can't be asked for."""
-        from scanloom.io.network.sender import NotOfferedError, RefusedError
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
 
         unanswered = []
         for line in lines:
@@ -920,33 +920,14 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
         NOT_INSTALLED without pynetdicom or dicomweb-client; ENVIRONMENT if credentials or
         certificates can't be read.
     """
-    try:
-        with without_optional_imports():
-            from scanloom.io.network import sender
-        if target.url is not None:
-            show_modules("requests")
-            sender.WebPeer(target.url, None, None, target.patience)
-    except ModuleNotFoundError as exc:
-        detail = "the sender is not installed: pip install 'scanloom[hospital]'"
-        raise ScanError(Reason.NOT_INSTALLED, detail) from exc
+    check_installed(target)
+    from scanloom.io.network.sender import DicomPeer, WebPeer
+
     if target.url is not None:
-        url, authorities, patience = target.url, target.authorities, target.patience
-        credentials = None
-        if (given := target.credentials) is not None:
-            value = os.environ.get(given.variable) if given.variable else None
-            credentials = sender.read_credentials(given.file, given.variable, value)
-        return lambda references: sender.WebPeer(url, credentials, authorities, patience)
-    context = None if target.tls is None else sender.client_tls(**dict(target.tls))
-    address = sender.DicomAddress(
-        own_title=site.title,
-        title=str(target.title),
-        address=str(target.address),
-        port=int(target.port or 0),
-        tls=context,
-        host=None if target.tls is None else target.tls.host,
-        patience=target.patience,
-    )
-    return lambda references: sender.DicomPeer(
+        web = web_address(target)
+        return lambda references: WebPeer(*web)
+    address = dicom_address(site.title, target)
+    return lambda references: DicomPeer(
         address, references, lambda report: outbox.note(report, (target.name,))
     )
 
