@@ -11,6 +11,7 @@ from scanloom.engine.machine.lean_imports import show_modules, without_optional_
 
 if TYPE_CHECKING:
     from scanloom.io.network.peer import DicomAddress
+    from scanloom.io.network.source import Finder
 
 
 def check_installed(node: Node) -> None:
@@ -68,3 +69,18 @@ def web_address(node: Node) -> tuple[str, str | None, str | None, float]:
         value = os.environ.get(given.variable) if given.variable else None
         credentials = read_credentials(given.file, given.variable, value)
     return str(node.url), credentials, node.authorities, node.patience
+
+
+def make_finder(own_title: str, node: Node) -> Finder:
+    """Return a connection for questions, which is not open yet.
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if certificates or credentials can't be read.
+    """
+    from scanloom.io.network.source import DicomFinder, WebSource
+
+    if node.url is not None:
+        return WebSource(*web_address(node))
+    return DicomFinder(dicom_address(own_title, node))

@@ -10,12 +10,13 @@ import gc
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydicom import Dataset
 from pydicom.uid import UID
@@ -37,6 +38,8 @@ GRACE_S = 5.0
 """How much later than pynetdicom's own limits a connection is cut."""
 RELEASE_S = 10.0
 """Longest wait for the end of an association."""
+LOOK_S = 0.05
+"""Between two looks whether an answer is late."""
 MAX_CREDENTIALS_BYTES = 1 << 14
 
 FINAL = frozenset({0x0117, 0x0122, 0x0124})
@@ -329,34 +332,54 @@ class WebConnection:
 
     def _ask(self, request: Callable[[], T], size: int = 0, missing: T | None = None) -> T:
         """Return the answer to a request that sends so many bytes; `missing` for status 404."""
-        requests = self._requests
-        try:
-            return in_time(request, self._patience + size / MIN_PACE + GRACE_S)
-        except requests.HTTPError as exc:
-            status = exc.response.status_code
-            if status == 404 and missing is not None:
+
+        def ask() -> T:
+            try:
+                return request()
+            except self._requests.HTTPError as exc:
+                if exc.response.status_code != 404 or missing is None:
+                    raise
                 return missing
-            raise _http_error(status, exc.response, sends=size > 0) from exc
+
+        until = time.monotonic() + self._patience + size / MIN_PACE + GRACE_S
+        with self._explained("store" if size else "query"):
+            return in_time(ask, lambda: time.monotonic() > until)
+
+    @contextmanager
+    def _explained(self, service: Literal["store", "query", "retrieve"]) -> Iterator[None]:
+        """Convert the errors of a request: UnreachableError, RefusedError, NotOfferedError."""
+        requests = self._requests
+        patience = f"it did not answer within {self._patience:.0f} s"
+        try:
+            yield
+        except LateError as exc:
+            raise UnreachableError(patience) from exc
+        except requests.HTTPError as exc:
+            raise _http_error(exc.response.status_code, exc.response, service) from exc
         except requests.TooManyRedirects as exc:
             raise UnreachableError("it redirects to another address") from exc
         except requests.exceptions.SSLError as exc:
             raise UnreachableError("TLS failed: its certificate, or its authority") from exc
+        except requests.exceptions.ChunkedEncodingError as exc:
+            raise UnreachableError("its answer was cut short") from exc
         except requests.Timeout as exc:
-            raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
+            raise UnreachableError(patience) from exc
         except (requests.RequestException, OSError) as exc:
             raise UnreachableError(f"it can't be reached ({type(exc).__name__})") from exc
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as exc:
             raise RefusedError(f"its answer can't be read ({type(exc).__name__})") from exc
 
 
-def _http_error(status: int, response: Any, *, sends: bool) -> PeerError:
+def _http_error(status: int, response: Any, service: str) -> PeerError:
     """Return the error of a status of HTTP, for one object or for the server."""
     if status in (401, 403):
         return UnreachableError(f"it does not take our credentials (HTTP {status})")
     if status in _BUSY:
         return UnreachableError(f"it has too much to do, or is away (HTTP {status})")
-    if not sends:
+    if service == "query":
         return NotOfferedError(f"it offers no queries (HTTP {status})")
+    if service == "retrieve":
+        return RefusedError(f"it does not give them (HTTP {status})")
     if status in (404, 405, 501):
         return UnreachableError(f"it takes no objects at this address (HTTP {status})")
     with suppress(Exception):  # the reason in its answer, if there is one
@@ -383,13 +406,17 @@ class _Authorization:
         return HTTPBasicAuth(user.encode(), password.encode())(request)
 
 
-def in_time(request: Callable[[], T], seconds: float) -> T:
-    """Return the answer to a request; its thread is left alone if that takes longer.
+class LateError(Exception):
+    """An answer did not come in time."""
+
+
+def in_time(request: Callable[[], T], is_late: Callable[[], bool]) -> T:
+    """Return the answer to a request; its thread is left alone once it is late.
 
     Raises
     ------
-    UnreachableError
-        If it takes longer: `requests` limits each part of an answer, not all of them together.
+    LateError
+        `requests` limits each part of an answer, not all of them together.
     """
     answers: list[T] = []
     errors: list[Exception] = []
@@ -402,9 +429,10 @@ def in_time(request: Callable[[], T], seconds: float) -> T:
 
     thread = threading.Thread(target=ask, name="request", daemon=True)
     thread.start()
-    thread.join(seconds)
+    while thread.is_alive() and not is_late():
+        thread.join(LOOK_S)
     if errors:
         raise errors[0]
     if not answers:
-        raise UnreachableError(f"it did not answer within {seconds:.0f} s")
+        raise LateError
     return answers[0]
