@@ -236,6 +236,12 @@ class Pace:
             end.wait(min(left, LOOK_S))
 
 
+def now_of_day() -> int:
+    """Return the minutes since midnight, local time."""
+    now = time.localtime()
+    return now.tm_hour * 60 + now.tm_min
+
+
 class EndedError(Exception):
     """The end was requested."""
 
@@ -542,6 +548,7 @@ class _Fetch:
                     continue
                 whole.append(folder)
             except PeerError as exc:
+                state.look()
                 missing = f"{counted(state.missing, 'object')} of {state.size} did not come: "
                 faults.append((_reason_of(exc), missing + exc.reason))
         reason, detail = faults[0] if faults else (None, "")
@@ -678,8 +685,7 @@ class _Fetch:
         """Wait until the source may be asked, and say so."""
         hours = self.source.hours
         while hours is not None and not self.end.is_set():
-            now = time.localtime()
-            if hours.contains(now.tm_hour * 60 + now.tm_min):
+            if hours.contains(now_of_day()):
                 self._told_hours = False
                 break
             if not self._told_hours:

@@ -342,20 +342,22 @@ class WebConnection:
                 return missing
 
         until = time.monotonic() + self._patience + size / MIN_PACE + GRACE_S
-        with self._explained("store" if size else "query"):
-            return in_time(ask, lambda: time.monotonic() > until)
+        try:
+            with self._explained("store" if size else "query"):
+                return in_time(ask, lambda: time.monotonic() > until)
+        except LateError as exc:
+            raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
 
     @contextmanager
     def _explained(self, service: Literal["store", "query", "retrieve"]) -> Iterator[None]:
         """Convert the errors of a request: UnreachableError, RefusedError, NotOfferedError."""
         requests = self._requests
-        patience = f"it did not answer within {self._patience:.0f} s"
         try:
             yield
-        except LateError as exc:
-            raise UnreachableError(patience) from exc
         except requests.HTTPError as exc:
-            raise _http_error(exc.response.status_code, exc.response, service) from exc
+            error = _http_error(exc.response.status_code, exc.response, service)
+            exc.response.close()
+            raise error from exc
         except requests.TooManyRedirects as exc:
             raise UnreachableError("it redirects to another address") from exc
         except requests.exceptions.SSLError as exc:
@@ -363,7 +365,7 @@ class WebConnection:
         except requests.exceptions.ChunkedEncodingError as exc:
             raise UnreachableError("its answer was cut short") from exc
         except requests.Timeout as exc:
-            raise UnreachableError(patience) from exc
+            raise UnreachableError(f"it did not answer within {self._patience:.0f} s") from exc
         except (requests.RequestException, OSError) as exc:
             raise UnreachableError(f"it can't be reached ({type(exc).__name__})") from exc
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError) as exc:

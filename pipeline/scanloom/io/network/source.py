@@ -8,9 +8,11 @@ Nothing here is logged: identifiers name patients.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from functools import partial
@@ -37,6 +39,7 @@ from scanloom.io.network.peer import (
     STUDY_ROOT_FIND,
     DicomAddress,
     DicomConnection,
+    LateError,
     NotOfferedError,
     RefusedError,
     UnreachableError,
@@ -463,7 +466,19 @@ class _Getter(_Retrieval):
         self._data_sets.discard()
 
     def get(self, keys: Mapping[str, Any]) -> None:
-        self._retrieve(lambda request: self._made.send_c_get(request, STUDY_ROOT_GET), keys)
+        """Ask for objects, and keep them as they come.
+
+        Raises
+        ------
+        UnreachableError, RefusedError, NotOfferedError
+        """
+        try:
+            self._retrieve(lambda request: self._made.send_c_get(request, STUDY_ROOT_GET), keys)
+        except RefusedError as exc:
+            ours = [word for word in self._data_sets.counts if word.startswith("refused")]
+            if ours:
+                raise RefusedError(f"what came was {ours[0]}") from exc
+            raise
 
 
 def get(address: DicomAddress, wanted: Wanted, store: Store, pulse: Pulse) -> None:
@@ -573,28 +588,26 @@ class WebSource(WebConnection):
         if not wanted.whole:
             places = [f"{place}/instances/{uid}" for uid in sorted(wanted.classes)]
         for each in places:
-            abandoned = threading.Event()
             pulse.beat()
-            with self._explained("retrieve"):
-                try:
-                    in_time(
-                        partial(self._take, each, store, name, pulse, abandoned),
-                        lambda: pulse.is_silent,
-                    )
-                finally:
-                    abandoned.set()
+            answers: list[Any] = []
+            try:
+                with self._explained("retrieve"):
+                    take = partial(self._take, each, store, name, pulse, answers)
+                    in_time(take, lambda: pulse.is_silent)
+            except LateError as exc:
+                raise UnreachableError(f"it gave nothing for {pulse.patience:.0f} s") from exc
+            finally:
+                for answer in answers:  # else a thread that is left alone reads on
+                    with suppress(Exception):
+                        answer.raw.connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _take(
-        self, url: str, store: Store, name: str, pulse: Pulse, abandoned: threading.Event
-    ) -> None:
+    def _take(self, url: str, store: Store, name: str, pulse: Pulse, answers: list[Any]) -> None:
         """Keep the parts of an answer; one that is damaged or unwanted does not stop the others."""
         faults: list[str] = []
         with self._client._http_get(url, headers={"Accept": WADO}, stream=True) as answer:
+            answers.append(answer)
             chunks = answer.iter_content(CHUNK_BYTES)
             for draft in _parts(answer.headers.get("Content-Type", ""), chunks, store, pulse):
-                if abandoned.is_set():
-                    draft.discard()
-                    return
                 try:
                     if draft.error is not None:
                         raise RefusedError("what it gives can't be written")

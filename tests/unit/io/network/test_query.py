@@ -29,7 +29,6 @@ def series(uid: str, modality: str, count: int | None) -> Dataset:
 def service() -> Iterator[tuple[Any, list[Any], list[Dataset]]]:
     """A query service, what it will answer, and the identifiers that it was asked with."""
     from pynetdicom import AE, evt
-
     from scanloom.io.network.query import STUDY_ROOT_FIND, QueryService
 
     answers: list[Any] = []
