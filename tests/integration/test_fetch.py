@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from pydicom import dcmread
 
+from scanloom.engine.listen.nodes import make_finder
+from scanloom.engine.listen.site import Ask
 from scanloom.engine.listen.spool import INCOMING
 from scanloom.io.identity import read_key
 from scanloom.io.output.audit import read_trail
@@ -26,7 +29,9 @@ from support.dicom_source import (
     write_studies,
     write_table,
 )
+from support.https_server import write_certificate
 from support.targets import free_port
+from support.web_source import serving_web
 
 pytest.importorskip("pynetdicom")
 pytestmark = [
@@ -131,6 +136,41 @@ def test_two_at_a_time_and_doubled_rows(files: list[Path], tmp_path: Path) -> No
     assert [row["row"] for row in rows_of(tmp_path)] == ["1", "2", "3", "4", "5"]
 
 
+def test_tls_takes_the_authority_of_the_page_only(files: list[Path], tmp_path: Path) -> None:
+    """Questions and C-GET; `ask` of a peer is a node like the source."""
+    for name in ("good", "other"):
+        (tmp_path / name).mkdir()
+    good, other = (write_certificate(tmp_path / name) for name in ("good", "other"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*good)
+    with serving(files, tls=context) as archive:
+        right = fetch(tmp_path, archive, tls={"authorities": str(good[0])}, retrieve="get")
+        wrong = fetch(tmp_path, archive, tls={"authorities": str(other[0])})
+        plain = fetch(tmp_path, archive)
+        ask = {name: archive.place[name] for name in ("title", "address", "port")}
+        node = Ask(**ask, tls={"authorities": str(good[0])})
+        with make_finder("SCANLOOM", node) as finder:
+            (series,) = finder.find_series(study_of(files[0]))
+
+    assert right.code == 0, right.err
+    assert (wrong.code, plain.code) == (65, 65)
+    assert "it can't be reached, or TLS failed (SOURCE_AWAY)" in wrong.err
+    assert same_data(files, kept(tmp_path / "out"))
+    assert series.instances == 5
+
+
+def study_of(path: Path) -> str:
+    return str(dcmread(path, stop_before_pixels=True).StudyInstanceUID)
+
+
+def test_a_sender_may_be_asked_by_dicomweb(files: list[Path]) -> None:
+    with serving_web(files) as archive, make_finder("SCANLOOM", Ask(url=archive.url)) as finder:
+        (series,) = finder.find_series(study_of(files[0]))
+        assert finder.find_series("1.2.3") == []
+
+    assert (series.instances, series.modality) == (5, "CT")
+
+
 # --- rows that fail -------------------------------------------------------------------------------
 
 
@@ -212,14 +252,20 @@ def test_a_title_that_the_source_does_not_know(files: list[Path], tmp_path: Path
     assert "it does not know the title that it was to send to" in ended.err
 
 
-def test_classes_that_are_not_told_are_moved(files: list[Path], tmp_path: Path) -> None:
-    with serving(files, tells_classes=False) as archive:
+def test_classes_that_are_not_told_follow_from_the_modality(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """Or else C-MOVE has to do."""
+    scout = write_studies(tmp_path / "more", "B1", Modality="XA")
+    with serving([*files, *scout], tells_classes=False) as archive:
         got = fetch(tmp_path, archive, retrieve="get")
+        had = kept(tmp_path / "out")
         moved = moving(tmp_path, archive)
 
     assert (got.code, moved.code) == (1, 0), moved.err
     assert "it does not say of which classes its objects are" in got.err
-    assert same_data(files, kept(tmp_path / "out"))
+    assert same_data(files, had)
+    assert same_data([*files, *scout], kept(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("how", ["get", "move"])

@@ -337,11 +337,13 @@ class _SeriesState:
         The class of each instance that the source lists, by its UID.
     count : int or None
         How many it says that there are.
+    modality : str
     """
 
     folder: Path
     classes: dict[str, str]
     count: int | None
+    modality: str
     here: set[str] = field(default_factory=set)
 
     def look(self) -> None:
@@ -531,7 +533,7 @@ class _Fetch:
                     classes = finder.find_instances(study, each.series)
                 except (NotOfferedError, RefusedError):
                     classes = {}  # its number has to do
-                state = _SeriesState(folder, classes, each.instances)
+                state = _SeriesState(folder, classes, each.instances, each.modality)
                 state.look()
                 instances += state.size
                 if not state.is_whole:
@@ -705,7 +707,8 @@ def state_wanted(intake: _Intake, state: _SeriesState) -> Wanted:
     missing = {uid: each for uid, each in state.classes.items() if uid not in state.here}
     # More than are listed: all, since nobody knows which
     whole = not state.here or len(missing) < state.missing
-    return Wanted(intake.study, intake.series, state.classes if whole else missing, whole)
+    classes = state.classes if whole else missing
+    return Wanted(intake.study, intake.series, classes, whole, state.modality)
 
 
 def _reason_of(error: Exception) -> Reason:

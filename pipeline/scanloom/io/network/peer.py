@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ class DicomConnection:
     address : DicomAddress
     services : sequence of str
         Abstract syntaxes that are asked for, in the syntaxes that every peer has.
-    objects : collection of (str, str)
+    objects : sequence of (str, str)
         Storage classes, each with a transfer syntax of its own context.
     """
 
@@ -150,7 +150,7 @@ class DicomConnection:
         self,
         address: DicomAddress,
         services: Sequence[str],
-        objects: Collection[tuple[str, str]] = (),
+        objects: Sequence[tuple[str, str]] = (),
     ) -> None:
         _config.LOG_HANDLER_LEVEL = "none"  # it would format each PDU, and name patients
         self._address = address
@@ -160,7 +160,7 @@ class DicomConnection:
         self._entity.network_timeout = None  # `deadline` is for each part
         for service in services:
             self._entity.add_requested_context(service)
-        for sop_class, syntax in sorted(objects):
+        for sop_class, syntax in objects:
             self._entity.add_requested_context(sop_class, UID(syntax))
         self._made: Any = None
         self._opened: list[Any] = []

@@ -114,7 +114,7 @@ class DicomPeer(DicomConnection):
     ) -> None:
         _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file, whatever they are
         services = (VERIFICATION, COMMITMENT, STUDY_ROOT_FIND)
-        objects = {(each.sop_class, each.syntax) for each in references}
+        objects = sorted({(each.sop_class, each.syntax) for each in references})
         super().__init__(address, services, objects)
         self._report = report
 

@@ -57,12 +57,33 @@ MAX_ANSWERS = 200_000
 PAGE = 1000
 """Answers of a request of QIDO-RS."""
 SYNTAXES = (
-    *map(str, AllTransferSyntaxes),
+    # first, since DCMTK's archive gives all in the first one, and implicit VR loses something
+    uids.EXPLICIT_VR_LITTLE_ENDIAN,
+    *(each for each in map(str, AllTransferSyntaxes) if each != uids.EXPLICIT_VR_LITTLE_ENDIAN),
     uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN,
     uids.DEFLATED_IMAGE_FRAME_COMPRESSION,
 )
 MAX_CLASSES = 127 // len(SYNTAXES)
 """Storage classes of an association: each has a context for each transfer syntax, of 128 in all."""
+CLASSES = {
+    "CT": (
+        uids.CT_IMAGE_STORAGE,
+        uids.ENHANCED_CT_IMAGE_STORAGE,
+        uids.LEGACY_CONVERTED_ENHANCED_CT_IMAGE_STORAGE,
+    ),
+    "MR": (
+        uids.MR_IMAGE_STORAGE,
+        uids.ENHANCED_MR_IMAGE_STORAGE,
+        uids.LEGACY_CONVERTED_ENHANCED_MR_IMAGE_STORAGE,
+    ),
+    "PT": (
+        uids.POSITRON_EMISSION_TOMOGRAPHY_IMAGE_STORAGE,
+        uids.ENHANCED_PET_IMAGE_STORAGE,
+        uids.LEGACY_CONVERTED_ENHANCED_PET_IMAGE_STORAGE,
+    ),
+    "NM": (uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,),
+}
+"""Classes of a modality's images, at most `MAX_CLASSES`."""
 MAX_LISTED = 100
 """SOPInstanceUIDs of a request."""
 SLOWEST = 1024
@@ -185,12 +206,15 @@ class Wanted:
         The class of each instance that is wanted, by its UID.
     whole : bool
         Whether these are all of the series.
+    modality : str
+        By which classes are guessed that the source did not tell.
     """
 
     study: str
     series: str
     classes: Mapping[str, str]
     whole: bool
+    modality: str = ""
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Yield the keys of requests by C-GET or C-MOVE."""
@@ -387,7 +411,7 @@ class _Retrieval(DicomConnection):
         address: DicomAddress,
         service: str,
         pulse: Pulse,
-        objects: Collection[tuple[str, str]] = (),
+        objects: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__(address, [service], objects)
         self._service, self._pulse = service, pulse
@@ -490,8 +514,14 @@ def get(address: DicomAddress, wanted: Wanted, store: Store, pulse: Pulse) -> No
         Some may have come all the same.
     """
     classes = sorted(set(wanted.classes.values()))
-    if not all(map(is_uid, classes)):
-        raise NotOfferedError("it does not say of which classes its objects are")
+    if not classes or not all(map(is_uid, classes)):  # as DCMTK's archive, which tells none
+        guessed = CLASSES.get(wanted.modality, ())
+        if not guessed:
+            raise RefusedError("it does not say of which classes its objects are")
+        with _Getter(address, guessed, store, pulse) as getter:
+            for keys in wanted.requests():
+                getter.get(keys)
+        return
     for n in range(0, len(classes), MAX_CLASSES):
         some = classes[n : n + MAX_CLASSES]
         of_them = {uid: each for uid, each in wanted.classes.items() if each in some}
