@@ -41,7 +41,7 @@ from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
     from scanloom.io.network.receiver import Receiver
-    from scanloom.io.network.source import Finder, Pulse, SeriesFound, StudyFound, Wanted
+    from scanloom.io.network.source import Finder, Pulse, StudyFound, Wanted
 
 LOG = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class _Intake:
 
     def __init__(self, work: _Fetch, study: str, series: str, pulse: Pulse) -> None:
         self._work, self.study, self.series, self.pulse = work, study, series, pulse
-        self.new, self.error = 0, OSError()
+        self.error = OSError()
         self._drafts: list[Draft] = []
 
     def has_room(self) -> bool:
@@ -279,7 +279,6 @@ class _Intake:
         except OSError as exc:
             self.error = exc
             raise
-        self.new += kept in ("new", "changed")
         self.pulse.beat()
         self._work.pace.wait(size, self._work.end, self.pulse.beat)
         return kept
@@ -391,6 +390,7 @@ class _Fetch:
         self._receiver: Receiver | None = None
         self._landing = _Landing(spool)
         self._running: set[Any] = set()
+        self._pulses: set[Pulse] = set()
         self._away = 0
         if source.url is not None:
             self._web = web_address(source)
@@ -404,6 +404,8 @@ class _Fetch:
 
     def __exit__(self, *error: object) -> None:
         self.end.set()
+        for pulse in list(self._pulses):
+            pulse.stop()
         for connection in list(self._running):
             connection.cut()
         if self._receiver is not None:
@@ -476,7 +478,9 @@ class _Fetch:
                 fault = _fault_of(row, found)
                 if fault is not None:
                     return [self._told(fault)]
-                studies = [self._study(finder, row, study) for study in found]
+                wanted = [(x.study, self._wanted(finder, row, x)) for x in found]
+            # The association is not kept while objects come, or a night is waited for
+            studies = [self._study(row, study, series) for study, series in wanted if series]
         except UnreachableError as exc:
             self._away += 1
             return [self._told(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
@@ -485,11 +489,10 @@ class _Fetch:
         except EndedError:
             return []
         self._away = 0
-        wanted = [each for each in studies if each is not None]
-        if not wanted and row.given:
+        if not studies and row.given:
             detail = "none of its series is of this modality, or has these words"
             return [self._told(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]
-        return [self._told(each) for each in wanted]
+        return [self._told(each) for each in studies]
 
     def _told(self, done: StudyFetched) -> StudyFetched:
         """Tell of a study, and return it."""
@@ -502,62 +505,62 @@ class _Fetch:
             self._tell(f"{number}: {done.detail} ({done.reason.code})")
         return done
 
-    def _study(self, finder: Finder, row: Row, found: StudyFound) -> StudyFetched | None:
-        """Fetch the series of a study that are wanted; None if there are none."""
-        series = [
-            each
-            for each in finder.find_series(found.study)
-            if row.keys.series in ("", each.series)
-            and row.question.takes(each.modality, found.description, each.description)
-        ]
-        if not series:
-            return None
-        with self._lock:
-            lock = self._study_locks.setdefault(found.study, threading.Lock())
-        with lock:
-            return self._series(finder, row, found.study, series)
+    def _wanted(self, finder: Finder, row: Row, found: StudyFound) -> list[_SeriesState]:
+        """Return the series of a study that are wanted, with what the source says of them."""
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
 
-    def _series(
-        self, finder: Finder, row: Row, study: str, found: Sequence[SeriesFound]
-    ) -> StudyFetched:
-        """Fetch what is missing of series; a fault of one does not stop the others."""
-        from scanloom.io.network.peer import NotOfferedError, PeerError, RefusedError
-
-        whole, faults = list[Path](), list[tuple[Reason, str]]()
-        instances = new = 0
-        was_told = False
-        for each in found:
-            folder = self.spool.folder / STUDIES / study / each.series
+        wanted = []
+        for each in finder.find_series(found.study):
+            if row.keys.series not in ("", each.series):
+                continue
+            if not row.question.takes(each.modality, found.description, each.description):
+                continue
             try:
-                try:
-                    classes = finder.find_instances(study, each.series)
-                except (NotOfferedError, RefusedError):
-                    classes = {}  # its number has to do
-                state = _SeriesState(folder, classes, each.instances, each.modality)
+                classes = finder.find_instances(found.study, each.series)
+            except (NotOfferedError, RefusedError):
+                classes = {}  # its number has to do
+            folder = self.spool.folder / STUDIES / found.study / each.series
+            wanted.append(_SeriesState(folder, classes, each.instances, each.modality))
+        return wanted
+
+    def _study(self, row: Row, study: str, wanted: Sequence[_SeriesState]) -> StudyFetched:
+        """Fetch what is missing of series; a fault of one does not stop the others."""
+        from scanloom.io.network.peer import PeerError
+
+        with self._lock:
+            lock = self._study_locks.setdefault(study, threading.Lock())
+        faults = list[tuple[Reason, str]]()
+        new, was_told = 0, False
+        with lock:
+            for state in wanted:
                 state.look()
-                instances += state.size
+                fault = "the source does not say which objects a series has"
+                reason = Reason.NOT_FETCHED
                 if not state.is_whole:
                     if not was_told:
                         was_told = True
-                        what = {"study": study_id(study, self._key), "series": len(found)}
+                        what = {"study": study_id(study, self._key), "series": len(wanted)}
                         self._audit.append("fetched", {"source": self.source.name, **what})
-                    new += self._retrieve(study, each.series, state)
+                    before = len(state.here)
+                    why = ""
+                    try:
+                        self._retrieve(study, state)
+                    except PeerError as exc:
+                        reason, why = _reason_of(exc), f": {exc.reason}"
+                    state.look()
+                    new += len(state.here) - before
+                    if state.size:
+                        missing = counted(state.missing, "object")
+                        fault = f"{missing} of {state.size} did not come{why}"
                 if not state.is_whole:
-                    detail = f"{counted(state.missing, 'object')} of {state.size} did not come"
-                    if not state.size:
-                        detail = "the source does not say which objects a series has"
-                    faults.append((Reason.NOT_FETCHED, detail))
-                    continue
-                whole.append(folder)
-            except PeerError as exc:
-                state.look()
-                missing = f"{counted(state.missing, 'object')} of {state.size} did not come: "
-                faults.append((_reason_of(exc), missing + exc.reason))
-        reason, detail = faults[0] if faults else (None, "")
-        return StudyFetched(row, study, tuple(whole), instances, new, reason, detail)
+                    faults.append((reason, fault))
+        whole = tuple(state.folder for state in wanted if state.is_whole)
+        instances = sum(state.size for state in wanted)
+        first = faults[0] if faults else (None, "")
+        return StudyFetched(row, study, whole, instances, new, *first)
 
-    def _retrieve(self, study: str, series: str, state: _SeriesState) -> int:
-        """Let the source give what is missing; return how many objects are new.
+    def _retrieve(self, study: str, state: _SeriesState) -> None:
+        """Let the source give what is missing.
 
         Raises
         ------
@@ -567,23 +570,26 @@ class _Fetch:
         from scanloom.io.network.peer import UnreachableError
         from scanloom.io.network.source import Pulse
 
-        intake = _Intake(self, study, series, Pulse(self.source.patience))
-        for attempt in range(1, ATTEMPTS + 1):
-            self._wait_for_hours()
-            try:
-                self._retrieve_once(intake, state)
-            except UnreachableError:
-                if self.end.is_set():
-                    raise EndedError from None
-                intake.check_disk()
-                state.look()
-                if attempt == ATTEMPTS:
-                    raise
-                if self.end.wait(self.source.retry):
-                    raise EndedError from None
-                continue
-            break
-        return intake.new
+        intake = _Intake(self, study, state.folder.name, Pulse(self.source.patience))
+        self._pulses.add(intake.pulse)
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                self._wait_for_hours()
+                try:
+                    self._retrieve_once(intake, state)
+                except UnreachableError:
+                    intake.check_disk()
+                    state.look()
+                    if self.end.is_set():
+                        raise EndedError from None
+                    if attempt == ATTEMPTS:
+                        raise
+                    if self.end.wait(self.source.retry):
+                        raise EndedError from None
+                else:
+                    return
+        finally:
+            self._pulses.discard(intake.pulse)
 
     def _retrieve_once(self, intake: _Intake, state: _SeriesState) -> None:
         from scanloom.io.network import source as network

@@ -239,6 +239,7 @@ class Pulse:
 
     def __init__(self, patience: float) -> None:
         self.patience, self._last, self._bytes = patience, time.monotonic(), 0
+        self._is_over = False
 
     def beat(self) -> None:
         """Note that something was completed."""
@@ -250,10 +251,14 @@ class Pulse:
         if self._bytes >= SLOWEST * self.patience:
             self.beat()
 
+    def stop(self) -> None:
+        """Let the source count as silent: nobody waits for it any more."""
+        self._is_over = True
+
     @property
     def is_silent(self) -> bool:
         """Whether nothing came for too long."""
-        return time.monotonic() - self._last > self.patience
+        return self._is_over or time.monotonic() - self._last > self.patience
 
 
 class _Watch:
