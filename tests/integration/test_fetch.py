@@ -279,6 +279,17 @@ def test_a_source_that_stops_in_the_middle_is_tried_again(
     assert same_data(files, kept(tmp_path / "out"))
 
 
+def test_a_c_get_that_ends_the_association_becomes_a_c_move(
+    files: list[Path], tmp_path: Path
+) -> None:
+    with serving(files, ends_after=0, breaks=1) as archive:
+        ended = moving(tmp_path, archive)
+        assert (archive.asked["get SERIES"], archive.asked["move SERIES"]) == (2, 1)
+
+    assert ended.code == 0, ended.err
+    assert same_data(files, kept(tmp_path / "out"))
+
+
 def test_a_source_that_always_stops_is_given_up(files: list[Path], tmp_path: Path) -> None:
     with serving(files, ends_after=0) as archive:
         ended = fetch(tmp_path, archive, retrieve="get")

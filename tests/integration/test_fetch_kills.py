@@ -80,3 +80,40 @@ def test_ten_kills(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     told = Counter(line["event"] for line in read_trail(out, read_key()))
     assert told["asked"] >= KILLS  # one may have been killed before
     assert told["fetched"] >= 3
+
+
+@pytest.mark.parametrize("how", ["get", "move", "web"])
+def test_ctrl_c_ends_it_soon(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a series, whose objects are taken slowly."""
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    files = write_studies(tmp_path / "studies", "A1", slices=20)
+    out, port = tmp_path / "out", free_port()
+    serve = serving_web(files) if how == "web" else serving(files, destinations={"MOVED": port})
+    with serve as archive:
+        source = {**archive.place, "per_second": 1}
+        if how != "web":
+            source |= {"retrieve": how, "destination": {"title": "MOVED", "port": port}}
+        page = write_page(tmp_path, source)
+        options = ["fetch", "--from", "pacs", "--site", page, "--date", "2026-01-02", "-o", out]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scanloom", *map(str, options)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until = time.monotonic() + DEADLINE
+            while not kept(out) and time.monotonic() < until:
+                time.sleep(0.05)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
+            process.wait(DEADLINE)
+
+    assert process.returncode == 130, err
+    assert time.monotonic() - began < 12
+    assert "To resume:" in err
+    assert 0 < len(kept(out)) < 20
+    assert (out / "private/fetched/fetched.csv").exists()

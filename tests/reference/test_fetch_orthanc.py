@@ -103,7 +103,8 @@ def test_a_run_fetches_first(tmp_path: Path) -> None:
     files = files_of("ct/crlm1004_abdomen_dicom")
     table = tmp_path / "wanted.csv"
     table.write_text(f"study_uid\n{dcmread(files[0]).StudyInstanceUID}\n1.2.3\n")
-    with running_orthanc(tmp_path / "o") as server:
+    known = {"SCANLOOM": ("SCANLOOM", "127.0.0.1", free_port())}
+    with running_orthanc(tmp_path / "o", **known) as server:
         for path in files:
             server.get("instances", path.read_bytes())
         node = {"title": "ORTHANC", "address": "127.0.0.1", "port": server.port, **SHORT}

@@ -602,8 +602,12 @@ class _Fetch:
         elif self.source.retrieve != "move" and self._get_offered:
             try:
                 network.get(self._address, state_wanted(intake, state), intake, intake.pulse)
-            except UnreachableError:
-                raise
+            except UnreachableError as exc:
+                before = state.here
+                state.look()
+                if self.source.retrieve == "get" or state.here != before or self.end.is_set():
+                    raise
+                fault = exc  # as Orthanc does if it does not allow C-GET to our title
             except PeerError as exc:
                 fault = exc
                 if isinstance(exc, NotOfferedError) and self.source.retrieve == "auto":
@@ -626,6 +630,8 @@ class _Fetch:
         try:
             self._receive()
         except ScanError as exc:
+            if isinstance(fault, UnreachableError):  # it is tried again
+                raise fault from exc
             why = f"{fault.reason}; " if fault is not None else ""
             raise RefusedError(f"{why}C-MOVE: {exc.detail}") from exc
         place = intake.study, intake.series
@@ -636,8 +642,6 @@ class _Fetch:
                 network.move(
                     self._address, state_wanted(intake, state), self._move_title, intake.pulse
                 )
-            except UnreachableError:
-                raise
             except PeerError as exc:
                 moved = exc
             until = time.monotonic() + (LATE_S if moved is None else 0.0)
