@@ -135,7 +135,7 @@ class Days(NamedTuple):
 
 def days(text: str) -> Days:
     """Return the days of "2026-11-28" or "2026-11-01..2026-11-30"; an end may be left out."""
-    from scanloom.engine.listen.wanted import read_date
+    from scanloom.engine.listen.rows import read_date
 
     first, dots, last = text.partition("..")
     try:

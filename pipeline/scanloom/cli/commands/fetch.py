@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What is fetched, and from where."""
+    """A source, and the studies that are fetched from it."""
 
     panel: ClassVar[str] = "Input"
 
@@ -63,7 +63,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """Where what is fetched is kept."""
+    """The folder for fetched studies."""
 
     panel: ClassVar[str] = "Output"
 
@@ -72,7 +72,7 @@ class FetchOptions:
 
 @takes_panels
 def fetch(
-    wanted: SourceOptions,
+    options: SourceOptions,
     output: FetchOptions,
     key: KeyOptions,
     general: Reporting,
@@ -86,12 +86,12 @@ def fetch(
     """
     with error_boundary(general.mode, resumable=True):
         quiet = general.json or general.quiet
-        done = fetch_wanted(wanted, output.out, key.key, quiet=quiet)
+        done = fetch_wanted(options, output.out, key.key, quiet=quiet)
         print_result(general.mode, lambda: _document(done), lambda: show(done))
         raise typer.Exit(Exit.SOME_FAILED if done.failed else Exit.OK)
 
 
-def fetch_wanted(wanted: SourceOptions, out: Path, key: Path | None, *, quiet: bool) -> Fetched:
+def fetch_wanted(options: SourceOptions, out: Path, key: Path | None, *, quiet: bool) -> Fetched:
     """Fetch what options say, and tell of what fails meanwhile.
 
     Raises
@@ -103,22 +103,22 @@ def fetch_wanted(wanted: SourceOptions, out: Path, key: Path | None, *, quiet: b
     """
     from scanloom.engine.listen.fetch import fetch as fetch_now
     from scanloom.engine.listen.fetch import find_source
+    from scanloom.engine.listen.rows import Question, read_rows
     from scanloom.engine.listen.site import read_site
-    from scanloom.engine.listen.wanted import Question, read_rows
 
-    if wanted.source is None:
+    if options.source is None:
         raise typer.BadParameter("missing: name a source of SITE", param_hint="'--from'")
-    if wanted.site is None:
+    if options.site is None:
         raise typer.BadParameter("missing: name the page of the site", param_hint="'--site'")
-    modalities = values.names(wanted.modality.upper()) if wanted.modality else ()
-    words = tuple((wanted.words or "").split())
-    question = Question(wanted.date or ("", ""), modalities, words)
-    if wanted.table is None and question.is_empty:
+    modalities = values.names(options.modality.upper()) if options.modality else ()
+    words = tuple((options.words or "").split())
+    question = Question(options.date or ("", ""), modalities, words)
+    if options.table is None and question.is_empty:
         problem = "missing: a table, or --date, --modality or --words; not all that the source has"
         raise typer.BadParameter(problem, param_hint="'--table'")
-    site = read_site(wanted.site)
-    source = find_source(site, wanted.source)
-    rows = None if wanted.table is None else read_rows(wanted.table, question)
+    site = read_site(options.site)
+    source = find_source(site, options.source)
+    rows = None if options.table is None else read_rows(options.table, question)
 
     def tell(text: str) -> None:
         if not quiet:

@@ -92,7 +92,7 @@ class ResultOptions(RunOutputOptions):
 @takes_panels
 def run(
     scans: WorkflowOptions,
-    wanted: SourceOptions,
+    source: SourceOptions,
     output: ResultOptions,
     execution: ExecutionOptions,
     general: Reporting,
@@ -109,13 +109,13 @@ def run(
         from scanloom.engine.run import run as run_workflow
         from scanloom.engine.workflow.selection import Scope
 
-        paths = [] if wanted.source is not None else scans.all_paths
+        paths = [] if source.source is not None else scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         fetch_missing(selected.models)
         lacks = False
-        if wanted.source is not None:
-            paths, lacks = _fetched(wanted, scans, output, general)
-        elif wanted != SourceOptions():
+        if source.source is not None:
+            paths, lacks = _fetched(source, scans, output, general)
+        elif source != SourceOptions():
             raise typer.BadParameter("missing: name a source of SITE", param_hint="'--from'")
         options = RunOptions(
             out=output.out,
@@ -153,7 +153,7 @@ def run(
 
 
 def _fetched(
-    wanted: SourceOptions, scans: WorkflowOptions, output: ResultOptions, general: Reporting
+    source: SourceOptions, scans: WorkflowOptions, output: ResultOptions, general: Reporting
 ) -> tuple[list[Path], bool]:
     """Return the whole series that were fetched, and whether others are missing."""
     from scanloom.core import Reason, ScanError
@@ -161,7 +161,7 @@ def _fetched(
     if scans.paths or scans.input or scans.shard:
         raise typer.BadParameter("give it without PATH and --shard", param_hint="'--from'")
     quiet = general.json or general.quiet
-    done = fetch_wanted(wanted, output.out, output.key, quiet=quiet)
+    done = fetch_wanted(source, output.out, output.key, quiet=quiet)
     if not quiet:
         show_fetched(done)
     if not done.series:

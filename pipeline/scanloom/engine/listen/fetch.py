@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, counted, did_you_mean
 from scanloom.engine.listen.nodes import check_installed, dicom_address, make_finder, web_address
+from scanloom.engine.listen.rows import COLUMNS, Question, Row, several_patients
 from scanloom.engine.listen.site import Site, Source
 from scanloom.engine.listen.spool import STUDIES, SUFFIX, Draft, Spool
-from scanloom.engine.listen.wanted import COLUMNS, Question, Row, several_patients
 from scanloom.io.dicom.header.header import pydicom_muted
 from scanloom.io.dicom.instance import Instance
 from scanloom.io.identity import key_fingerprint, study_id
@@ -41,7 +41,7 @@ from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
     from scanloom.io.network.receiver import Receiver
-    from scanloom.io.network.source import Finder, Pulse, StudyFound, Wanted
+    from scanloom.io.network.source import Finder, Pulse, SeriesRequest, StudyFound
 
 LOG = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ SYNC_INTERVAL_S = 1.0
 
 @dataclass(frozen=True)
 class StudyFetched:
-    """What became of a study of a row, or of the row if it names none.
+    """The outcome of a study of a row, or of a row without one.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class StudyFetched:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What became of all rows.
+    """The outcomes of all rows.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def _write_table(path: Path, studies: Sequence[StudyFetched]) -> None:
             told = ("study", "series", "instances", "new", "reason", "detail")
             table.writerow(["row", *COLUMNS, *told])
             for each in studies:
-                given = [each.row.given.get(name, "") for name in COLUMNS]
+                given = [each.row.cells.get(name, "") for name in COLUMNS]
                 counts = [str(len(each.series)), str(each.instances), str(each.new)]
                 code = each.reason.code if each.reason else ""
                 cells = [*given, each.study, *counts, code, each.detail]
@@ -327,7 +327,7 @@ class _Landing:
 
 @dataclass
 class _SeriesState:
-    """What a source says of a series, and what of it is there.
+    """The instances of a series that its source has, and those that are in the folder.
 
     Parameters
     ----------
@@ -352,7 +352,7 @@ class _SeriesState:
 
     @property
     def size(self) -> int:
-        """How many instances the source has."""
+        """The number of instances that the source has."""
         return max(len(self.classes), self.count or 0)
 
     @property
@@ -363,7 +363,7 @@ class _SeriesState:
 
     @property
     def missing(self) -> int:
-        """How many instances are missing."""
+        """The number of missing instances."""
         return max(len(self.classes.keys() - self.here), self.size - len(self.here))
 
 
@@ -467,7 +467,7 @@ class _Fetch:
         from scanloom.io.network.peer import PeerError, UnreachableError
 
         if row.fault:
-            return [self._told(StudyFetched(row, reason=Reason.ROW_INVALID, detail=row.fault))]
+            return [self._report(StudyFetched(row, reason=Reason.ROW_INVALID, detail=row.fault))]
         if self._away >= MAX_AWAY:
             detail = "not asked: the source was away for the rows before"
             return [StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=detail)]
@@ -477,24 +477,24 @@ class _Fetch:
                 found = finder.find_studies(row.keys)
                 fault = _fault_of(row, found)
                 if fault is not None:
-                    return [self._told(fault)]
-                wanted = [(x.study, self._wanted(finder, row, x)) for x in found]
+                    return [self._report(fault)]
+                wanted = [(x.study, self._list_series(finder, row, x)) for x in found]
             # The association is not kept while objects come, or a night is waited for
             studies = [self._study(row, study, series) for study, series in wanted if series]
         except UnreachableError as exc:
             self._away += 1
-            return [self._told(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
+            return [self._report(StudyFetched(row, reason=Reason.SOURCE_AWAY, detail=exc.reason))]
         except PeerError as exc:
-            return [self._told(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
+            return [self._report(StudyFetched(row, reason=_reason_of(exc), detail=exc.reason))]
         except EndedError:
             return []
         self._away = 0
-        if not studies and row.given:
+        if not studies and row.cells:
             detail = "none of its series is of this modality, or has these words"
-            return [self._told(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]
-        return [self._told(each) for each in studies]
+            return [self._report(StudyFetched(row, reason=Reason.NO_MATCH, detail=detail))]
+        return [self._report(each) for each in studies]
 
-    def _told(self, done: StudyFetched) -> StudyFetched:
+    def _report(self, done: StudyFetched) -> StudyFetched:
         """Tell of a study, and return it."""
         number = f"row {done.row.number}"
         if done.reason is None:
@@ -505,7 +505,7 @@ class _Fetch:
             self._tell(f"{number}: {done.detail} ({done.reason.code})")
         return done
 
-    def _wanted(self, finder: Finder, row: Row, found: StudyFound) -> list[_SeriesState]:
+    def _list_series(self, finder: Finder, row: Row, found: StudyFound) -> list[_SeriesState]:
         """Return the series of a study that are wanted, with what the source says of them."""
         from scanloom.io.network.peer import NotOfferedError, RefusedError
 
@@ -598,10 +598,10 @@ class _Fetch:
         fault: PeerError | None = None
         if self.source.url is not None:
             with self._cut_at_end(network.WebSource(*self._web)) as web:
-                web.give(state_wanted(intake, state), intake, self.source.name, intake.pulse)
+                web.give(request_of(intake, state), intake, self.source.name, intake.pulse)
         elif self.source.retrieve != "move" and self._get_offered:
             try:
-                network.get(self._address, state_wanted(intake, state), intake, intake.pulse)
+                network.get(self._address, request_of(intake, state), intake, intake.pulse)
             except UnreachableError as exc:
                 before = state.here
                 state.look()
@@ -640,7 +640,7 @@ class _Fetch:
         try:
             try:
                 network.move(
-                    self._address, state_wanted(intake, state), self._move_title, intake.pulse
+                    self._address, request_of(intake, state), self._move_title, intake.pulse
                 )
             except PeerError as exc:
                 moved = exc
@@ -710,15 +710,15 @@ class _Fetch:
             raise EndedError
 
 
-def state_wanted(intake: _Intake, state: _SeriesState) -> Wanted:
+def request_of(intake: _Intake, state: _SeriesState) -> SeriesRequest:
     """Return what is to be asked for: all of a series of which nothing is there, else the rest."""
-    from scanloom.io.network.source import Wanted
+    from scanloom.io.network.source import SeriesRequest
 
     missing = {uid: each for uid, each in state.classes.items() if uid not in state.here}
     # More than are listed: all, since nobody knows which
     whole = not state.here or len(missing) < state.missing
     classes = state.classes if whole else missing
-    return Wanted(intake.study, intake.series, classes, whole, state.modality)
+    return SeriesRequest(intake.study, intake.series, classes, whole, state.modality)
 
 
 def _reason_of(error: Exception) -> Reason:
@@ -732,7 +732,7 @@ def _fault_of(row: Row, found: Sequence[StudyFound]) -> StudyFetched | None:
     if not found:
         detail = "the source has nothing that matches"
         return StudyFetched(row, reason=Reason.NO_MATCH, detail=detail)
-    if row.given and several_patients([(x.patient, x.issuer, x.born) for x in found]):
+    if row.cells and several_patients([(x.patient, x.issuer, x.born) for x in found]):
         detail = f"{counted(len(found), 'study', 'studies')} of several patients match"
         return StudyFetched(row, reason=Reason.MATCH_AMBIGUOUS, detail=detail)
     return None

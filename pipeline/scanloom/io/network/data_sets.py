@@ -71,7 +71,7 @@ class Store(Protocol):
 
 
 class DataSets:
-    """What arrives on an association.
+    """The objects that arrive on an association.
 
     Parameters
     ----------

@@ -196,8 +196,8 @@ class Finder(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a source is to give: a series, or some of its instances.
+class SeriesRequest:
+    """A request for a series, or for some of its instances.
 
     Parameters
     ----------
@@ -510,7 +510,7 @@ class _Getter(_Retrieval):
             raise
 
 
-def get(address: DicomAddress, wanted: Wanted, store: Store, pulse: Pulse) -> None:
+def get(address: DicomAddress, wanted: SeriesRequest, store: Store, pulse: Pulse) -> None:
     """Ask a source for instances by C-GET, and keep them as they come.
 
     Raises
@@ -532,11 +532,11 @@ def get(address: DicomAddress, wanted: Wanted, store: Store, pulse: Pulse) -> No
         of_them = {uid: each for uid, each in wanted.classes.items() if each in some}
         whole = wanted.whole and len(of_them) == len(wanted.classes)
         with _Getter(address, some, store, pulse) as getter:
-            for keys in Wanted(wanted.study, wanted.series, of_them, whole).requests():
+            for keys in SeriesRequest(wanted.study, wanted.series, of_them, whole).requests():
                 getter.get(keys)
 
 
-def move(address: DicomAddress, wanted: Wanted, title: str, pulse: Pulse) -> None:
+def move(address: DicomAddress, wanted: SeriesRequest, title: str, pulse: Pulse) -> None:
     """Ask a source to send instances to a title by C-MOVE; a receiver keeps them.
 
     Raises
@@ -602,12 +602,12 @@ class WebSource(WebConnection):
         documents = self._client._http_get_application_json(url, params=params)
         return [Dataset.from_json(each) for each in documents]
 
-    def give(self, wanted: Wanted, store: Store, name: str, pulse: Pulse) -> None:
+    def give(self, wanted: SeriesRequest, store: Store, name: str, pulse: Pulse) -> None:
         """Ask for instances by WADO-RS, and keep them as they come, in the syntax that they have.
 
         Parameters
         ----------
-        wanted : Wanted
+        wanted : SeriesRequest
         store : Store
         name : str
             Of the source, for the store.
@@ -642,7 +642,7 @@ class WebSource(WebConnection):
         with self._client._http_get(url, headers={"Accept": WADO}, stream=True) as answer:
             answers.append(answer)
             chunks = answer.iter_content(CHUNK_BYTES)
-            for draft in _parts(answer.headers.get("Content-Type", ""), chunks, store, pulse):
+            for draft in part_drafts(answer.headers.get("Content-Type", ""), chunks, store, pulse):
                 try:
                     if draft.error is not None:
                         raise RefusedError("what it gives can't be written")
@@ -659,7 +659,7 @@ class WebSource(WebConnection):
             raise RefusedError(faults[0])
 
 
-def _parts(
+def part_drafts(
     content_type: str, chunks: Iterable[bytes], store: Store, pulse: Pulse
 ) -> Iterator[Draft]:
     """Yield a draft for each part of a multipart answer (RFC 2046 5.1.1), once its end has come.

@@ -18,9 +18,9 @@ from scanloom.io.network.source import (
     Keys,
     Pulse,
     SeriesFound,
+    SeriesRequest,
     StudyFound,
-    Wanted,
-    _parts,
+    part_drafts,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed", "ignore:Exception ignored in")
@@ -124,8 +124,8 @@ def test_dates_are_ranges_of_dicom(dates: tuple[str, str], told: str) -> None:
 
 def test_instances_are_listed_in_parts() -> None:
     classes = {f"1.{n}": "1.2" for n in range(230)}
-    some = list(Wanted("1", "2", classes, whole=False).requests())
-    (whole,) = Wanted("1", "2", classes, whole=True).requests()
+    some = list(SeriesRequest("1", "2", classes, whole=False).requests())
+    (whole,) = SeriesRequest("1", "2", classes, whole=True).requests()
 
     assert [len(each["SOPInstanceUID"]) for each in some] == [100, 100, 30]
     assert {uid for each in some for uid in each["SOPInstanceUID"]} == classes.keys()
@@ -173,7 +173,7 @@ def parts(body: bytes, size: int) -> list[bytes]:
     """Return the parts of an answer that comes in chunks of some bytes."""
     store: Any = Kept()
     chunks = (body[n : n + size] for n in range(0, len(body), size))
-    found: list[Draft] = list(_parts(KIND, chunks, store, Pulse(60)))
+    found: list[Draft] = list(part_drafts(KIND, chunks, store, Pulse(60)))
     assert not store.discarded
     return [each.data for each in found]  # type: ignore[attr-defined]
 
@@ -196,4 +196,4 @@ def test_an_answer_without_its_end_is_an_error(end: int) -> None:
 def test_other_answers_are_refused(kind: str) -> None:
     store: Any = Kept()
     with pytest.raises(RefusedError, match="something else than objects"):
-        next(_parts(kind, [b""], store, Pulse(60)))
+        next(part_drafts(kind, [b""], store, Pulse(60)))

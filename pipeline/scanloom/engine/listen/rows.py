@@ -33,7 +33,7 @@ _WILD = re.compile(r"[*?\\\x00-\x1f]")
 
 @dataclass(frozen=True)
 class Question:
-    """What limits all that is fetched.
+    """Limits of all that is fetched.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Row:
     ----------
     number : int
         From 1.
-    given : mapping
+    cells : mapping
         What the row says, by `COLUMNS`.
     keys : Keys
     question : Question
@@ -79,7 +79,7 @@ class Row:
     """
 
     number: int
-    given: Mapping[str, str]
+    cells: Mapping[str, str]
     keys: Keys
     question: Question = field(default_factory=Question)
     fault: str = ""
@@ -120,42 +120,42 @@ def read_rows(path: Path, question: Question) -> list[Row]:
     ]
 
 
-def _row(number: int, given: Mapping[str, str], question: Question) -> Row:
+def _row(number: int, cells: Mapping[str, str], question: Question) -> Row:
     from scanloom.io.network.source import Keys
 
-    dates, fault = question.dates, _fault(given)
-    if (day := given.get("study_date", "")) and not fault:
+    dates, fault = question.dates, _fault(cells)
+    if (day := cells.get("study_date", "")) and not fault:
         digits = read_date(day)
         first, last = dates
         dates = digits, digits
         if (first and digits < first) or (last and digits > last):
             fault = "its date is outside the dates that were asked for"
     modalities = question.modalities
-    if own := given.get("modality", ""):
+    if own := cells.get("modality", ""):
         if modalities and own.upper() not in modalities:
             fault = fault or "its modality is none of those that were asked for"
         modalities = (own.upper(),)
     keys = Keys(
-        accession=given.get("accession_number", ""),
-        study=given.get("study_uid", ""),
-        series=given.get("series_uid", ""),
-        patient=given.get("patient_id", ""),
+        accession=cells.get("accession_number", ""),
+        study=cells.get("study_uid", ""),
+        series=cells.get("series_uid", ""),
+        patient=cells.get("patient_id", ""),
         dates=dates,
         modalities=modalities,
     )
-    return Row(number, given, keys, Question(dates, modalities, question.words), fault)
+    return Row(number, cells, keys, Question(dates, modalities, question.words), fault)
 
 
-def _fault(given: Mapping[str, str]) -> str:
+def _fault(cells: Mapping[str, str]) -> str:
     """Return why the values of a row can't be asked for; "" if they can."""
-    if not any(given.get(name) for name in NAMING):
+    if not any(cells.get(name) for name in NAMING):
         return "it names nothing"
-    for name, value in given.items():
+    for name, value in cells.items():
         if len(value) > MAX_CHARACTERS or _WILD.search(value):
             return f"its {name} is too long, or has a wildcard"
         if name.endswith("_uid") and value and not is_uid(value):
             return f"its {name} is no UID"
-    if day := given.get("study_date", ""):
+    if day := cells.get("study_date", ""):
         try:
             read_date(day)
         except ValueError:

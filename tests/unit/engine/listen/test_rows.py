@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.wanted import Question, Row, read_rows, several_patients
+from scanloom.engine.listen.rows import Question, Row, read_rows, several_patients
 
 pytest.importorskip("pynetdicom")
 
