@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from scanloom.engine.listen.outbox import Line, Outbox, deliver, outbox_folder
-from scanloom.io.network.sender import (
+from scanloom.io.network.peer import (
     NotOfferedError,
     PeerError,
-    Reference,
     RefusedError,
     UnreachableError,
-    WebPeer,
 )
+from scanloom.io.network.sender import Reference, WebPeer
 from support.commands import scanloom
 from support.dicom_target import SEG
 from support.receivers import DEADLINE
@@ -206,7 +205,7 @@ def test_objects_go_to_no_other_address(server: Server, file: Path) -> None:
 def test_a_server_that_drips_is_left(
     server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanloom.io.network.sender.GRACE_S", 0.5)
+    monkeypatch.setattr("scanloom.io.network.peer.GRACE_S", 0.5)
     server.drips, begun = True, time.monotonic()
     with (
         peer_of(server, patience=1) as peer,
@@ -266,9 +265,9 @@ def test_without_dicomweb_client_the_extra_is_named(
     ("mode", "content", "message"),
     [
         (0o644, "u:p", "can be read by others: chmod 600"),
-        (0o600, "nothing", "the file of a target's credentials holds no `user:password`"),
-        (0o600, "u:p\nu:q", "the file of a target's credentials holds no `user:password`"),
-        (None, "", "the file of a target's credentials can't be read (FileNotFoundError)"),
+        (0o600, "nothing", "the file of a peer's credentials holds no `user:password`"),
+        (0o600, "u:p\nu:q", "the file of a peer's credentials holds no `user:password`"),
+        (None, "", "the file of a peer's credentials can't be read (FileNotFoundError)"),
     ],
 )
 def test_credentials_of_a_file(
@@ -287,4 +286,4 @@ def test_credentials_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("PACS_SECRET", raising=False)
     code, err = send(tmp_path, {"variable": "PACS_SECRET"})
     assert code == 1
-    assert "the variable PACS_SECRET of a target's credentials holds no `user:password`" in err
+    assert "the variable PACS_SECRET of a peer's credentials holds no `user:password`" in err

@@ -94,7 +94,8 @@ def test_orthanc_by_dicomweb(segmented: Path, tmp_path: Path) -> None:
 
 
 def test_orthanc_refuses_junk(tmp_path: Path) -> None:
-    from scanloom.io.network.sender import Reference, RefusedError, WebPeer
+    from scanloom.io.network.peer import RefusedError
+    from scanloom.io.network.sender import Reference, WebPeer
 
     junk = tmp_path / "junk.dcm"
     junk.write_bytes(os.urandom(2000))

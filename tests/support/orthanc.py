@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from support.receivers import DEADLINE
 from support.targets import free_port
 
 PROGRAMS = ("Orthanc", "/usr/sbin/Orthanc")

@@ -116,7 +116,7 @@ def association(
     """Yield an association of pynetdicom that offers each class of files in its own syntax."""
     from pynetdicom import AE, _config, evt
 
-    from scanloom.io.network.sender import Checkpoint
+    from scanloom.io.network.peer import Checkpoint
 
     _config.STORE_SEND_CHUNKED_DATASET = True  # the bytes of the file, whatever they are
     entity = AE(title)

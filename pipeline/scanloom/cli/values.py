@@ -126,6 +126,28 @@ def shard(text: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
+class Days(NamedTuple):
+    """The first and the last of some days, YYYYMMDD; "" for no limit."""
+
+    first: str
+    last: str
+
+
+def days(text: str) -> Days:
+    """Return the days of "2026-11-28" or "2026-11-01..2026-11-30"; an end may be left out."""
+    from scanloom.engine.listen.rows import read_date
+
+    first, dots, last = text.partition("..")
+    try:
+        ends = [read_date(each) if each.strip() else "" for each in (first, last)]
+    except ValueError:
+        ends = ["", ""]
+    found = Days(ends[0], ends[1] if dots else ends[0])
+    if not any(found) or (found.last and found.last < found.first):
+        raise typer.BadParameter("a day, or days such as 2026-11-01..2026-11-30")
+    return found
+
+
 def complete_models(incomplete: str) -> list[str]:
     """Return the names of the models in the store."""
     from scanloom.convert.store import stored_models

@@ -193,6 +193,23 @@ class Reason(Enum):
     LOCKED = ("Wait for the other run in this output folder to end", "failed", True)
     CLUSTER = ("See `--cluster` in the docs, and the cluster's own log", "failed", True)
     WORKER_LOST = ("See the cluster's own log", "failed", True)
+    # --- a source ------------------------------------------------------------------------------
+    ROW_INVALID = "Give an accession number, a UID or a patient's ID, without wildcards"
+    NO_MATCH = "Check the row, or the question: the source has no such study or series"
+    MATCH_AMBIGUOUS = (
+        "Name the study by its UID, or add the patient's ID: several patients match",
+        "ambiguous",
+    )
+    SOURCE_AWAY = (
+        "Check its title, address, port, certificate and credentials, and that it knows our title",
+        "failed",
+        True,
+    )
+    NOT_FETCHED = (
+        "Give the same command again: only what is missing is asked for",
+        "failed",
+        True,
+    )
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
         "Raise the limit, use a machine with more memory, or crop the scan",

@@ -103,6 +103,7 @@ def test_wrong_usage_says_what_was_meant(arguments: list[str], hint: str) -> Non
 COMMANDS = (
     *("segment", "index", "plan", "run", "status", "report", "verify", "doctor", "demo"),
     *(
+        "fetch",
         "listen",
         "send",
         "where",

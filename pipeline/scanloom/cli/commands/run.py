@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from scanloom.cli.commands.fetch import SourceOptions, fetch_wanted
+from scanloom.cli.commands.fetch import show as show_fetched
 from scanloom.cli.commands.models import fetch_missing
 from scanloom.cli.commands.plan import compared_rows
 from scanloom.cli.commands.status import in_words, status_table, totals_table
@@ -90,11 +92,12 @@ class ResultOptions(RunOutputOptions):
 @takes_panels
 def run(
     scans: WorkflowOptions,
+    source: SourceOptions,
     output: ResultOptions,
     execution: ExecutionOptions,
     general: Reporting,
 ) -> None:
-    """Segment every scan in an archive that a workflow selects.
+    """Segment every scan that a workflow selects, in an archive or fetched from a PACS.
 
     Run the same command again to resume. Ctrl-C stops after the current writes; a second Ctrl-C
     stops immediately.
@@ -106,9 +109,14 @@ def run(
         from scanloom.engine.run import run as run_workflow
         from scanloom.engine.workflow.selection import Scope
 
-        paths = scans.all_paths
+        paths = [] if source.source is not None else scans.all_paths
         selected = find_workflow(scans.workflow, paths)
         fetch_missing(selected.models)
+        lacks = False
+        if source.source is not None:
+            paths, lacks = _fetched(source, scans, output, general)
+        elif source != SourceOptions():
+            raise typer.BadParameter("missing: name a source of SITE", param_hint="'--from'")
         options = RunOptions(
             out=output.out,
             key=output.key,
@@ -140,9 +148,26 @@ def run(
             print_resume_command()
             # Whatever the results are: those that are missing were not tried
             raise typer.Exit(Exit.INTERRUPTED)
-    raise typer.Exit(
-        exit_of_nothing(failed) if nothing else exit_of_run(result, strict=output.strict)
-    )
+    code = exit_of_nothing(failed) if nothing else exit_of_run(result, strict=output.strict)
+    raise typer.Exit(Exit.SOME_FAILED if lacks and code is Exit.OK else code)
+
+
+def _fetched(
+    source: SourceOptions, scans: WorkflowOptions, output: ResultOptions, general: Reporting
+) -> tuple[list[Path], bool]:
+    """Return the whole series that were fetched, and whether others are missing."""
+    from scanloom.core import Reason, ScanError
+
+    if scans.paths or scans.input or scans.shard:
+        raise typer.BadParameter("give it without PATH and --shard", param_hint="'--from'")
+    quiet = general.json or general.quiet
+    done = fetch_wanted(source, output.out, output.key, quiet=quiet)
+    if not quiet:
+        show_fetched(done)
+    if not done.series:
+        detail = "nothing that was asked for is whole, so there is nothing to run"
+        raise ScanError(Reason.NOT_FETCHED, detail)
+    return done.series, bool(done.failed)
 
 
 def document(result: RunResult) -> dict[str, Any]:

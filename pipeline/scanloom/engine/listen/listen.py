@@ -58,6 +58,8 @@ def listen(
     ScanError
         As of `receive`; with rules, also as of a run.
     """
+    if not site.peers:
+        raise ScanError(Reason.SITE, "`peers` is missing: nobody may send")
     if not (site.rules or site.targets):  # a process that only receives needs no keeper
         receive(site, out, tell)
         return

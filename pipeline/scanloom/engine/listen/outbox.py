@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.nodes import check_installed, dicom_address, web_address
 from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
 from scanloom.engine.listen.studies import Queue, survey
-from scanloom.engine.machine.lean_imports import show_modules, without_optional_imports
 from scanloom.io.dicom.header.header import read_elements
 from scanloom.io.dicom.instance import read_instance
 from scanloom.io.dicom.uids import is_uid
@@ -744,7 +744,7 @@ class _Delivery:
             self._thread.join(SAME_ASSOCIATION_S)
 
     def _run(self, lines: Sequence[Line]) -> None:
-        from scanloom.io.network.sender import UnreachableError
+        from scanloom.io.network.peer import UnreachableError
 
         try:
             self._send_all(lines)
@@ -783,7 +783,7 @@ class _Delivery:
         UnreachableError
             If the target takes nothing.
         """
-        from scanloom.io.network.sender import UnreachableError
+        from scanloom.io.network.peer import UnreachableError
 
         to_send = deque(line for line in lines if line.state == "waiting")
         to_confirm = [line for line in lines if line.state != "waiting"]
@@ -815,7 +815,7 @@ class _Delivery:
 
     def _send(self, peer: Peer, line: Line) -> Line | None:
         """Send an object; return its line if the target has acknowledged it."""
-        from scanloom.io.network.sender import RefusedError
+        from scanloom.io.network.peer import RefusedError
 
         try:
             with self._file(line) as path:
@@ -838,7 +838,7 @@ class _Delivery:
 
         Some refuse what they have, as after an answer that was lost. A UID stands for its bytes.
         """
-        from scanloom.io.network.sender import NotOfferedError, RefusedError
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
 
         try:
             return peer.find(reference_of(line))
@@ -863,7 +863,7 @@ class _Delivery:
 
     def _confirm(self, peer: Peer, lines: Sequence[Line]) -> None:
         """Let the target prove that it has what it acknowledged, as far as it offers that."""
-        from scanloom.io.network.sender import NotOfferedError, RefusedError, UnreachableError
+        from scanloom.io.network.peer import NotOfferedError, RefusedError, UnreachableError
 
         commitment = self.target.commitment
         if commitment == "auto" and time.monotonic() < self._commits_after:
@@ -914,7 +914,7 @@ class _Delivery:
 
     def _find(self, peer: Peer, lines: Sequence[Line]) -> list[Line]:
         """Ask for objects; return those that can't be asked for."""
-        from scanloom.io.network.sender import NotOfferedError, RefusedError
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
 
         unanswered = []
         for line in lines:
@@ -951,33 +951,14 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
         NOT_INSTALLED without pynetdicom or dicomweb-client; ENVIRONMENT if credentials or
         certificates can't be read.
     """
-    try:
-        with without_optional_imports():
-            from scanloom.io.network import sender
-        if target.url is not None:
-            show_modules("requests")
-            sender.WebPeer(target.url, None, None, target.patience)
-    except ModuleNotFoundError as exc:
-        detail = "the sender is not installed: pip install 'scanloom[hospital]'"
-        raise ScanError(Reason.NOT_INSTALLED, detail) from exc
+    check_installed(target)
+    from scanloom.io.network.sender import DicomPeer, WebPeer
+
     if target.url is not None:
-        url, authorities, patience = target.url, target.authorities, target.patience
-        credentials = None
-        if (given := target.credentials) is not None:
-            value = os.environ.get(given.variable) if given.variable else None
-            credentials = sender.read_credentials(given.file, given.variable, value)
-        return lambda references: sender.WebPeer(url, credentials, authorities, patience)
-    context = None if target.tls is None else sender.client_tls(**dict(target.tls))
-    address = sender.DicomAddress(
-        own_title=site.title,
-        title=str(target.title),
-        address=str(target.address),
-        port=int(target.port or 0),
-        tls=context,
-        host=None if target.tls is None else target.tls.host,
-        patience=target.patience,
-    )
-    return lambda references: sender.DicomPeer(
+        web = web_address(target)
+        return lambda references: WebPeer(*web)
+    address = dicom_address(site.title, target)
+    return lambda references: DicomPeer(
         address, references, lambda report: outbox.note(report, (target.name,))
     )
 

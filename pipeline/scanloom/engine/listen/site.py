@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -46,16 +47,94 @@ Title = Annotated[
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], BeforeValidator(listed)]
 
 
+SectionOrNone = TypeVar("SectionOrNone", bound=Section | None)
+
+
 Titles = Annotated[tuple[Title, ...], BeforeValidator(listed)]
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
 
-class Ask(Section, frozen=True):
-    """The query service (C-FIND) of a sender, which says how many instances it has."""
+class NodeTls(Section, frozen=True):
+    """TLS to a node, which has to show a certificate; paths are relative to SITE."""
 
-    title: Title = Field(description="Its AE title: 1 to 16 ASCII characters, no backslash")
-    address: Annotated[str, AfterValidator(_address)] = Field(description="Its IP address")
+    authorities: str = Field(description="Authorities that sign its certificate, PEM")
+    certificate: str | None = Field(default=None, description="Own certificate, PEM")
+    key: str | None = Field(default=None, description="Its private key, PEM")
+    host: str | None = Field(
+        default=None, description="Name in its certificate; any of `authorities` if none"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("`certificate` and `key`, or neither")
+        return self
+
+
+class Credentials(Section, frozen=True):
+    """Where `user:password` or `Bearer TOKEN` of a DICOMweb server stands; never in the page."""
+
+    file: str | None = Field(
+        default=None, description="File that its owner alone can read, relative to SITE"
+    )
+    variable: str | None = Field(default=None, description="Environment variable")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.file is None) == (self.variable is None):
+            raise ValueError("`file` or `variable`, one of them")
+        return self
+
+
+class Node(Section, frozen=True):
+    """A peer that we connect to: a DICOM node, or a DICOMweb server by its `url`."""
+
+    title: Title | None = Field(default=None, description="Its AE title")
+    address: Annotated[str, AfterValidator(_address)] | None = Field(
+        default=None, description="Its IP address"
+    )
+    port: int | None = Field(default=None, ge=1, le=65535, description="Its TCP port")
+    tls: NodeTls | None = Field(default=None, description="TLS, for `title`")
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
+        description="Address of DICOMweb that ends before /studies, without credentials",
+        examples=["https://pacs.local/dicom-web"],
+    )
+    credentials: Credentials | None = Field(default=None, description="Credentials, for `url`")
+    authorities: str | None = Field(
+        default=None,
+        description="Authorities that sign the certificate of `url`, PEM; default: the system's",
+    )
+    patience: Seconds = Field(default=60.0, description="Longest wait for an answer")
+
+    @model_validator(mode="after")
+    def _check_node(self) -> Self:
+        dicom = (self.title, self.address, self.port)
+        if self.url is None:
+            if None in dicom:
+                raise ValueError("`title`, `address` and `port`, or `url`")
+            if self.credentials is not None or self.authorities is not None:
+                raise ValueError("`credentials` and `authorities` with `url` only")
+        elif dicom != (None, None, type(self).model_fields["port"].default) or self.tls is not None:
+            raise ValueError("`title`, `address`, `port` and `tls`, or `url`")
+        return self
+
+    def absolute(self, folder: Path) -> Self:
+        """Return the node with absolute paths, of those that are relative to a folder."""
+        changed = {
+            "tls": _absolute(self.tls, folder, "authorities", "certificate", "key"),
+            "credentials": _absolute(self.credentials, folder, "file"),
+        }
+        node = self.model_copy(update=changed)
+        return _absolute(node, folder, "authorities")
+
+
+class Ask(Node, frozen=True):
+    """The query service of a sender (C-FIND or QIDO-RS): how many instances it has."""
+
     port: int = Field(default=104, ge=1, le=65535, description="Its TCP port")
+    patience: Seconds = Field(default=15.0, description="Longest wait for an answer")
     series: Literal["all", "received"] = Field(
         default="all",
         description="Series of a study that have to be complete: all that it has, or those of "
@@ -120,48 +199,40 @@ def _answer(value: object) -> object:
     return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
 
 
-class TargetTls(Section, frozen=True):
-    """TLS to a target, which has to show a certificate; paths are relative to SITE."""
+class Hours(NamedTuple):
+    """A part of the day, in minutes since midnight; it may go past midnight."""
 
-    authorities: str = Field(description="Authorities that sign the target's certificate, PEM")
-    certificate: str | None = Field(default=None, description="Own certificate, PEM")
-    key: str | None = Field(default=None, description="Its private key, PEM")
-    host: str | None = Field(
-        default=None, description="Name in the target's certificate; any of `authorities` if none"
-    )
+    start: int
+    end: int
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("`certificate` and `key`, or neither")
-        return self
+    def contains(self, minute: int) -> bool:
+        """Return whether a minute of the day lies in it; its end does not."""
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
 
-
-class Credentials(Section, frozen=True):
-    """Where `user:password` or `Bearer TOKEN` of a DICOMweb server stands; never in the page."""
-
-    file: str | None = Field(
-        default=None, description="File that its owner alone can read, relative to SITE"
-    )
-    variable: str | None = Field(default=None, description="Environment variable")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.file is None) == (self.variable is None):
-            raise ValueError("`file` or `variable`, one of them")
-        return self
+    def __str__(self) -> str:
+        return "-".join(f"{each // 60:02}:{each % 60:02}" for each in self)
 
 
-class Target(Section, frozen=True):
+def _hours(value: object) -> object:
+    """Return the hours of a text."""
+    match = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", str(value))
+    if not isinstance(value, str) or match is None:
+        if value is None or isinstance(value, list | tuple):  # of a document of ours
+            return value
+        raise ValueError("hours such as 19:00-06:00, in quotes")
+    numbers = [int(group) for group in match.groups()]
+    start, end = numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
+    if start == end:
+        raise ValueError("two different times; leave `hours` out for all day")
+    return start, end
+
+
+class Target(Node, frozen=True):
     """Where results go: to `title`, `address` and `port` by C-STORE, or to `url` by STOW-RS."""
 
     name: Name = Field(description="Name of the target: a-z, 0-9, _ and -")
-    title: Title | None = Field(default=None, description="Its AE title")
-    address: Annotated[str, AfterValidator(_address)] | None = Field(
-        default=None, description="Its IP address"
-    )
-    port: int | None = Field(default=None, ge=1, le=65535, description="Its TCP port")
-    tls: TargetTls | None = Field(default=None, description="TLS, for `title`")
     commitment: Annotated[
         Literal["yes", "no", "auto"], BeforeValidator(_answer, json_schema_input_type=str | bool)
     ] = Field(
@@ -173,18 +244,6 @@ class Target(Section, frozen=True):
         default=(),
         description="Further addresses from which it reports commitment, under its title",
     )
-    url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
-        description="Address of DICOMweb that ends before /studies, without credentials",
-        examples=["https://pacs.local/dicom-web"],
-    )
-    credentials: Credentials | None = Field(default=None, description="Credentials, for `url`")
-    authorities: str | None = Field(
-        default=None,
-        description="Authorities that sign the certificate of `url`, PEM; default: the system's",
-    )
-    patience: Seconds = Field(default=60.0, description="Longest wait for an answer")
     retry: Seconds = Field(
         default=60.0, description="Wait before the second attempt; it doubles up to 1 h"
     )
@@ -197,16 +256,59 @@ class Target(Section, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        dicom = (self.title, self.address, self.port)
-        if self.url is None:
-            if None in dicom:
-                raise ValueError("`title`, `address` and `port`, or `url`")
-            if self.credentials is not None or self.authorities is not None:
-                raise ValueError("`credentials` and `authorities` with `url` only")
-        elif dicom != (None, None, None) or self.tls is not None or self.reporters:
-            raise ValueError("`title`, `address`, `port`, `tls` and `reporters`, or `url`")
-        elif self.commitment == "yes":
+        if self.url is not None and self.reporters:
+            raise ValueError("`reporters`, or `url`")
+        if self.url is not None and self.commitment == "yes":
             raise ValueError("`commitment: yes` without `url`: DICOMweb has none")
+        return self
+
+
+class Destination(Section, frozen=True):
+    """Where a source sends by C-MOVE: it has to know this title, with our address and this port."""
+
+    title: Title = Field(description="Own AE title")
+    port: int = Field(ge=0, le=65535, description="Own TCP port")
+
+
+class Source(Node, frozen=True):
+    """Where scans are fetched from: by C-FIND and C-GET or C-MOVE, or by QIDO-RS and WADO-RS."""
+
+    name: Name = Field(description="Name of the source: a-z, 0-9, _ and -")
+    retrieve: Literal["auto", "get", "move"] = Field(
+        default="auto",
+        description="By C-GET or C-MOVE; auto, C-GET, and C-MOVE for what it does not give so",
+    )
+    destination: Destination | None = Field(
+        default=None,
+        description="Own title and port for C-MOVE; those of the site, if left out. A receiver "
+        "that runs has those",
+    )
+    senders: Networks = Field(
+        default=(), description="Further addresses that it sends from by C-MOVE, under its title"
+    )
+    hours: Annotated[Hours | None, BeforeValidator(_hours, json_schema_input_type=str)] = Field(
+        default=None,
+        description="When it may be asked, local time; what has begun is finished",
+        examples=["19:00-06:00"],
+    )
+    associations: int = Field(
+        default=1, ge=1, le=16, description="Studies that are fetched at a time"
+    )
+    per_second: float | None = Field(
+        default=None, gt=0, description="Objects that are taken in a second at most"
+    )
+    bytes_per_second: Bytes | None = Field(
+        default=None, ge=1, description="Bytes that are taken in a second at most"
+    )
+    retry: Seconds = Field(
+        default=10.0, description="Wait before it is tried again; three times in all"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = self.destination is not None or self.senders or self.retrieve != "auto"
+        if self.url is not None and given:
+            raise ValueError("`retrieve`, `destination` and `senders`, or `url`")
         return self
 
 
@@ -221,7 +323,7 @@ class Site(Section, frozen=True):
         description="Address to listen at; 0.0.0.0 for all of this machine",
     )
     port: int = Field(default=11112, ge=0, le=65535, description="TCP port; 0 for a free one")
-    peers: tuple[Peer, ...] = Field(min_length=1, description="Those who may send")
+    peers: tuple[Peer, ...] = Field(default=(), description="Those who may send; needed to receive")
     tls: Tls | None = Field(default=None, description="TLS with certificates of the senders")
     spool: str | None = Field(
         default=None,
@@ -238,6 +340,11 @@ class Site(Section, frozen=True):
     )
     limits: Limits = Field(default=Limits(), description="Limits of associations")
     targets: tuple[Target, ...] = Field(default=(), description="Where results are sent")
+    sources: tuple[Source, ...] = Field(default=(), description="Where scans are fetched from")
+    fetched: str | None = Field(
+        default=None,
+        description="Folder for what was fetched, relative to SITE; default OUT/private/fetched",
+    )
     clear_after: Seconds | None = Field(
         default=None,
         description="So long after all results of a study were delivered, it is removed from the "
@@ -263,9 +370,13 @@ class Site(Section, frozen=True):
         titles = [peer.title for peer in self.peers]
         if len(set(titles)) < len(titles):
             raise ValueError("a title once among the peers, with all its addresses")
+        if not (self.peers or self.targets or self.sources):
+            raise ValueError("`peers`: those who may send; or `targets`, or `sources`")
+        for what in ("targets", "sources"):
+            names = [node.name for node in getattr(self, what)]
+            if len(set(names)) < len(names):
+                raise ValueError(f"a name once among the {what}")
         names = [target.name for target in self.targets]
-        if len(set(names)) < len(names):
-            raise ValueError("a name once among the targets")
         if self.longest_wait < self.quiet:
             raise ValueError("longest_wait at least as long as quiet")
         unknown = {title for rule in self.rules for title in rule.senders} - set(titles)
@@ -293,9 +404,16 @@ def read_site(path: Path) -> Site:
     """
     site = read_page(path, Site, Reason.SITE)
     folder = path.absolute().parent
-    spool = None if site.spool is None else str(folder / site.spool)
-    metrics = None if site.metrics is None else str(folder / site.metrics)
-    targets = tuple(_absolute_target(target, folder) for target in site.targets)
+    given = {name: getattr(site, name) for name in ("spool", "fetched", "metrics")}
+    paths = {name: str(folder / path) for name, path in given.items() if path is not None}
+    nodes = {
+        "targets": tuple(target.absolute(folder) for target in site.targets),
+        "sources": tuple(source.absolute(folder) for source in site.sources),
+        "peers": tuple(
+            peer if peer.ask is None else peer.model_copy(update={"ask": peer.ask.absolute(folder)})
+            for peer in site.peers
+        ),
+    }
     shipped_ones = {path.stem: path for path in shipped("workflows").glob("*.yaml")}
     rules = tuple(
         rule.model_copy(
@@ -303,28 +421,17 @@ def read_site(path: Path) -> Site:
         )
         for rule in site.rules
     )
-    site = site.model_copy(
-        update={"spool": spool, "metrics": metrics, "targets": targets, "rules": rules}
-    )
+    site = site.model_copy(update={**paths, **nodes, "rules": rules})
     if site.tls is None:
         return site
     files = {name: str(folder / value) for name, value in dict(site.tls).items()}
     return site.model_copy(update={"tls": Tls(**files)})
 
 
-def _absolute_target(target: Target, folder: Path) -> Target:
-    """Return a target whose paths are absolute."""
-
-    def absolute(section: Section | None, *names: str) -> Section | None:
-        if section is None:
-            return None
-        paths = {name: getattr(section, name) for name in names}
-        given = {name: str(folder / path) for name, path in paths.items() if path is not None}
-        return section.model_copy(update=given)
-
-    sections = {
-        "tls": absolute(target.tls, "authorities", "certificate", "key"),
-        "credentials": absolute(target.credentials, "file"),
-    }
-    changed = target.model_copy(update=sections)
-    return changed if target.authorities is None else absolute(changed, "authorities")  # type: ignore[return-value]
+def _absolute(section: SectionOrNone, folder: Path, *names: str) -> SectionOrNone:
+    """Return a section whose fields of these names are absolute paths."""
+    if section is None:
+        return section
+    paths = {name: getattr(section, name) for name in names}
+    given = {name: str(folder / path) for name, path in paths.items() if path is not None}
+    return section.model_copy(update=given)

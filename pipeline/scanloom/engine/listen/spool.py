@@ -28,7 +28,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -96,13 +96,17 @@ class Draft:
     path : Path
     spool : Spool
         Is asked for room, now and while the file grows.
+    heard : callable
+        Receives the number of bytes that came.
     """
 
-    def __init__(self, path: Path, spool: Spool) -> None:
+    def __init__(
+        self, path: Path, spool: Spool, heard: Callable[[int], None] = lambda count: None
+    ) -> None:
         self.name, self.path = str(path), path
         self.began, self.size = time.monotonic(), 0
         self.error: OSError | None = None
-        self._spool, self._unseen = spool, LOOK_BYTES
+        self._spool, self._unseen, self._heard = spool, LOOK_BYTES, heard
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor: int | None = None
@@ -115,6 +119,7 @@ class Draft:
         """Add bytes."""
         self.size += len(data)
         self._unseen += len(data)
+        self._heard(len(data))
         with self._lock:
             if self.error is not None or self._descriptor is None:
                 return len(data)
@@ -228,9 +233,9 @@ class Spool:
         free = shutil.disk_usage(self.folder).free
         return free > max(self._reserve, 2 * self._largest)
 
-    def draft(self) -> Draft:
+    def draft(self, heard: Callable[[int], None] = lambda count: None) -> Draft:
         """Begin a data set."""
-        return Draft(self._incoming / f"{secrets.token_hex(8)}.part", self)
+        return Draft(self._incoming / f"{secrets.token_hex(8)}.part", self, heard)
 
     def keep(self, draft: Draft, instance: Instance, sender: str) -> Kept:
         """Keep an object that is complete; it is on the disk when this returns.

@@ -34,7 +34,7 @@ from scanloom.io.output.private import write_private
 from scanloom.own_python import make_private_folder
 
 if TYPE_CHECKING:
-    from scanloom.io.network.query import SeriesCount
+    from scanloom.io.network.source import SeriesFound
 
 QUEUE = "queue"
 RESCAN_S = 3600.0
@@ -71,7 +71,7 @@ class Images:
     senders: tuple[str, ...]
 
     def short_of(
-        self, sent: Iterable[SeriesCount], *, received_only: bool
+        self, sent: Iterable[SeriesFound], *, received_only: bool
     ) -> frozenset[str] | None:
         """Return the series of which the sender has more images than there are here.
 

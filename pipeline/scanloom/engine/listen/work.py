@@ -24,6 +24,7 @@ from typing import Self
 
 from scanloom.core import Case, CaseRecord, Flag, Reason, ScanError, counted, printable
 from scanloom.engine import run_files
+from scanloom.engine.listen.nodes import check_installed, make_finder
 from scanloom.engine.listen.site import Ask, Rule, Site
 from scanloom.engine.listen.spool import last_arrival
 from scanloom.engine.listen.studies import (
@@ -35,7 +36,6 @@ from scanloom.engine.listen.studies import (
     digest_of,
     survey,
 )
-from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.engine.monitor import StatusWriter, final_status
 from scanloom.engine.prepare import Request
 from scanloom.engine.results.run_cases import RunCases
@@ -267,6 +267,10 @@ class Worker:
         self._site, self._spool, self._out = site, spool, out
         self._published, self._start_tables = published, write_tables
         self._requests = read_requests(site)
+        for peer in site.peers:  # what the page names has to be there
+            if peer.ask is not None:
+                check_installed(peer.ask)
+                make_finder(site.title, peer.ask)
         self._options = RunOptions(out, key, site.cluster)
         self._key = load_key_of(out, key)
         self._stack = ExitStack()
@@ -407,17 +411,17 @@ class Worker:
         return [peer.ask for peer in self._site.peers if peer.ask and peer.title in titles]
 
     def _ask(self, study: str, images: Images, asks: Sequence[Ask]) -> frozenset[str] | None:
-        with without_optional_imports():
-            from scanloom.io.network.query import QueryService, series_of_study
+        from scanloom.io.network.peer import PeerError
 
         short: frozenset[str] = frozenset()
         for ask in asks:
-            service = QueryService(ask.title, ask.address, ask.port)
-            name = printable(ask.title)
+            name = "the query service" if ask.title is None else printable(ask.title)
             try:
-                sent = series_of_study(service, study, self._site.title)
-            except ScanError as error:
-                LOG.warning("%s can't be asked: %s", name, error.detail)
+                with make_finder(self._site.title, ask) as finder:
+                    sent = finder.find_series(study)
+            except (PeerError, ScanError) as error:
+                why = error.detail if isinstance(error, ScanError) else error.reason
+                LOG.warning("%s can't be asked: %s", name, why)
                 return None
             lacking = images.short_of(sent, received_only=ask.series == "received")
             if lacking is None:

@@ -4,8 +4,7 @@ It also takes the reports of storage commitment of those to whom results were se
 
 pynetdicom speaks the protocol. What it leaves open is closed here:
 
-- A data set goes to a file of the store as it comes, instead of to the system's temporary folder,
-  where pynetdicom leaves it if the association is aborted.
+- A data set goes to a file of the store as it comes: see `DataSets`.
 - TLS is negotiated in the thread of an association, with a deadline, instead of in the loop that
   accepts connections, where one silent socket stops all others.
 - A PDU has a largest size and a deadline as a whole, not for each of its bytes.
@@ -19,41 +18,30 @@ from __future__ import annotations
 import errno
 import gc
 import logging
-import os
 import select
 import socket
 import socketserver
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import Any, Protocol
+from typing import Any
 
-from pydicom.dataset import FileMetaDataset
-from pynetdicom import AE, _config, build_context, dimse_messages, evt
+from pynetdicom import AE, build_context, evt
 from pynetdicom.acse import ACSE
 from pynetdicom.association import Association
-from pynetdicom.dsutils import create_file_meta
-from pynetdicom.dul import DULServiceProvider
 from pynetdicom.transport import AddressInformation, AssociationSocket
 
 from scanloom.core import Reason, ScanError, printable
-from scanloom.io.dicom.instance import Instance, read_instance
-from scanloom.io.dicom.uids import is_uid
 from scanloom.io.network.commitment import COMMITMENT, NOT_AUTHORIZED, Report, take_report
+from scanloom.io.network.data_sets import DataSets, Store, configure_pynetdicom
+from scanloom.io.network.peer import VERIFICATION
 
 LOG = logging.getLogger(__name__)
 
-VERIFICATION = "1.2.840.10008.1.1"
-# Status of C-STORE (PS3.4 B.2.3, PS3.7 C)
-SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
-INVALID_INSTANCE = 0x0117
 # Rejections of an association (PS3.8 9.3.4): result, source, diagnostic
 CALLING_UNKNOWN, CALLED_UNKNOWN = (1, 1, 3), (1, 1, 7)
 CONGESTED, LIMIT_EXCEEDED = (2, 3, 1), (2, 3, 2)
@@ -71,35 +59,6 @@ QUIET_AFTER_S, QUIET_LOOK_S = 0.5, 0.5
 """pynetdicom looks 1000 times a second whether there is something to do, in two threads: 20 idle
 associations take half a core. After some silence its threads wait for bytes, and look in between
 whether the association is to end."""
-
-
-class Draft(Protocol):
-    """A data set on its way: a file, whose writing never fails; it says so later."""
-
-    name: str
-    path: Path
-    began: float
-    size: int
-    error: OSError | None
-
-    def write(self, data: bytes) -> int:
-        """Add bytes."""
-
-    def discard(self) -> None:
-        """Remove what was not kept."""
-
-
-class Store(Protocol):
-    """Keeper of what is received; it is called by several threads."""
-
-    def has_room(self) -> bool:
-        """Return whether something may be received."""
-
-    def draft(self) -> Draft:
-        """Begin a data set."""
-
-    def keep(self, draft: Any, instance: Instance, sender: str) -> str:
-        """Keep a complete object; OSError if it can't. Returns a word for the count of the log."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +153,7 @@ class Receiver:
     """
 
     def __init__(self, options: ReceiverOptions, store: Store) -> None:
-        _configure_pynetdicom()
+        configure_pynetdicom()
         self.options, self.store = options, store
         self.entity = AE(options.title)
         self.entity.maximum_pdu_size = options.pdu
@@ -274,8 +233,9 @@ class Receiver:
         if association.called != self.options.title:
             return CALLED_UNKNOWN
         association.targets = [sender.target for sender in known if sender.target]
-        association.may_store = len(association.targets) < len(known)
-        has_room = self.store.has_room() or not association.may_store
+        may_store = len(association.targets) < len(known)
+        association.data_sets.may_store = may_store
+        has_room = self.store.has_room() or not may_store
         if self.stopping.is_set() or not has_room:
             return CONGESTED
         with self._lock:
@@ -337,10 +297,11 @@ class _Association(Association):
         super().__init__(receiver.entity, "acceptor")
         self.receiver, self.connection, self.address = receiver, connection, str(address[0])
         self.daemon, self.name = True, "association"
-        self.drafts: dict[str, Draft] = {}
         self.heard, self.hears = time.monotonic(), threading.Event()
-        self.counts: Counter[str] = Counter()
-        self.may_store, self.targets = False, list[str]()
+        self.data_sets = DataSets(
+            receiver.store, lambda: self.title, receiver.options.title, may_store=False
+        )
+        self.targets = list[str]()
         self.is_answering = False
         self._server = receiver.server  # type: ignore[assignment]  # closes the connection
         self.acse = _Admission(self)
@@ -391,20 +352,11 @@ class _Association(Association):
             self.cut_off()
             if self._started_dul:
                 self.dul.join(options.idle)
-            for draft in list(self.drafts.values()):
-                self.counts["incomplete"] += 1
-                draft.discard()
-            self.drafts.clear()
+            self.data_sets.discard()
             self.receiver.leave(self)
-            if self.counts:
-                counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(self.counts.items()))
+            if counted := self.data_sets.counts:
+                counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counted.items()))
                 LOG.info("%s at %s: %s", printable(self.title), self.address, counts)
-
-    def begin_draft(self) -> Draft:
-        """Begin a data set, in the thread that reads the connection."""
-        draft = self.receiver.store.draft() if self.may_store else _NoDraft()
-        self.drafts[draft.name] = draft
-        return draft
 
     @property
     def is_quiet(self) -> bool:
@@ -428,7 +380,7 @@ class _Association(Association):
         ------
         OSError
         """
-        for draft in list(self.drafts.values()):
+        for draft in list(self.data_sets.drafts.values()):
             lasted = time.monotonic() - draft.began
             if lasted > self.receiver.options.idle and draft.size < MIN_PACE * lasted:
                 raise TimeoutError(errno.ETIMEDOUT, "too slow")
@@ -479,7 +431,7 @@ class _Admission(ACSE):
             association.hears.clear()
             if association.is_quiet:  # still: what came before `clear` has no event
                 association.hears.wait(QUIET_LOOK_S)
-        if association.receiver.stopping.is_set() and not association.drafts:
+        if association.receiver.stopping.is_set() and not association.data_sets.drafts:
             association.abort()
         return False
 
@@ -555,19 +507,8 @@ def _has_bytes(connection: socket.socket, seconds: float) -> bool:
 def _store(event: evt.Event) -> int:
     """Keep an object, and return the status of the answer; called in an association's thread."""
     association: Any = event.assoc
-    path = event.request._dataset_path  # `dataset_path` opens the file
-    draft: Draft | None = association.drafts.get(str(path))
-    if draft is None:
-        association.counts["without a data set"] += 1
-        return MISMATCH
     with association.answering():
-        try:
-            status, outcome = _judge(association, event, draft)
-        finally:
-            draft.discard()
-            del association.drafts[draft.name]
-    association.counts[outcome] += 1
-    return status
+        return int(association.data_sets.take(event))
 
 
 def _report(event: evt.Event) -> tuple[int, None]:
@@ -575,120 +516,9 @@ def _report(event: evt.Event) -> tuple[int, None]:
     association: Any = event.assoc
     note, targets = association.receiver.options.report, association.targets
     if note is None or not targets:
-        association.counts["reports refused"] += 1
+        association.data_sets.counts["reports refused"] += 1
         return NOT_AUTHORIZED, None
     with association.answering():
         status = take_report(event, lambda report: note(report, targets))
-    association.counts["reports refused" if status else "reported"] += 1
+    association.data_sets.counts["reports refused" if status else "reported"] += 1
     return status, None
-
-
-class _NoDraft:
-    """Stands for the draft of a peer that may not store: it forgets what comes."""
-
-    def __init__(self) -> None:
-        self.path = Path(os.devnull)
-        self.name = f"{os.devnull} {id(self)}"
-        self.began, self.size = time.monotonic(), 0
-        self.error: OSError | None = OSError(errno.EPERM, "no peer")
-
-    def write(self, data: bytes) -> int:
-        """Forget bytes."""
-        self.size += len(data)
-        return len(data)
-
-    def discard(self) -> None:
-        """Do nothing."""
-
-
-def _judge(association: Any, event: evt.Event, draft: Draft) -> tuple[int, str]:
-    """Keep an object if it can be; return the status, and a word for the log."""
-    request: Any = event.request
-    if not association.may_store:
-        return NOT_AUTHORIZED, "refused: it may only report"
-    command_uid = str(request.AffectedSOPInstanceUID or "")
-    if not is_uid(command_uid):
-        return INVALID_INSTANCE, "refused: no UID"
-    if draft.error is not None:
-        return _no_room(association, draft.error)
-    try:
-        instance = read_instance(draft.path)
-    except ScanError as exc:
-        return NOT_UNDERSTOOD, f"refused: {exc.code}"
-    except OSError as exc:
-        return _no_room(association, exc)
-    promised = {str(request.AffectedSOPClassUID), str(event.context.abstract_syntax)}
-    if instance.uid != command_uid or promised != {instance.sop_class}:
-        return MISMATCH, "refused: UIDs of data set and command differ"
-    try:
-        return SUCCESS, association.receiver.store.keep(draft, instance, association.title)
-    except OSError as exc:
-        return _no_room(association, exc)
-
-
-def _no_room(association: Any, exc: OSError) -> tuple[int, str]:
-    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    return NO_RESOURCES, f"refused: can't be written ({name})"
-
-
-# --- what pynetdicom has no setting for -----------------------------------------------------------
-
-_configured = threading.Lock()
-
-
-def _configure_pynetdicom() -> None:
-    """Let associations of a `Receiver` write data sets to drafts; other ones are as before."""
-    with _configured:
-        _config.LOG_HANDLER_LEVEL = "none"  # it would format each PDU, and name patients
-        _config.STORE_RECV_CHUNKED_DATASET = True
-        # all classes, each in the first syntax that is offered for it
-        _config.UNRESTRICTED_STORAGE_SERVICE = True
-        _config.WINDOWS_TIMER_RESOLUTION = None
-        dimse_messages.NamedTemporaryFile = _DraftFile  # type: ignore[attr-defined,assignment]
-        dimse_messages.create_file_meta = _file_meta  # type: ignore[attr-defined]
-
-
-def _reading_association() -> _Association | None:
-    """Return the association of which this thread reads the connection."""
-    thread = threading.current_thread()
-    association = thread.assoc if isinstance(thread, DULServiceProvider) else None
-    return association if isinstance(association, _Association) else None
-
-
-class _DraftFile:
-    """Stands for the temporary file that pynetdicom writes a data set to, closes and removes."""
-
-    def __new__(cls, **options: Any) -> Any:
-        """Return a draft of a `Receiver`'s association; else a temporary file."""
-        association = _reading_association()
-        if association is None:
-            return NamedTemporaryFile(**options)
-        file = super().__new__(cls)
-        file._draft = association.begin_draft()
-        file.name, file.write = file._draft.name, file._draft.write
-        return file
-
-    _draft: Draft
-    name: str
-    write: Callable[[bytes], int]
-
-    @property
-    def file(self) -> _DraftFile:
-        """The file inside, which pynetdicom flushes after each part."""
-        return self
-
-    def flush(self) -> None:
-        """Do nothing: what is written is handed to the system at once."""
-
-    def close(self) -> None:
-        """Do nothing: a draft that was not kept is gone by now."""
-
-
-def _file_meta(**uids: Any) -> FileMetaDataset:
-    """Return pynetdicom's meta header, with the titles of sender and receiver (PS3.10 7.1)."""
-    meta = create_file_meta(**uids)
-    association = _reading_association()
-    if association is not None:
-        meta.SendingApplicationEntityTitle = association.title
-        meta.ReceivingApplicationEntityTitle = association.receiver.options.title
-    return meta

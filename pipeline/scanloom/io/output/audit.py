@@ -31,7 +31,9 @@ from scanloom.io.system.atomic_write import append_synced, fsync_path
 from scanloom.io.system.regular_files import open_link_free, read_regular_file
 
 AUDIT = "audit.jsonl"
-Event = Literal["segmented", "corrected", "judged", "viewed", "exported", "received", "sent"]
+Event = Literal[
+    "segmented", "corrected", "judged", "viewed", "exported", "received", "sent", "asked", "fetched"
+]
 
 _TAIL_BYTES = 1 << 16
 """More than a line has."""

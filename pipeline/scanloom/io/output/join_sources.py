@@ -69,6 +69,21 @@ def read_ids(path: Path, column: str | None = None) -> set[str]:
         return {_id(row, name) for row in rows}
 
 
+def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the column names and the rows, as text, of a CSV (UTF-8, commas) or Parquet table.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND, UNREADABLE or DAMAGED.
+    """
+    if _is_parquet(path):
+        table = _read_parquet(path)
+        return list(table.column_names), list(_text_rows(table))
+    with _csv_rows(path) as (names, rows):
+        return names, list(rows)
+
+
 def join_csv(path: Path, find_source: FindSource, file: TextIO, column: str | None = None) -> int:
     """Write a table as CSV with the source of each row; return the count of unknown ids.
 

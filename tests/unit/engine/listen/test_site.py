@@ -51,8 +51,8 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title: A\n", "line 1: peers is missing"),
-        ("peers: []\n", "line 1: peers: expected at least 1"),
+        ("title: A\n", "`peers`: those who may send; or `targets`, or `sources`"),
+        ("peers: []\n", "`peers`: those who may send"),
         ("peers: [{title: A}]\nprot: 104\n", "line 2: prot is not a key here; did you mean port?"),
         ("peers: [{title: A}]\nport: 70000\n", "line 2: port: expected less than or equal"),
         ("peers:\n- title: A SEVENTEEN CHARS\n", "line 2: peers.title: expected calling AE title"),
@@ -70,7 +70,7 @@ def test_rules_name_files_beside_the_page_and_shipped_workflows(tmp_path: Path) 
         (TARGETS + "- {name: a, title: A}\n", "`title`, `address` and `port`, or `url`"),
         (TARGETS + "- {name: a, title: A, address: b, port: 1}\n", "expected an address such as"),
         (TARGETS + "- {name: a, url: 'http://u:p@x/'}\n", "line 3: targets.url: expected address"),
-        (TARGETS + "- {name: a, url: 'http://x', port: 1}\n", "`reporters`, or `url`"),
+        (TARGETS + "- {name: a, url: 'http://x', port: 1}\n", "`port` and `tls`, or `url`"),
         (TARGETS + "- {name: a, url: 'http://x', commitment: yes}\n", "DICOMweb has none"),
         (TARGETS + "- {name: a, url: 'http://x', credentials: {}}\n", "`file` or `variable`"),
         (TARGETS + "- {name: a, url: 'http://x'}\n" * 2, "a name once among the targets"),

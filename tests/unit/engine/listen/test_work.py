@@ -110,12 +110,11 @@ def test_an_end_that_no_study_caused_is_no_attempt_at_it(
 def test_a_sender_that_does_not_answer_holds_up_no_study_that_is_overdue(
     tmp_path: Path, page: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanloom.io.network.query.TIMEOUT_S", 1.0)
     monkeypatch.setattr(work, "ASK_AGAIN_S", 0.2)
     images = Images("digest", {"1.2": 3}, ("PACS",))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ask = {"title": "ARCHIVE", "address": "127.0.0.1", "port": silent.getsockname()[1]}
-        page["peers"][0]["ask"] = ask
+        page["peers"][0]["ask"] = ask | {"patience": 1}
         worker = worker_of(tmp_path, page)
         worker._askers = ThreadPoolExecutor(1)
         try:

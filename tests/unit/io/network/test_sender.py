@@ -16,9 +16,10 @@ from support.targets import running_target
 
 pytest.importorskip("pynetdicom")
 
-from scanloom.io.network import sender
+from scanloom.io.network import peer as peer_module
 from scanloom.io.network.commitment import Report
-from scanloom.io.network.sender import DicomAddress, DicomPeer, Reference
+from scanloom.io.network.peer import DicomAddress
+from scanloom.io.network.sender import DicomPeer, Reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed")
 REFERENCE = Reference(
@@ -64,7 +65,7 @@ def test_a_report_that_is_being_answered_does_not_stop_the_release(tmp_path: Pat
 
 def test_a_request_begins_once_the_reactor_pauses() -> None:
     """It may have looked at the checkpoint just before that was cleared."""
-    checkpoint, goes, steps = sender.Checkpoint(), threading.Event(), list[str]()
+    checkpoint, goes, steps = peer_module.Checkpoint(), threading.Event(), list[str]()
 
     def react() -> None:
         checkpoint.wait()
@@ -102,7 +103,7 @@ def test_an_answer_without_end_is_cut_off() -> None:
         threading.Thread(target=answer, args=(server,), daemon=True).start()
         port = server.getsockname()[1]
         address = DicomAddress("SCANLOOM", "TARGET", "127.0.0.1", port, patience=5)
-        with pytest.raises(sender.UnreachableError):
+        with pytest.raises(peer_module.UnreachableError):
             DicomPeer(address, [REFERENCE], lambda report: True).__enter__()
     assert sent[0] < 1 << 26
 
@@ -110,8 +111,8 @@ def test_an_answer_without_end_is_cut_off() -> None:
 def test_a_request_ends_although_its_reactor_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "GRACE_S", 0.2)
-    monkeypatch.setattr(sender, "PAUSE_S", 0.1)
+    monkeypatch.setattr(peer_module, "GRACE_S", 0.2)
+    monkeypatch.setattr(peer_module, "PAUSE_S", 0.1)
     errors = list[Exception]()
 
     def talk(port: int) -> None:
@@ -122,7 +123,7 @@ def test_a_request_ends_although_its_reactor_has_died(
                 peer._made.join(5)
                 peer._made._is_paused = False
                 peer.echo()
-        except sender.UnreachableError as exc:
+        except peer_module.UnreachableError as exc:
             errors.append(exc)
 
     with running_target(tmp_path) as target:

@@ -1,0 +1,159 @@
+"""`fetch` asks DICOMweb servers: answers that are cut, drip, or are none."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from pydicom import dcmread
+
+from scanloom.engine.listen.spool import INCOMING
+from support.commands import Ended, scanloom
+from support.dicom_source import kept, same_data, write_page, write_studies, write_table
+from support.web_source import WebArchive, serving_web
+
+pytest.importorskip("dicomweb_client")
+pytestmark = pytest.mark.usefixtures("own_key")
+
+
+@pytest.fixture
+def own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two studies of one series each, A1 and A2."""
+    return write_studies(tmp_path_factory.mktemp("studies"), "A1", "A2")
+
+
+def fetch(folder: Path, archive: WebArchive, *options: str | Path, **source: object) -> Ended:
+    page = write_page(folder, archive.place | source)
+    everything = ("--date", "2026-01-01..") if "--table" not in options else ()
+    common = ("--from", "pacs", "--site", page, "-o", folder / "out", "-v")
+    return scanloom("fetch", *common, *everything, *options)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks", "close"])
+def test_the_very_bytes_are_kept(framing: str, files: list[Path], tmp_path: Path) -> None:
+    with serving_web(files, framing=framing) as archive:
+        first = fetch(tmp_path, archive)
+        again = fetch(tmp_path, archive)
+        accepted = archive.accepted
+
+    assert (first.code, again.code) == (0, 0), first.err
+    assert all(a.read_bytes() == kept(tmp_path / "out")[uid(a)].read_bytes() for a in files)
+    assert len(accepted) == 2
+    assert "transfer-syntax=*" in accepted[0]
+
+
+def uid(path: Path) -> str:
+    return str(dcmread(path, stop_before_pixels=True).SOPInstanceUID)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks", "close"])
+@pytest.mark.parametrize("cut", [2, 15, 700])
+def test_what_is_cut_short_is_not_taken_for_whole(
+    framing: str, cut: int, files: list[Path], tmp_path: Path
+) -> None:
+    """The end of the last delimiter, half a delimiter, or a part of the last object is missing."""
+    with serving_web(files, framing=framing, cuts=[cut] * 3) as archive:
+        table = write_table(tmp_path, "A1")
+        cut_short = fetch(tmp_path, archive, "--table", table)
+        had = kept(tmp_path / "out")
+        whole = fetch(tmp_path, archive, "--table", table)
+
+    if cut > 2:
+        assert cut_short.code == 1
+        assert len(had) in ((4,) if framing == "close" else (0, 4))
+        assert "of 5 did not come: its answer was cut short (SOURCE_AWAY)" in cut_short.err
+    assert whole.code == 0, whole.err
+    assert same_data(files[:5], kept(tmp_path / "out"))
+    assert not list((tmp_path / "out/private/fetched" / INCOMING).iterdir())
+
+
+def test_only_what_is_missing_is_asked_for(files: list[Path], tmp_path: Path) -> None:
+    with serving_web(files) as archive:
+        fetch(tmp_path, archive)
+        gone = list(kept(tmp_path / "out").values())[:2]
+        for path in gone:
+            path.unlink()
+        archive.asked.clear()
+        ended = fetch(tmp_path, archive)
+        given = [path for path in archive.asked if not path.endswith("instances")][-4:]
+
+    assert ended.code == 0, ended.err
+    assert {path.rpartition("/")[2] for path in given} >= {path.stem for path in gone}
+    assert same_data(files, kept(tmp_path / "out"))
+
+
+def test_answers_come_in_pages(files: list[Path], tmp_path: Path) -> None:
+    with serving_web(files, page=2) as archive:
+        ended = fetch(tmp_path, archive)
+
+    assert ended.code == 0, ended.err
+    assert same_data(files, kept(tmp_path / "out"))
+
+
+def test_a_server_that_ignores_offsets_is_not_asked_for_ever(
+    files: list[Path], tmp_path: Path
+) -> None:
+    with serving_web(files, ignores_offset=True) as archive:
+        ended = fetch(tmp_path, archive)
+
+    assert ended.code == 0, ended.err
+    assert same_data(files, kept(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"status": 404}, "it does not give them (HTTP 404) (NOT_FETCHED)"),
+        ({"status": 401}, "it does not take our credentials (HTTP 401) (SOURCE_AWAY)"),
+        ({"status": 503}, "it has too much to do, or is away (HTTP 503) (SOURCE_AWAY)"),
+        ({"plain": True}, "it answers by something else than objects (NOT_FETCHED)"),
+    ],
+)
+def test_other_answers_are_named(
+    how: dict[str, object], message: str, files: list[Path], tmp_path: Path
+) -> None:
+    with serving_web(files[:5], **how) as archive:
+        ended = fetch(tmp_path, archive)
+
+    assert ended.code == 1
+    assert f"row 1: 5 objects of 5 did not come: {message}" in ended.err
+    assert "CANARY" not in ended.err
+    assert kept(tmp_path / "out") == {}
+
+
+def test_a_server_that_drips_is_left(files: list[Path], tmp_path: Path) -> None:
+    with serving_web(files[:5], drips=True) as archive:
+        began = time.monotonic()
+        ended = fetch(tmp_path, archive, patience=0.7)
+
+    assert ended.code == 1
+    assert time.monotonic() - began < 15
+    assert "SOURCE_AWAY" in ended.err
+
+
+def test_a_damaged_and_a_foreign_object_do_not_stop_the_others(
+    files: list[Path], tmp_path: Path
+) -> None:
+    foreign = files[7].read_bytes()
+    swaps = {uid(files[0]): files[0].read_bytes()[:-50], uid(files[1]): foreign}
+    with serving_web(files[:5], swaps=swaps) as archive:
+        ended = fetch(tmp_path, archive)
+
+    assert ended.code == 1
+    assert re.search(r"2 objects of 5 did not come: it gave an object that", ended.err)
+    assert kept(tmp_path / "out").keys() == {uid(path) for path in files[2:5]}
+
+
+def test_a_server_that_is_not_there(files: list[Path], tmp_path: Path) -> None:
+    with serving_web(files) as archive:
+        ended = fetch(tmp_path, archive, url="http://127.0.0.1:1/web")
+
+    assert ended.code == 65
+    assert "pacs: it can't be reached (ConnectionError) (SOURCE_AWAY)" in ended.err
