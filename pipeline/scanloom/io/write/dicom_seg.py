@@ -58,6 +58,8 @@ _UNDEFINED = b"\xff\xff\xff\xff"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
 _TOGETHER = 8
 """Frames that are made at once: they stay in the processor's cache."""
+_SOURCE, _SEGMENTS = slice(0x0008_1000, 0x0020_0000), slice(0x0028_0000, None)
+"""Tags of source images, patient and equipment, and those of pixels and segments."""
 _LOW_BITS = 2
 """Bits of a label in which structures differ that share a mask of all other bits."""
 
@@ -135,11 +137,44 @@ class SegFile:
         if encapsulated:
             yield _SEQUENCE_END
 
+    @property
+    def head(self) -> bytes:
+        """The encoded elements before the tail; those without UIDs of this file are encoded once.
+
+        The UIDs are hashes of all elements, so that all are needed before these are set and after.
+        """
+        source, segments = self._without_uids
+        first, between = slice(None, _SOURCE.start), slice(_SOURCE.stop, _SEGMENTS.start)
+        return b"".join((self._encoded(first), source, self._encoded(between), segments))
+
+    @cached_property
+    def _without_uids(self) -> tuple[bytes, bytes]:
+        return self._encoded(_SOURCE), self._encoded(_SEGMENTS)
+
+    def _encoded(self, tags: slice) -> bytes:
+        """Return the encoded elements of a range of tags, in the data set's characters."""
+        from pydicom.filebase import DicomBytesIO
+        from pydicom.filewriter import write_dataset
+
+        buffer = DicomBytesIO()
+        buffer.is_implicit_VR, buffer.is_little_endian = False, True
+        characters = self.dataset.get("SpecificCharacterSet", "ISO_IR 6")
+        write_dataset(buffer, self.dataset[tags], characters)
+        return bytes(buffer.getvalue())
+
+    @property
+    def meta(self) -> Dataset:
+        """The file meta information, of a data set without elements."""
+        meta = make_item()
+        meta.file_meta = self.dataset.file_meta
+        return meta
+
     def save(self, file: BinaryIO) -> None:
         """Write the file."""
         from pydicom import dcmwrite
 
-        dcmwrite(file, self.dataset, enforce_file_format=True)
+        dcmwrite(file, self.meta, enforce_file_format=True)
+        file.write(self.head)
         for chunk in self.tail:
             file.write(chunk)
 
@@ -302,8 +337,15 @@ def _sequence(group: int, element: int, content: bytes) -> bytes:
     return b"".join((head, _ITEM, struct.pack("<I", len(content)), content))
 
 
+def _element(group: int, element: int, vr: bytes, text: str) -> bytes:
+    """Return an element of ASCII text, explicit little endian, of even length (PS3.5 6.2, 7.1)."""
+    value = text.encode("ascii")
+    value += (b"\0" if vr == b"UI" else b" ") * (len(value) % 2)
+    return struct.pack("<HH2sH", group, element, vr, len(value)) + value
+
+
 def encode_dataset(dataset: Dataset) -> bytes:
-    """Encode the elements of a dataset in explicit little endian."""
+    """Encode the elements of a dataset, with its file meta information, explicit little endian."""
     from pydicom import dcmwrite
     from pydicom.filebase import DicomBytesIO
 
@@ -562,9 +604,9 @@ def _seg_file(
 ) -> SegFile:
     """Return the file of a data set and its frames."""
     dataset.NumberOfFrames = len(frames)
-    derivations = {k: encode_dataset(_derivation(series, k)) for k in slices}
-    places = {k: [make_item(ImagePositionPatient=list(series.positions[k] or ()))] for k in slices}
-    positions = {k: encode_dataset(make_item(PlanePositionSequence=p)) for k, p in places.items()}
+    codes = _derivation_codes()
+    derivations = {k: _derivation(series, k, codes) for k in slices}
+    positions = {k: _position(series.positions[k] or ()) for k in slices}
     shared_segment = "SegmentIdentificationSequence" in dataset.SharedFunctionalGroupsSequence[0]
     groups = encode_groups(frames, derivations, positions, shared_segment=shared_segment)
     return SegFile(
@@ -572,20 +614,32 @@ def _seg_file(
     )
 
 
-def _derivation(series: _Series, k: int) -> Dataset:
-    """Return the reference of a frame to the image that it was derived from; empty without one."""
+def _derivation_codes() -> tuple[bytes, bytes]:
+    """Return the encoded codes of the purpose of a reference and of the derivation."""
+    purpose = make_item(PurposeOfReferenceCodeSequence=[code_item(_PURPOSE)])
+    derivation = make_item(DerivationCodeSequence=[code_item(_DERIVATION)])
+    return encode_dataset(purpose), encode_dataset(derivation)
+
+
+def _derivation(series: _Series, k: int, codes: tuple[bytes, bytes]) -> bytes:
+    """Return the encoded DerivationImageSequence of a frame; empty without a source image."""
     image = series.source.slices[k]
     if image is None:
-        return make_item(DerivationImageSequence=[])
-    reference = reference_item(image.sop_class, image.sop_instance)
-    reference.SpatialLocationsPreserved = "NO" if series.rectangular else "YES"
-    reference.PurposeOfReferenceCodeSequence = [code_item(_PURPOSE)]
-    if image.frame is not None:
-        reference.ReferencedFrameNumber = image.frame
-    derivation = make_item(
-        SourceImageSequence=[reference], DerivationCodeSequence=[code_item(_DERIVATION)]
+        return struct.pack("<HH2s2xI", 0x0008, 0x9124, b"SQ", 0)
+    purpose, derivation = codes
+    reference = (
+        _element(0x0008, 0x1150, b"UI", image.sop_class),
+        _element(0x0008, 0x1155, b"UI", image.sop_instance),
+        b"" if image.frame is None else _element(0x0008, 0x1160, b"IS", str(image.frame)),
+        _element(0x0028, 0x135A, b"CS", "NO" if series.rectangular else "YES"),
+        purpose,
     )
-    return make_item(DerivationImageSequence=[derivation])
+    return _sequence(0x0008, 0x9124, _sequence(0x0008, 0x2112, b"".join(reference)) + derivation)
+
+
+def _position(position: Sequence[str]) -> bytes:
+    """Return the encoded PlanePositionSequence of a frame."""
+    return _sequence(0x0020, 0x9113, _element(0x0020, 0x0032, b"DS", "\\".join(position)))
 
 
 def _add_references(dataset: Dataset, source: DicomSource) -> None:
@@ -688,7 +742,7 @@ def _set_uids(dataset: Dataset, series: str, instance: str, dimensions: str) -> 
 def _digest(file: SegFile) -> str:
     """Return the SHA-256 of a file's content."""
     syntax = file.dataset.file_meta.TransferSyntaxUID
-    digest = hashlib.sha256(syntax.encode() + encode_dataset(file.dataset))
+    digest = hashlib.sha256(syntax.encode() + encode_dataset(file.meta) + file.head)
     for chunk in file.tail:
         digest.update(chunk)
     return digest.hexdigest()

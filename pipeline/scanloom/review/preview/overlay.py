@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import maximum_filter
 
 FILL_OPACITY = 0.2
 """Opacity of a structure's area, low enough to show the tissue below it."""
 OVERSAMPLING = 3
 """Samples per pixel along each axis, from which outlines are antialiased."""
+SAMPLES = OVERSAMPLING**2
 LINE_SAMPLES = 4
 """Width of an outline in samples: 1.3 pixels, inside its structure."""
 CASING_SAMPLES = 3
@@ -36,7 +36,7 @@ class Overlay:
     Parameters
     ----------
     labels : (3 H, 3 W) array
-        Labels of `OVERSAMPLING` samples per pixel along each axis.
+        Labels of `OVERSAMPLING` samples per pixel along each axis; 0 for none.
     colors : (N, 3) array
         RGB colour of each label.
     filled : (N,) array
@@ -53,6 +53,11 @@ class Overlay:
         first = OVERSAMPLING // 2
         return self.labels[first::OVERSAMPLING, first::OVERSAMPLING]
 
+    def cropped(self, rows: slice, columns: slice) -> Overlay:
+        """Return the structures in some rows and columns of pixels."""
+        sides = (slice(OVERSAMPLING * s.start, OVERSAMPLING * s.stop) for s in (rows, columns))
+        return replace(self, labels=self.labels[tuple(sides)])
+
 
 def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Image.Image:
     """Return a plane (H, W) with its structures on top: areas, then casings, then outlines.
@@ -62,29 +67,47 @@ def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Im
     no single colour has a contrast of 3:1 to black, grey and white.
     """
     picture = np.repeat(gray[:, :, None], 3, axis=2)
-    flat = picture.reshape(-1, 3)
+    rows, columns = _reached(layers)
+    region = picture[rows, columns]
+    if not region.size:
+        return Image.fromarray(picture)
+    flat = region.reshape(-1, 3)
+    layers = [layer.cropped(rows, columns) for layer in layers]
     # areas first and casings next: neither may cover the outline of another layer
     for layer in layers:
         labels = layer.middle.ravel()
         at = np.flatnonzero(layer.filled[labels])
         _blend(flat, at, layer.colors[labels[at]], FILL_OPACITY)
-    tissue = _luminance(flat)
     edges = [contour(layer.labels) for layer in layers]
+    counts = [_counts(edge) for edge in edges]
+    outlines = [np.flatnonzero(count) for count in counts]
+    tissues = [_luminance(flat[at]) for at in outlines]
     for edge in edges:
-        casing = maximum_filter(edge, 2 * CASING_SAMPLES + 1) & ~edge
-        share = _cells(casing).mean(axis=1, dtype=np.float32)
-        at = np.flatnonzero(share)
-        _blend(flat, at, np.zeros(3, np.float32), share[at, None])
-    for edge, layer in zip(edges, layers, strict=True):
-        samples = _cells(edge)
-        at = np.flatnonzero(samples.any(axis=1))
-        samples = samples[at]
-        share = samples.mean(axis=1, dtype=np.float32)[:, None]
+        casing = _counts(grown(edge) & ~edge)
+        at = np.flatnonzero(casing)
+        _blend(flat, at, np.zeros(3, np.float32), casing[at, None] / SAMPLES)
+    for layer, edge, count, at, tissue in zip(
+        layers, edges, counts, outlines, tissues, strict=True
+    ):
+        share = count[at, None] / SAMPLES
         # two structures may share a pixel: the mean, and not the colour of one of them
-        colors = layer.colors[_cells(layer.labels)[at]] * samples[..., None]
-        mean = colors.sum(axis=1) / (share * OVERSAMPLING**2)
-        _blend(flat, at, lightened(mean, tissue[at]), share)
+        colors = layer.colors[_samples(layer.labels, at)]
+        total = np.einsum("ns,nsc->nc", _samples(edge, at).astype(np.float32), colors)
+        mean = total / (share * SAMPLES)
+        _blend(flat, at, lightened(mean, tissue), share)
+    picture[rows, columns] = flat.reshape(region.shape)
     return Image.fromarray(picture)
+
+
+def _reached(layers: Sequence[Overlay]) -> tuple[slice, slice]:
+    """Return the rows and columns of pixels that structures and their casings are in."""
+    reached = []
+    for axis in (0, 1):
+        samples = [np.flatnonzero(layer.labels.any(axis=1 - axis)) for layer in layers]
+        ends = [int(end) // OVERSAMPLING for each in samples if each.size for end in each[[0, -1]]]
+        # a casing is a pixel wide
+        reached.append(slice(max(0, min(ends) - 1), max(ends) + 2) if ends else slice(0, 0))
+    return reached[0], reached[1]
 
 
 def contour(labels: NDArray[Any]) -> NDArray[np.bool_]:
@@ -134,19 +157,42 @@ def _encoded(linear: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(share * 255, np.float32)
 
 
-_LINEAR_OF_BYTE = _linear(np.arange(256))
+_LUMINANCE_OF_BYTE = _linear(np.arange(256))[:, None] * LUMINANCE
 
 
-def _luminance(flat: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _luminance(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the relative luminance (N,) of pixels (N, 3)."""
-    return np.asarray(_LINEAR_OF_BYTE[flat] @ LUMINANCE)
+    red, green, blue = (_LUMINANCE_OF_BYTE[pixels[:, n], n] for n in range(3))
+    return np.asarray(red + green + blue)
 
 
-def _cells(samples: NDArray[Any]) -> NDArray[Any]:
-    """Return the samples (H W, 9) of each pixel."""
+def grown(edge: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the samples within `CASING_SAMPLES` of an edge, across and down."""
+    wide = edge.copy()
+    for step in range(1, CASING_SAMPLES + 1):
+        wide[:, step:] |= edge[:, :-step]
+        wide[:, :-step] |= edge[:, step:]
+    high = wide.copy()
+    for step in range(1, CASING_SAMPLES + 1):
+        high[step:] |= wide[:-step]
+        high[:-step] |= wide[step:]
+    return high
+
+
+def _counts(samples: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return how many samples of each pixel are set, (H W,)."""
+    # along columns first: their additions are of whole rows
+    rows = samples.reshape(-1, OVERSAMPLING, samples.shape[1]).sum(axis=1, dtype=np.uint8)
+    first, second, third = (rows[:, n::OVERSAMPLING] for n in range(OVERSAMPLING))
+    return np.asarray((first + second + third).ravel(), np.float32)
+
+
+def _samples(samples: NDArray[Any], at: NDArray[np.intp]) -> NDArray[Any]:
+    """Return the samples (M, 9) of the pixels `at` (M,)."""
     height, width = (n // OVERSAMPLING for n in samples.shape)
+    y, x = np.divmod(at, width)
     cells = samples.reshape(height, OVERSAMPLING, width, OVERSAMPLING)
-    return cells.transpose(0, 2, 1, 3).reshape(height * width, OVERSAMPLING**2)
+    return cells[y, :, x].reshape(len(at), SAMPLES)
 
 
 def _blend(

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import (
-    binary_fill_holes,
     binary_opening,
     find_objects,
+    generate_binary_structure,
     label,
     map_coordinates,
     uniform_filter,
@@ -279,7 +279,8 @@ def label_pixels(cut: Cut, raster: Raster) -> NDArray[Any]:
         position = area.low[axis] + (np.arange(pixels) + 0.5) / pixels * area.size[axis]
         index = np.floor((position - cut.low[axis]) / cut.step[axis]).astype(int)
         indices.append(index.clip(0, n - 1))
-    return np.asarray(cut.values[indices[1][:, None], indices[0]])
+    columns, rows = indices
+    return np.asarray(cut.values.take(columns, axis=1).take(rows, axis=0))
 
 
 MAX_VOXELS = 400_000
@@ -382,13 +383,23 @@ def _enhanced(sample: NDArray[np.float64], inside: NDArray[np.bool_]) -> bool:
 
 
 def _head(sample: NDArray[np.float64]) -> bool:
-    slices = 0
-    for axial in np.moveaxis(sample, AXIAL.normal, 0):
-        bone = axial > BONE_HU
-        body = int(np.count_nonzero(binary_fill_holes(axial > BODY_HU)))
-        enclosed = int(np.count_nonzero(binary_fill_holes(bone) & ~bone))
-        slices += enclosed > ENCLOSED * max(1, body)
-    return slices >= HEAD_SLICES
+    axial = np.moveaxis(sample, AXIAL.normal, 0)
+    bone = axial > BONE_HU
+    body = np.count_nonzero(filled(axial > BODY_HU), axis=(1, 2))
+    enclosed = np.count_nonzero(filled(bone) & ~bone, axis=(1, 2))
+    return bool(np.count_nonzero(enclosed > ENCLOSED * np.maximum(1, body)) >= HEAD_SLICES)
+
+
+def filled(planes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return masks (N, H, W), each with its holes filled, as by SciPy's `binary_fill_holes`."""
+    within_planes = np.zeros((3, 3, 3), bool)
+    within_planes[1] = generate_binary_structure(2, 1)
+    parts, count = label(~planes, within_planes)
+    outside = np.zeros(count + 1, bool)
+    for edge in (parts[:, 0], parts[:, -1], parts[:, :, 0], parts[:, :, -1]):
+        outside[edge] = True
+    outside[0] = False  # the masks themselves
+    return np.asarray(~outside[parts])
 
 
 def _steps(view: View) -> tuple[int, int, int]:

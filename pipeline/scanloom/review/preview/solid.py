@@ -254,23 +254,18 @@ def _first(planes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float32]]:
     return label, depth.astype(np.float32)
 
 
-_BEFORE, _AFTER, _ALL = slice(None, -1), slice(1, None), slice(None)
-_NEIGHBORS = (
-    ((_ALL, _BEFORE), (_ALL, _AFTER)),
-    ((_ALL, _AFTER), (_ALL, _BEFORE)),
-    ((_BEFORE, _ALL), (_AFTER, _ALL)),
-    ((_AFTER, _ALL), (_BEFORE, _ALL)),
+_PAIRS = (
+    ((..., slice(None, -1)), (..., slice(1, None))),
+    ((slice(None, -1), ...), (slice(1, None), ...)),
 )
-"""Points of an image and their neighbours: to the right, left, below, above."""
+"""Points of an image and their neighbours: to the right, and below."""
 
 
 def _rise(
-    depth: NDArray[np.float32],
-    point: tuple[slice, slice],
-    neighbor: tuple[slice, slice],
-    jump: float,
+    depth: NDArray[np.float32], pair: tuple[Any, Any], jump: float
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return the depth of neighbours beyond that of points, and whether both are one surface."""
+    point, neighbor = pair
     with np.errstate(invalid="ignore"):  # infinite less infinite
         rise = depth[neighbor] - depth[point]
         return rise, np.abs(rise) < jump
@@ -284,19 +279,23 @@ def _light(depth: NDArray[np.float32], pixel: float, thick: float) -> NDArray[np
     jump = JUMP * max(thick, pixel)
     # steps as long as a slice is thick have to be smoothed
     for _ in range(min(MAX_SMOOTHINGS, 4 + round((thick / pixel) ** 2))):
-        total, count = depth.copy(), np.ones(depth.shape, np.float32)
-        for point, neighbor in _NEIGHBORS:
-            near = _rise(depth, point, neighbor, jump)[1]
-            total[point] += np.where(near, depth[neighbor], 0)
+        total, count = depth.copy(), np.ones(depth.shape, np.uint8)
+        for point, neighbor in _PAIRS:
+            near = _rise(depth, (point, neighbor), jump)[1]
+            np.add(total[point], depth[neighbor], out=total[point], where=near)
+            np.add(total[neighbor], depth[point], out=total[neighbor], where=near)
             count[point] += near
-        depth = total / count
+            count[neighbor] += near
+        depth = np.divide(total, count, dtype=np.float32)
     slopes = []
-    for pair in (_NEIGHBORS[:2], _NEIGHBORS[2:]):
+    for point, neighbor in _PAIRS:
         slope, count = np.zeros(depth.shape, np.float32), np.zeros(depth.shape, np.float32)
-        for (point, neighbor), sign in zip(pair, (1, -1), strict=True):
-            rise, near = _rise(depth, point, neighbor, jump)
-            slope[point] += np.where(near, sign * rise, 0)
-            count[point] += near
+        rise, near = _rise(depth, (point, neighbor), jump)
+        rise = np.where(near, rise, 0)
+        slope[point] += rise
+        slope[neighbor] += rise
+        count[point] += near
+        count[neighbor] += near
         slopes.append(slope / np.maximum(count, 1) / np.float32(pixel))
     # the normal is (across, down, 1): towards the viewer is against the depth
     across, down = slopes

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
 
 import highdicom as hd
@@ -345,6 +346,23 @@ def test_structures_of_any_alphabet_come_over(seg: str, tmp_path: Path) -> None:
     [written] = segment.SegmentedPropertyTypeCodeSequence
     assert (written.LongCodeValue, written.CodeMeaning) == (kind.value, kind.meaning[:63])
     check_segs(tmp_path, segmentation, scan.source, case, ["organs"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("name", ["Doe^Jane", "Müller^Jörg"])
+def test_pydicom_encodes_all_elements_alike(seg: str, name: str, tmp_path: Path) -> None:
+    """References, positions and file are put together from parts, in the source's characters."""
+    scan = case_folders.dicom_scan(oblique=12)
+    put(scan.source.first, "SpecificCharacterSet", "ISO_IR 100")
+    put(scan.source.first, "PatientName", name)
+    written = write(tmp_path, scan, case=case_folders.case_with(seg=seg))
+
+    decoded = [element.value for element in written.iterall()]  # else bytes would be copied
+    again = BytesIO()
+    written.save_as(again, enforce_file_format=True)
+
+    assert name in map(str, decoded)
+    assert again.getvalue() == (tmp_path / "dicom" / "segmentation.dcm").read_bytes()
 
 
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.ndimage import binary_fill_holes
 
 from scanloom.core import Grid, Volume
-from scanloom.review.preview.slicing import View, find_body
+from scanloom.review.preview.slicing import View, filled, find_body
 from support.review_phantoms import trunk
 
 
@@ -71,3 +72,14 @@ def test_a_body_that_reaches_the_border_ends_there():
 
     np.testing.assert_array_equal(body.low, 0)
     np.testing.assert_array_equal(body.high, np.array(array.shape) - 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 1, 5), (3, 12, 15)])
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.8, 1.0])
+def test_holes_are_filled_plane_by_plane(shape, share):
+    """As by SciPy: what an edge of its own plane encloses, by 4 neighbours."""
+    planes = np.random.default_rng(0).random(shape) < share
+
+    expected = np.stack([binary_fill_holes(plane) for plane in planes])
+
+    np.testing.assert_array_equal(filled(planes), expected)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from scanloom.review.preview.page import (
     WARN,
     displayable,
     draw_plate,
+    encode_png,
     round_length,
     scale_bar,
     text_width,
@@ -99,3 +102,17 @@ def test_text_on_a_picture_is_legible_on_white():
     plate = tuple(page.getpixel((18, 22)))
     assert max(plate) <= 105
     assert (luminance(TEXT) + 0.05) / (luminance(plate) + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize("texts", [{}, {"a key": "{}", "another": "x" * 300}])
+def test_files_are_read_by_pillow(texts):
+    """Pixels and texts are the same, and all checksums are right."""
+    page = np.random.default_rng(0).integers(0, 256, (9, 14, 3), np.uint8)
+
+    file = encode_png(Image.fromarray(page), texts)
+
+    with Image.open(io.BytesIO(file)) as read:
+        assert (read.format, read.mode, read.text) == ("PNG", "RGB", texts)
+        np.testing.assert_array_equal(np.asarray(read), page)
+    with Image.open(io.BytesIO(file)) as read:
+        read.verify()

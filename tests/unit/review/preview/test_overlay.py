@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.ndimage import maximum_filter
 
-from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
+from scanloom.review.preview.overlay import (
+    CASING_SAMPLES,
+    OVERSAMPLING,
+    Overlay,
+    grown,
+    overlay_structures,
+)
 
 RED = (255.0, 0.0, 0.0)
 
@@ -98,3 +105,25 @@ def test_a_single_voxel_is_seen():
     labels[4, 4] = 1
 
     assert drawn(labels)[4, 4, 0] > 240
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 39), (39, 0), (20, 33)])
+def test_a_picture_is_the_same_however_far_it_extends(place):
+    """Only the part with structures is drawn: nothing else changes, and nothing at its borders."""
+    labels = np.zeros((40, 40), np.uint8)
+    rows, columns = (slice(max(0, n - 6), n + 5) for n in place)
+    labels[rows, columns] = 1
+    reached = tuple(slice(max(0, s.start - 2), s.stop + 2) for s in (rows, columns))
+
+    page = drawn(labels, gray=200).copy()
+
+    np.testing.assert_array_equal(page[reached], drawn(labels[reached], gray=200))
+    page[reached] = 200
+    assert (page == 200).all()
+
+
+def test_casings_extend_a_pixel_beyond_their_outlines():
+    """As far on all sides, which SciPy's square filter has."""
+    edge = np.random.default_rng(0).random((60, 75)) < 0.01
+
+    np.testing.assert_array_equal(grown(edge), maximum_filter(edge, 2 * CASING_SAMPLES + 1))
