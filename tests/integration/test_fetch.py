@@ -426,3 +426,11 @@ def test_what_is_missing_is_named(options: Sequence[str], message: str, tmp_path
     assert ended.code == 2
     assert message in " ".join(ended.err.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_site_without_peers_receives_nothing(files: list[Path], tmp_path: Path) -> None:
+    with serving(files[:1]) as archive:
+        ended = scanloom("listen", write_page(tmp_path, archive.place), "-o", tmp_path / "out")
+
+    assert ended.code == 65
+    assert "`peers` is missing: nobody may send (SITE)" in ended.err

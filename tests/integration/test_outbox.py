@@ -342,6 +342,22 @@ def test_reports_that_never_come_have_an_end(
     assert [line.state for line in ended] == [end] * 3
 
 
+def test_commitment_at_another_port(case: Path, tmp_path: Path) -> None:
+    """One node stores, and another one of the same archive commits."""
+    folder = tmp_path / "target"
+    with (
+        running_target(folder) as target,
+        running_target(folder, commit="same association") as other,
+    ):
+        committer = {"title": "TARGET", "port": other.port}
+        outbox, keys = outbox_of(tmp_path), target_keys(target.port, commitment="yes")
+        outbox.add(case, "pacs")
+        with delivery(site_of(tmp_path, [keys | {"committer": committer}]), outbox):
+            wait_until_settled(outbox)
+        assert target.has(case)
+    assert {line.proof for line in outbox.delivered_lines()} == {"committed"}
+
+
 @THOROUGH
 def test_tls(case: Path, tmp_path: Path) -> None:
     """A target with a certificate of the authority that the page names, and one of another."""

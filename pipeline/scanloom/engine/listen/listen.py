@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.listen.outbox import Outbox, outbox_folder
-from scanloom.engine.listen.site import Site
+from scanloom.engine.listen.site import Site, Target
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.machine.lean_imports import without_optional_imports
 from scanloom.io.dicom.header.header import pydicom_muted
@@ -134,9 +134,9 @@ def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:
         senders=[
             *(Sender(peer.title, peer.addresses) for peer in site.peers),
             *(
-                Sender(target.title, (str(target.address), *target.reporters), target.name)
+                Sender(title, (address, *target.reporters), target.name)
                 for target in site.targets
-                if target.title is not None
+                for title, address in _reporting(target)
             ),
         ],
         tls=None if site.tls is None else tls_context(**dict(site.tls)),
@@ -146,6 +146,15 @@ def receiver_options(site: Site, outbox: Outbox | None) -> ReceiverOptions:
         handshake=limits.handshake,
         report=None if outbox is None else outbox.note,
     )
+
+
+def _reporting(target: Target) -> Iterator[tuple[str, str]]:
+    """Yield the titles and addresses from which a target reports commitment."""
+    if target.title is None:
+        return
+    yield target.title, str(target.address)
+    if target.committer is not None:
+        yield target.committer.title, str(target.committer.address or target.address)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -572,7 +572,13 @@ def deliver(
     with _locked(outbox):
         stopping = threading.Event()
         deliveries = [
-            _Delivery(outbox, target, peer_maker(site, target, outbox), stopping)
+            _Delivery(
+                outbox,
+                target,
+                peer_maker(site, target, outbox),
+                committer_maker(site, target, outbox),
+                stopping,
+            )
             for target in site.targets
         ]
         outbox.tidy()
@@ -717,9 +723,11 @@ class _Delivery:
         outbox: Outbox,
         target: Target,
         make_peer: Callable[[Sequence[Reference]], Peer],
+        make_committer: Callable[[], Peer] | None,
         end: threading.Event,
     ) -> None:
         self.target, self._outbox, self._make, self._end = target, outbox, make_peer, end
+        self._make_committer = make_committer
         self._thread: threading.Thread | None = None
         self._peer: Peer | None = None
         self._commits_after = 0.0
@@ -902,15 +910,17 @@ class _Delivery:
 
         transaction = str(generate_uid())
         self._outbox.ask(transaction, self.target.name, lines)
-        peer.request_commitment(transaction, [reference_of(line) for line in lines])
-        due = time.time() + self.target.report_within
-        for line in lines:
-            reason = "stored; its report of commitment has not come"
-            self._outbox.update(replace(line, state="asked", due=due, reason=reason))
-        until = time.monotonic() + SAME_ASSOCIATION_S
-        while time.monotonic() < until and not self._outbox.has_report(transaction):
-            if self._end.wait(0.05):
-                return
+        make = self._make_committer
+        with nullcontext(peer) if make is None else make() as committer:
+            committer.request_commitment(transaction, [reference_of(line) for line in lines])
+            due = time.time() + self.target.report_within
+            for line in lines:
+                reason = "stored; its report of commitment has not come"
+                self._outbox.update(replace(line, state="asked", due=due, reason=reason))
+            until = time.monotonic() + SAME_ASSOCIATION_S
+            while time.monotonic() < until and not self._outbox.has_report(transaction):
+                if self._end.wait(0.05):
+                    return
 
     def _find(self, peer: Peer, lines: Sequence[Line]) -> list[Line]:
         """Ask for objects; return those that can't be asked for."""
@@ -961,6 +971,27 @@ def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence
     return lambda references: DicomPeer(
         address, references, lambda report: outbox.note(report, (target.name,))
     )
+
+
+def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], Peer] | None:
+    """Return a function that makes a peer to ask for commitment; None for that which stores.
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if certificates can't be read.
+    """
+    if (committer := target.committer) is None:
+        return None
+    from scanloom.io.network.sender import DicomPeer
+
+    address = replace(
+        dicom_address(site.title, target),
+        title=committer.title,
+        address=committer.address or str(target.address),
+        port=committer.port,
+    )
+    return lambda: DicomPeer(address, (), lambda report: outbox.note(report, (target.name,)))
 
 
 # --- clearing -------------------------------------------------------------------------------------

@@ -229,6 +229,16 @@ def _hours(value: object) -> object:
     return start, end
 
 
+class Committer(Section, frozen=True):
+    """Where a target is asked for storage commitment, if not where it stores; TLS as there."""
+
+    title: Title = Field(description="Its AE title")
+    address: Annotated[str, AfterValidator(_address)] | None = Field(
+        default=None, description="Its IP address; that of the target, if left out"
+    )
+    port: int = Field(ge=1, le=65535, description="Its TCP port")
+
+
 class Target(Node, frozen=True):
     """Where results go: to `title`, `address` and `port` by C-STORE, or to `url` by STOW-RS."""
 
@@ -239,6 +249,9 @@ class Target(Node, frozen=True):
         default="auto",
         description="Whether to ask for storage commitment: yes; no, and ask by C-FIND whether an "
         "object is there; auto, the first if the target offers it, else the second",
+    )
+    committer: Committer | None = Field(
+        default=None, description="Where it is asked for storage commitment, if not at `port`"
     )
     reporters: Networks = Field(
         default=(),
@@ -256,8 +269,8 @@ class Target(Node, frozen=True):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.url is not None and self.reporters:
-            raise ValueError("`reporters`, or `url`")
+        if self.url is not None and (self.reporters or self.committer is not None):
+            raise ValueError("`reporters` and `committer`, or `url`")
         if self.url is not None and self.commitment == "yes":
             raise ValueError("`commitment: yes` without `url`: DICOMweb has none")
         return self

@@ -94,6 +94,63 @@ def test_a_mistake_is_named(text: str, message: str, tmp_path: Path) -> None:
     assert message in refused.value.detail
 
 
+SOURCES = "sources:\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- {name: a, title: A}\n", "`title`, `address` and `port`, or `url`"),
+        ("- {name: a, url: 'http://x', retrieve: get}\n", "`destination` and `senders`, or `url`"),
+        ("- {name: a, url: 'http://x', title: A}\n", "`port` and `tls`, or `url`"),
+        ("- {name: a, url: 'http://x', hours: 19-6}\n", "hours such as 19:00-06:00, in quotes"),
+        ("- {name: a, url: 'http://x', hours: '24:00-06:00'}\n", "hours such as 19:00-06:00"),
+        ("- {name: a, url: 'http://x', hours: '06:00-06:00'}\n", "two different times"),
+        ("- {name: a, url: 'http://x', per_second: 0}\n", "line 2: sources.per_second: expected"),
+        ("- {name: a, url: 'http://x'}\n" * 2, "a name once among the sources"),
+    ],
+)
+def test_a_mistake_of_a_source_is_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ScanError) as refused:
+        read(tmp_path, SOURCES + text)
+    assert message in refused.value.detail
+
+
+@pytest.mark.parametrize(
+    ("hours", "inside", "outside"),
+    [("19:00-06:00", (1140, 1439, 0, 359), (360, 1139)), ("08:30-09:00", (510, 539), (509, 540))],
+)
+def test_hours_may_go_past_midnight(
+    hours: str, inside: tuple[int, ...], outside: tuple[int, ...], tmp_path: Path
+) -> None:
+    (source,) = read(
+        tmp_path, SOURCES + f"- {{name: a, url: 'http://x', hours: '{hours}'}}\n"
+    ).sources
+
+    assert source.hours is not None
+    assert str(source.hours) == hours
+    assert all(map(source.hours.contains, inside))
+    assert not any(map(source.hours.contains, outside))
+
+
+def test_a_page_goes_to_processes_and_back(tmp_path: Path) -> None:
+    """As `listen` hands it to its parts, with paths that are absolute by then."""
+    text = """fetched: scans
+peers: [{title: A, ask: {url: "https://x", credentials: {file: c}, authorities: ca.pem}}]
+sources: [{name: a, url: "https://x", hours: "19:00-06:00", authorities: ca.pem}]
+targets: [{name: t, title: T, address: 10.0.0.1, port: 104, committer: {title: C, port: 105}}]
+"""
+    site = read(tmp_path, text)
+
+    assert Site.model_validate(site.model_dump(mode="json", by_alias=True)) == site
+    ask = site.peers[0].ask
+    assert ask is not None
+    assert ask.credentials is not None
+    assert ask.credentials.file == str(tmp_path / "c")
+    assert ask.authorities == site.sources[0].authorities == str(tmp_path / "ca.pem")
+    assert site.fetched == str(tmp_path / "scans")
+
+
 def test_others_may_send_from_given_addresses_or_with_certificates(tmp_path: Path) -> None:
     peer = "address: 0.0.0.0\npeers: [{title: A, addresses: 10.0.0.9/24}]\n"
     assert read(tmp_path, peer).peers[0].addresses == ("10.0.0.0/24",)
