@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.engine.listen.outbox import Outbox, deliver, outbox_folder
+from scanloom.engine.listen.delivery import deliver
+from scanloom.engine.listen.outbox import Outbox, outbox_folder
 from scanloom.engine.listen.site import Site
 from support import canaries
 from support.commands import scanloom

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from scanloom.engine.listen.outbox import Line, Outbox, deliver, outbox_folder
+from scanloom.engine.listen.delivery import deliver
+from scanloom.engine.listen.outbox import Line, Outbox, outbox_folder
 from scanloom.io.network.peer import (
     NotOfferedError,
     PeerError,

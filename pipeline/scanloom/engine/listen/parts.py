@@ -341,8 +341,9 @@ def _work(setup: Setup, say: Say) -> None:
 
 
 def _deliver(setup: Setup, say: Say) -> None:
+    from scanloom.engine.listen.delivery import clear_delivered, delivering
     from scanloom.engine.listen.listen import end_requested
-    from scanloom.engine.listen.outbox import Outbox, clear_delivered, delivering, outbox_folder
+    from scanloom.engine.listen.outbox import Outbox, outbox_folder
 
     site, after = setup.site, setup.site.clear_after
     outbox = Outbox(outbox_folder(setup.out), setup.key)

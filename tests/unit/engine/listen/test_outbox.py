@@ -12,15 +12,8 @@ import pytest
 from pydicom.uid import generate_uid
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.listen.outbox import (
-    QUIET_S,
-    Line,
-    Outbox,
-    Trouble,
-    clear_delivered,
-    outbox_folder,
-    outbox_state,
-)
+from scanloom.engine.listen.delivery import QUIET_S, clear_delivered
+from scanloom.engine.listen.outbox import Line, Outbox, Trouble, outbox_folder, outbox_state
 from scanloom.engine.listen.spool import Spool
 from scanloom.engine.listen.studies import Queue, StudyState, survey
 from scanloom.io.network.commitment import Report

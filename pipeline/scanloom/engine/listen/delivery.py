@@ -1,0 +1,565 @@
+"""Deliver what an outbox holds to its targets, and clear from the spool what was delivered.
+
+A thread a target: one that is away, or says nothing, holds up no other. Reports of storage
+commitment are taken from the outbox, into which whoever received them puts them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.listen.nodes import check_installed, dicom_address, web_address
+from scanloom.engine.listen.outbox import DELIVERED, Line, Outbox, Proof, State, Trouble, case_name
+from scanloom.engine.listen.site import Site, Target
+from scanloom.engine.listen.spool import INCOMING, received_studies, remove_study
+from scanloom.engine.listen.studies import Queue, survey
+from scanloom.io.output.layout import CASES
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.scratch_folders import lock_folder
+
+if TYPE_CHECKING:
+    from scanloom.io.network.sender import Peer, Reference
+
+BATCH = 50
+"""Lines of an association."""
+TICK_S = 0.5
+"""Between two looks for lines and reports."""
+MAX_REFUSALS = 5
+"""Refusals of an object after which it is given up."""
+MAX_WAIT_S = 3600.0
+"""Longest wait between two attempts."""
+SAME_ASSOCIATION_S = 2.0
+"""How long an association is kept for a report of commitment, which mostly comes on another."""
+AGAIN_S = 10.0
+"""Until deliveries begin again that could not, or ended by an error."""
+QUIET_S = 120.0
+"""Nothing is cleared until so long after an object came, of whatever study."""
+LOG = logging.getLogger(__name__)
+
+
+class _ChangedError(Exception):
+    """A file is not that of its line any more."""
+
+
+class _CommitmentEndsItError(Exception):
+    """The target ends an association in which it is asked for storage commitment."""
+
+
+def deliver(
+    site: Site,
+    outbox: Outbox,
+    end: threading.Event,
+    is_done: Callable[[], bool] = lambda: False,
+) -> None:
+    """Send what the outbox holds to the site's targets, until `end` is set or `is_done` says so.
+
+    Each target has a thread of its own: one that is silent stops no other.
+
+    Parameters
+    ----------
+    site : Site
+    outbox : Outbox
+    end : threading.Event
+        Running transfers are cut off; they are done again later.
+    is_done : callable
+        Asked at each look for lines.
+
+    Raises
+    ------
+    ScanError
+        NOT_INSTALLED without pynetdicom or dicomweb-client; LOCKED if another process delivers;
+        ENVIRONMENT if credentials or certificates can't be read.
+    """
+    with _locked(outbox):
+        stopping = threading.Event()
+        deliveries = [
+            _Delivery(
+                outbox,
+                target,
+                peer_maker(site, target, outbox),
+                committer_maker(site, target, outbox),
+                stopping,
+            )
+            for target in site.targets
+        ]
+        outbox.tidy()
+        try:
+            while not end.is_set() and not is_done():
+                _look(outbox, deliveries)
+                end.wait(TICK_S)
+        finally:
+            stopping.set()
+            for delivery in deliveries:
+                delivery.stop()
+
+
+@contextmanager
+def delivering(site: Site, outbox: Outbox | None) -> Iterator[None]:
+    """Deliver in a thread while the block runs; do nothing without targets."""
+    if outbox is None or not site.targets:
+        yield
+        return
+    for target in site.targets:  # what the page names has to be there
+        peer_maker(site, target, outbox)
+    names = {target.name for target in site.targets}
+    with disk_errors_as_scan_errors():
+        for name in {line.target for line in outbox.open_lines()} - names:
+            now = time.time()
+            outbox.set_trouble(name, Trouble("the site has no such target", 1, 0.0, now, now))
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.is_set():
+            try:
+                deliver(site, outbox, end)
+            except Exception as exc:  # noqa: BLE001  # receiving goes on
+                # `scanloom send` may deliver just now, or a share be away
+                why = exc.code if isinstance(exc, ScanError) else type(exc).__name__
+                LOG.warning("nothing is delivered for a while: %s", why)
+                end.wait(AGAIN_S)
+
+    thread = threading.Thread(target=run, name="deliver", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join(4 * SAME_ASSOCIATION_S)
+
+
+@contextmanager
+def _locked(outbox: Outbox) -> Iterator[None]:
+    """Hold the lock of the one process that delivers."""
+    with disk_errors_as_scan_errors():
+        lock = lock_folder(outbox.folder)
+    if lock is None:
+        detail = "another process delivers from this outbox, or its disk has no locks"
+        raise ScanError(Reason.LOCKED, detail, str(outbox.folder))
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def _look(outbox: Outbox, deliveries: Sequence[_Delivery]) -> None:
+    """Take the reports that came, and let each target begin with what is due."""
+    try:
+        busy = {each.target.name for each in deliveries if each.is_busy}
+        _take_reports(outbox, {each.target.name: each.target for each in deliveries}, busy)
+        lines = outbox.open_lines()
+    except OSError as exc:  # a share that is away for a while
+        LOG.warning("the outbox can't be read or written (%s)", type(exc).__name__)
+        return
+    now = time.time()
+    for delivery in deliveries:
+        if delivery.target.name not in busy:
+            due = [x for x in lines if x.target == delivery.target.name and x.due <= now]
+            if due and outbox.trouble(delivery.target.name).due <= now:
+                delivery.begin(due[:BATCH])
+
+
+def _take_reports(outbox: Outbox, targets: dict[str, Target], busy: Container[str]) -> None:
+    """Let the lines know what was reported; those of busy targets later."""
+    from scanloom.io.network.commitment import FAILURES
+
+    for name, ids, report, path in outbox.reports():
+        if name in busy or name not in targets:
+            continue
+        for line in outbox.open_lines():
+            if line.id not in ids:
+                continue
+            if line.instance in report.committed:
+                _deliver_line(outbox, line, "committed")
+            elif line.instance in report.failed:
+                number = report.failed[line.instance]
+                cause = f"not committed: {FAILURES.get(number, 'no reason given')} ({number:04X})"
+                _refuse(outbox, targets[name], replace(line, state="waiting"), cause)
+        path.unlink(missing_ok=True)
+
+
+def _deliver_line(outbox: Outbox, line: Line, proof: Proof) -> None:
+    done = replace(line, state="delivered", proof=proof, reason="", ended=time.time())
+    outbox.update(done)
+    LOG.info("%s has %s: %s", line.target, _subject(line), proof)
+
+
+def _refuse(
+    outbox: Outbox, target: Target, line: Line, reason: str, *, final: bool = False
+) -> None:
+    """Let a line wait after a refusal of its object, or give it up."""
+    refusals = line.refusals + 1
+    if final or refusals >= MAX_REFUSALS:
+        _give_up(outbox, replace(line, refusals=refusals), reason)
+        return
+    due = time.time() + _wait(target, refusals)
+    outbox.update(replace(line, refusals=refusals, due=due, reason=reason))
+    LOG.warning("%s: %s: %s", line.target, _subject(line), reason)
+
+
+def _give_up(outbox: Outbox, line: Line, reason: str) -> None:
+    outbox.update(replace(line, state="failed", reason=reason, ended=time.time()))
+    LOG.warning("%s: gave up %s: %s", line.target, _subject(line), reason)
+
+
+def _subject(line: Line) -> str:
+    """Return the file of a line for the log."""
+    return f"{line.file} of {case_name(line, 'case ')}"
+
+
+def _wait(target: Target, failures: int) -> float:
+    """Return the seconds until the next attempt after so many in vain."""
+    return float(min(target.retry * 2.0 ** min(failures - 1, 30), max(MAX_WAIT_S, target.retry)))
+
+
+class _Delivery:
+    """What a target is sent, in one thread at a time."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        target: Target,
+        make_peer: Callable[[Sequence[Reference]], Peer],
+        make_committer: Callable[[], Peer] | None,
+        end: threading.Event,
+    ) -> None:
+        self.target, self._outbox, self._make, self._end = target, outbox, make_peer, end
+        self._make_committer = make_committer
+        self._thread: threading.Thread | None = None
+        self._peer: Peer | None = None
+        self._commits_after = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, lines: Sequence[Line]) -> None:
+        """Begin with some lines."""
+        self._thread = threading.Thread(
+            target=self._run, args=(lines,), name="delivery", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cut the connection off, and wait a moment for the end of the thread."""
+        if self._peer is not None:
+            self._peer.cut()
+        if self._thread is not None:
+            self._thread.join(SAME_ASSOCIATION_S)
+
+    def _run(self, lines: Sequence[Line]) -> None:
+        from scanloom.io.network.peer import UnreachableError
+
+        try:
+            self._send_all(lines)
+        except UnreachableError as exc:
+            self._in_trouble(exc.reason)
+        except Exception as exc:  # noqa: BLE001  # this target's fault, or the disk's, for a while
+            self._in_trouble(f"an unexpected {type(exc).__name__}")
+        else:
+            if self._outbox.trouble(self.target.name).tries:
+                LOG.info("%s can be reached again", self.target.name)
+                self._outbox.set_trouble(self.target.name, Trouble())
+
+    def _in_trouble(self, reason: str) -> None:
+        """Note that the target takes nothing; give up what it was tried with for too long."""
+        if self._end.is_set():  # cut off by ourselves
+            return
+        now, target, before = time.time(), self.target, self._outbox.trouble(self.target.name)
+        # Time in which nobody tried does not count
+        lasted = min(now - before.last, 2 * _wait(target, before.tries)) if before.tries else 0.0
+        tries = before.tries + 1
+        failing = before.failing + max(0.0, lasted)
+        due = now + _wait(target, tries)
+        with suppress(OSError):  # tried again at the next look
+            self._outbox.set_trouble(target.name, Trouble(reason, tries, failing, now, due))
+            LOG.warning("%s: %s; attempt %d", target.name, reason, tries)
+            if failing > target.give_up:
+                for line in self._outbox.open_lines():
+                    if line.target == target.name and now - line.added > target.give_up:
+                        _give_up(self._outbox, line, reason)
+
+    def _send_all(self, lines: Sequence[Line]) -> None:
+        """Send and confirm lines, over several associations if an object ends one.
+
+        Raises
+        ------
+        UnreachableError
+            If the target takes nothing.
+        """
+        from scanloom.io.network.peer import UnreachableError
+
+        to_send = deque(line for line in lines if line.state == "waiting")
+        to_confirm = [line for line in lines if line.state != "waiting"]
+        lost: tuple[Line, str] | None = None
+        while to_send or to_confirm or lost:
+            self._peer = self._make([reference_of(x) for x in (*to_send, *to_confirm)])
+            with self._peer as peer:
+                if lost is not None:
+                    # It takes an association, and answers: so the object is to blame
+                    peer.echo()
+                    _refuse(self._outbox, self.target, *lost)
+                    lost = None
+                while to_send and not self._end.is_set():
+                    line = to_send.popleft()
+                    try:
+                        sent = self._send(peer, line)
+                    except UnreachableError as exc:
+                        lost = line, exc.reason
+                        break
+                    to_confirm += [sent] if sent is not None else []
+                if self._end.is_set():
+                    return
+                if lost is None and to_confirm:
+                    try:
+                        self._confirm(peer, to_confirm)
+                    except _CommitmentEndsItError:
+                        continue  # in another association
+                    to_confirm = []
+
+    def _send(self, peer: Peer, line: Line) -> Line | None:
+        """Send an object; return its line if the target has acknowledged it."""
+        from scanloom.io.network.peer import RefusedError
+
+        try:
+            with self._file(line) as path:
+                peer.store(reference_of(line), path)
+        except _ChangedError:
+            reason = "the result was changed, replaced or removed since it was added"
+            _give_up(self._outbox, line, reason)
+            return None
+        except OSError as exc:
+            _refuse(self._outbox, self.target, line, f"can't be read ({type(exc).__name__})")
+            return None
+        except RefusedError as exc:
+            if not self._is_there(peer, line):
+                _refuse(self._outbox, self.target, line, exc.reason, final=exc.final)
+                return None
+        return self._outbox.update(replace(line, state="sent", reason=""))
+
+    def _is_there(self, peer: Peer, line: Line) -> bool:
+        """Return whether the target names an object that it has just refused.
+
+        Some refuse what they have, as after an answer that was lost. A UID stands for its bytes.
+        """
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
+
+        try:
+            return peer.find(reference_of(line))
+        except (NotOfferedError, RefusedError):
+            return False
+
+    @contextmanager
+    def _file(self, line: Line) -> Iterator[Path]:
+        """Yield a path to the very file that was compared with the line's checksum."""
+        path = self._outbox.out / CASES / line.case / line.file
+        try:
+            file = open_regular_file(path)
+        except OSError as exc:
+            if isinstance(exc, FileNotFoundError | NotADirectoryError):
+                raise _ChangedError from exc
+            raise
+        with file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != line.sha256:
+                raise _ChangedError
+            # The name may lead to a newer result by now, this one does not
+            yield Path(f"/dev/fd/{file.fileno()}")
+
+    def _confirm(self, peer: Peer, lines: Sequence[Line]) -> None:
+        """Let the target prove that it has what it acknowledged, as far as it offers that."""
+        from scanloom.io.network.peer import NotOfferedError, RefusedError, UnreachableError
+
+        commitment = self.target.commitment
+        if commitment == "auto" and time.monotonic() < self._commits_after:
+            commitment = "no"
+        overdue = [line for line in lines if line.state == "asked"]
+        if commitment == "auto":  # no report came: ask in the other way
+            rest = self._find(peer, overdue)
+            lines = [line for line in lines if line not in overdue or line in rest]
+        for line in [line for line in lines if line in overdue]:
+            if time.time() - line.added > self.target.give_up:
+                lines = [each for each in lines if each is not line]
+                if commitment == "yes":
+                    _give_up(self._outbox, line, "stored, but no report of commitment came")
+                else:
+                    _deliver_line(self._outbox, line, "acknowledged")
+        if commitment != "no" and lines:
+            try:
+                self._request(peer, lines)
+            except (NotOfferedError, RefusedError) as exc:
+                if commitment == "yes":
+                    for line in lines:
+                        _refuse(self._outbox, self.target, line, exc.reason)
+                    return
+            except UnreachableError as exc:  # as Orthanc does if it does not know our title
+                if commitment == "yes":
+                    raise UnreachableError(f"{exc.reason}, when asked for commitment") from exc
+                self._commits_after = time.monotonic() + MAX_WAIT_S
+                raise _CommitmentEndsItError from exc
+            else:
+                return
+        for line in self._find(peer, lines):  # neither is offered
+            _deliver_line(self._outbox, line, "acknowledged")
+
+    def _request(self, peer: Peer, lines: Sequence[Line]) -> None:
+        from pydicom.uid import generate_uid
+
+        transaction = str(generate_uid())
+        self._outbox.ask(transaction, self.target.name, lines)
+        make = self._make_committer
+        with nullcontext(peer) if make is None else make() as committer:
+            committer.request_commitment(transaction, [reference_of(line) for line in lines])
+            due = time.time() + self.target.report_within
+            for line in lines:
+                reason = "stored; its report of commitment has not come"
+                self._outbox.update(replace(line, state="asked", due=due, reason=reason))
+            until = time.monotonic() + SAME_ASSOCIATION_S
+            while time.monotonic() < until and not self._outbox.has_report(transaction):
+                if self._end.wait(0.05):
+                    return
+
+    def _find(self, peer: Peer, lines: Sequence[Line]) -> list[Line]:
+        """Ask for objects; return those that can't be asked for."""
+        from scanloom.io.network.peer import NotOfferedError, RefusedError
+
+        unanswered = []
+        for line in lines:
+            try:
+                if peer.find(reference_of(line)):
+                    _deliver_line(self._outbox, line, "found")
+                    continue
+                reason = "acknowledged, but not there when asked"
+            except NotOfferedError:
+                unanswered.append(line)
+                continue
+            except RefusedError as exc:
+                reason = exc.reason
+            # It may be slow to list what it has: sent again after the second question
+            state: State = "waiting" if line.refusals % 2 else "sent"
+            _refuse(self._outbox, self.target, replace(line, state=state), reason)
+        return unanswered
+
+
+def reference_of(line: Line) -> Reference:
+    """Return what is sent, of a line."""
+    from scanloom.io.network.sender import Reference
+
+    uids = (line.sop_class, line.instance, line.series, line.study, line.syntax)
+    return Reference(*uids, line.size)
+
+
+def peer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[Sequence[Reference]], Peer]:
+    """Return a function that makes a peer of a target, for what is sent.
+
+    Raises
+    ------
+    ScanError
+        NOT_INSTALLED without pynetdicom or dicomweb-client; ENVIRONMENT if credentials or
+        certificates can't be read.
+    """
+    check_installed(target)
+    from scanloom.io.network.sender import DicomPeer, WebPeer
+
+    if target.url is not None:
+        web = web_address(target)
+        return lambda references: WebPeer(*web)
+    address = dicom_address(site.title, target)
+    return lambda references: DicomPeer(
+        address, references, lambda report: outbox.note(report, (target.name,))
+    )
+
+
+def committer_maker(site: Site, target: Target, outbox: Outbox) -> Callable[[], Peer] | None:
+    """Return a function that makes a peer to ask for commitment; None for that which stores.
+
+    Raises
+    ------
+    ScanError
+        ENVIRONMENT if certificates can't be read.
+    """
+    if (committer := target.committer) is None:
+        return None
+    from scanloom.io.network.sender import DicomPeer
+
+    address = replace(
+        dicom_address(site.title, target),
+        title=committer.title,
+        address=committer.address or str(target.address),
+        port=committer.port,
+    )
+    return lambda: DicomPeer(address, (), lambda report: outbox.note(report, (target.name,)))
+
+
+# --- clearing -------------------------------------------------------------------------------------
+
+
+def clear_delivered(spool: Path, outbox: Outbox, after: float) -> int:
+    """Remove from a spool the studies whose results were delivered some time ago.
+
+    A study stays if one of its newest results waits or was given up, while one of its scans is
+    worked on or is to be tried again, if an object came since its scans were read, and while
+    anything is received.
+
+    Parameters
+    ----------
+    spool : Path
+    outbox : Outbox
+    after : float
+        Seconds since the last delivery.
+
+    Returns
+    -------
+    int
+        How many were removed.
+
+    Raises
+    ------
+    OSError
+    """
+    try:
+        if time.time() - (spool / INCOMING).stat().st_mtime < QUIET_S:
+            return 0  # nothing would be removed; by day this is mostly so
+    except FileNotFoundError:  # the receiver makes it
+        return 0
+    undone: dict[str, list[Line]] = {}
+    for line in (*outbox.open_lines(), *outbox.failed_lines()):
+        undone.setdefault(line.study, []).append(line)
+    removed, queue = 0, Queue(spool)
+    for folder in list(received_studies(spool)):
+        known = [*outbox.delivered_lines(folder.name), *undone.get(folder.name, ())]
+        begun: dict[str, float] = {}  # by bytes: some lines only know an earlier time
+        for line in known:
+            begun[line.sha256] = max(line.begun, begun.get(line.sha256, 0.0))
+        newest: dict[tuple[str, str, str], Line] = {}
+        for line in known:
+            place = line.target, line.case, line.file
+            if place not in newest or begun[newest[place].sha256] <= begun[line.sha256]:
+                newest[place] = line
+        lines = newest.values()
+        if not lines or any(line.state != DELIVERED for line in lines):
+            continue
+        if time.time() - max(line.ended for line in lines) < after:
+            continue
+        read = min(begun[line.sha256] for line in lines)
+        state = queue.read(folder.name)
+        # Times of files don't tell all: a clock may have been put back
+        if state is not None and (
+            state.outcome == "begun" or state.images != survey(folder).digest
+        ):
+            continue
+        if remove_study(spool, folder.name, read, QUIET_S):
+            removed += 1
+            if state is not None and queue.read(folder.name) == state:
+                queue.write(folder.name, replace(state, outcome="cleared"))
+    return removed
