@@ -460,8 +460,17 @@ def left_over(receiver: Receiver, mark: str, temporary: Path) -> list[str]:
     for name in (WAITING, ASKED, REPORTS):
         found += [str(path) for path in (outbox / name).iterdir() if path.suffix == ".json"]
     found += [str(path) for path in out.rglob("*") if path.name.endswith((".part", ".tmp"))]
-    found += map(str, temporary.iterdir())
+    found += [str(path) for path in temporary.iterdir() if not is_of_dask(path)]
     return found
+
+
+def is_of_dask(path: Path) -> bool:
+    """Return whether a folder has Dask's certificate and its key, for milliseconds of its start.
+
+    Dask writes them to load them; a kill just then leaves them, of a cluster that is no more.
+    """
+    names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
+    return names <= {"dask.crt", "dask.pem"} and path.stat().st_mode & 0o077 == 0
 
 
 # --- the script -----------------------------------------------------------------------------------
