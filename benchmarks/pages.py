@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests")]
 
 DIFFERENT = 1000
-SEARCH = "liver large"
+SEARCH = "liver: large"  # no id has a colon
 FILES = ("SHA256SUMS", "case.json", "dicom/segmentation.dcm", "measurements.csv", "preview.png")
 SHOWN = "({ length }) => document.querySelectorAll('#rows tr').length >= length"
 CHANGE = """([id, value, count]) => new Promise((done) => {
