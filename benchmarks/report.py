@@ -27,15 +27,25 @@ from meter import parse, unavailable  # noqa: E402 needs the path
 STEP = """async (act) => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
   await frame();
+  const drawn = new Promise((done) => {
+    const count = document.getElementById("count");
+    new MutationObserver((_, observer) => {
+      observer.disconnect();
+      done();
+    }).observe(count, { childList: true });
+  });
   const start = performance.now();
   const press = (key) => document.querySelector(`th[data-key=${key}] button`).click();
   const fill = (id, value) => {
     const field = document.getElementById(id);
-    if (!field) return;  // nothing to filter by
+    if (!field) return false;  // nothing to filter by
     if (field.type === "checkbox") field.checked = value; else field.value = value;
     field.dispatchEvent(new Event("input", { bubbles: true }));
+    return true;
   };
-  act[0] === "sort" ? press(act[1]) : fill(act[1], act[2]);
+  if (act[0] === "sort") press(act[1]);
+  else if (!fill(act[1], act[2])) return 0;
+  await drawn;
   await frame();
   return performance.now() - start;
 }"""

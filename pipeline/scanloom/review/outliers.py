@@ -116,20 +116,17 @@ class Cohort:
                 self._centre[key] = _centre(cohort, key[2])
                 self.distributions[key] = _distribution(key[2], cohort, self._centre[key])
 
-    def z_score(self, m: Measurement, quantity: Quantity) -> float:
-        """Return the modified z-score of a value; 0 without one, or with too few other cases."""
-        value = values_of(m).get(quantity)
-        centre = self._centre.get((m.model, m.label, quantity))
-        if centre is None or value is None:
+    def z_score(self, key: Key, value: float) -> float:
+        """Return the modified z-score of a value of `values_of`; 0 with too few other cases."""
+        centre = self._centre.get(key)
+        if centre is None:
             return 0.0
-        return (_scaled(value, quantity) - centre[0]) / centre[1]
+        return (_scaled(value, key[2]) - centre[0]) / centre[1]
 
-    def reference(self, m: Measurement, quantity: Quantity) -> Distribution | None:
-        """Return the reference range that applies to a measurement, for want of a cohort."""
-        distribution = self.distributions.get((m.model, m.label, quantity))
-        if distribution is None or distribution.counts or quantity not in values_of(m):
-            return None
-        return distribution
+    def reference(self, key: Key) -> Distribution | None:
+        """Return the reference range that applies to a value, for want of a cohort."""
+        distribution = self.distributions.get(key)
+        return None if distribution is None or distribution.counts else distribution
 
 
 def values_of(m: Measurement) -> dict[Quantity, float]:
@@ -329,7 +326,8 @@ def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
         if key in cohort.known:
             return []
         return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
-    outliers = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
+    values = values_of(m)
+    outliers = [_outlier(m, each, values[each], cohort) for each in QUANTITIES if each in values]
     findings = [finding for finding in outliers if finding is not None]
     if Flag.TOUCHES_BORDER in m.flags and key not in cohort.usually_cut:
         text = "reaches the border of the scan"
@@ -337,12 +335,10 @@ def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
     return findings
 
 
-def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | None:
+def _outlier(m: Measurement, quantity: Quantity, value: float, cohort: Cohort) -> Finding | None:
     """Return the finding of a value that is unusual in the cohort, or for the model."""
-    z, reference = cohort.z_score(m, quantity), cohort.reference(m, quantity)
-    value = values_of(m).get(quantity)
-    if value is None:
-        return None
+    key = m.model, m.label, quantity
+    z, reference = cohort.z_score(key, value), cohort.reference(key)
     if reference is not None and not reference.holds(value):
         factor = REFERENCE_FACTOR
     # fewer parts than usual are no error
@@ -351,7 +347,7 @@ def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | No
         factor = min(abs(z) / OUTLIER_Z, 3.0)
     else:
         return None
-    usual = cohort.distributions[m.model, m.label, quantity]
+    usual = cohort.distributions[key]
     text = f"{_described(m, quantity, value > usual.usual[1])} ({_expected(usual)})"
     outlier = OutlierValue(m.model, m.label, quantity, value)
     return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, outlier, (m,))

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import median_abs_deviation
 
 from scanloom.cards.card import Range, ReferenceRange
-from scanloom.review.outliers import BINS, MIN_COHORT, OUTLIER_Z, Cohort
+from scanloom.review.outliers import BINS, MIN_COHORT, OUTLIER_Z, Cohort, values_of
 from support.make_report import measured
 
 
@@ -42,7 +42,8 @@ def test_if_half_of_the_values_are_equal_the_others_are_not_all_outliers() -> No
 
     cohort = Cohort(measurements)
 
-    assert max(cohort.z_score(m, "parts") for m in measurements) < OUTLIER_Z
+    key = "m", "liver", "parts"
+    assert max(cohort.z_score(key, values_of(m)["parts"]) for m in measurements) < OUTLIER_Z
 
 
 def test_a_small_cohort_has_the_reference_ranges_of_its_models_only() -> None:
@@ -52,5 +53,5 @@ def test_a_small_cohort_has_the_reference_ranges_of_its_models_only() -> None:
     assert list(cohort.distributions) == [("m", "liver", "volume")]
     known = cohort.distributions["m", "liver", "volume"]
     assert (known.usual, known.source, known.counts) == ((800.0, 2500.0), "A page.", ())
-    assert cohort.reference(measured("m", "liver", 100.0), "volume") == known
-    assert cohort.reference(measured("m", "liver", 100.0), "intensity") is None
+    assert cohort.reference(("m", "liver", "volume")) == known
+    assert cohort.reference(("m", "liver", "intensity")) is None

@@ -34,7 +34,7 @@ CROSSWALK, CROSSWALK_LINES = "crosswalk.parquet", "crosswalk.jsonl"
 LOCK = ".lock"
 LINK_FREE_ENTRIES = (
     *("cases", ".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review"),
-    "review/revisions",
+    *("report/data", "private/report", "review/revisions"),
 )
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 

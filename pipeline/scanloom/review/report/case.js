@@ -16,11 +16,10 @@ export function addressOf(record, name) {
 /** Elements that tell of a case, in the table and on its own page. */
 export class CaseElements {
   /** @param {object} data Data of the report. */
-  constructor({ structures, distributions, advice, sources }) {
+  constructor({ structures, distributions, advice }) {
     this.structures = structures;
     this.distributions = distributions;
     this.advice = advice;
-    this.sources = sources;
   }
 
   /** @returns {?Distribution} */
@@ -36,7 +35,7 @@ export class CaseElements {
 
   /** @returns {?string[]} Values of `SOURCE`. */
   sourceOf(record) {
-    return this.sources[record.case ?? record.id] ?? null;
+    return record.source ?? null;
   }
 
   reason(record) {

@@ -1,15 +1,18 @@
 // The table of cases: search, filters, order and pages.
 import { CaseDialog, CaseElements, addressOf } from "./case.js";
 import { byId, make, valueOf } from "./elements.js";
+import { Index, Parts } from "./parts.js";
 
 const PAGE = 30;
+const THUMBNAIL = "thumbnail.png";
 const MAX_FINDINGS = 6;
 const FIELDS = ["search", "status", "verdict", "reason", "flag", "model", "structure"];
 const WITH_RESULT = new Set(["done", "outdated"]);
 
 class ReportPage {
   constructor(data) {
-    this.cases = data.cases;
+    this.index = new Index(new Parts(data.parts, data.folder), data);
+    this.count = data.count;
     this.structures = data.structures;
     this.pictures = data.pictures; // address of the folder with thumbnails
     this.elements = new CaseElements(data);
@@ -17,20 +20,14 @@ class ReportPage {
       step: (by) => this.step(by),
       closed: () => this.closed(),
     });
-    this.recordsById = new Map(this.cases.map((record) => [record.id, record]));
     this.initial = Object.fromEntries(FIELDS.map((id) => [id, valueOf(id)]));
     this.key = "risk";
     this.isAscending = false;
     this.page = 0;
-    this.shown = this.cases; // those that the filters leave, in their order
+    this.selected = new Uint32Array(); // places of the rows that the filters leave
+    this.shown = this.selected; // the same in the order of the table
     this.opened = null; // the case in the dialog
-    for (const record of this.cases) {
-      const present = this.structures.filter((_, n) => record.volumes[n] > 0);
-      const texts = [record.id, record.status, record.verdict, record.reason, record.detail];
-      const findings = record.findings.map((finding) => finding.text);
-      const source = this.elements.sourceOf(record) ?? [];
-      record.searchText = [...texts, ...findings, ...source, ...present].join(" ").toLowerCase();
-    }
+    this.turn = 0; // counts changes of filters, order and page: answers to earlier ones are dropped
     this.listen();
   }
 
@@ -47,14 +44,12 @@ class ReportPage {
     });
     byId("filters").addEventListener("input", () => this.select());
     byId("filters").addEventListener("submit", (event) => event.preventDefault());
-    byId("back").addEventListener("click", () => this.turn(-1));
-    byId("next").addEventListener("click", () => this.turn(1));
+    byId("back").addEventListener("click", () => this.turnPage(-1));
+    byId("next").addEventListener("click", () => this.turnPage(1));
     for (const link of document.querySelectorAll("a[data-case]")) {
       link.addEventListener("click", (event) => {
-        const record = this.recordsById.get(link.dataset.case);
-        if (!record) return;
         event.preventDefault();
-        this.open(record);
+        this.openCase(link.dataset.case);
       });
     }
     for (const button of document.querySelectorAll("button[data-reason]")) {
@@ -98,17 +93,25 @@ class ReportPage {
     byId("review").checked = fields.has("review");
     const [key, up] = (fields.get("sort") ?? "risk").split("-");
     const isColumn = document.querySelector(`th[data-key="${CSS.escape(key)}"]`);
-    this.filter();
-    this.sort(isColumn ? key : "risk", up === "up");
+    this.showOrder(isColumn ? key : "risk", isColumn && up === "up");
     const page = Number.parseInt(fields.get("page") ?? "1", 10) - 1 || 0;
-    this.page = Math.min(Math.max(0, page), this.pageCount - 1);
-    this.draw();
-    const record = this.recordsById.get(fields.get("case"));
+    const opened = fields.get("case");
+    this.update(page, () => {
+      if (opened) this.openCase(opened);
+      else this.leave();
+    });
+  }
+
+  async openCase(id) {
+    const record = await this.fetched(this.index.find(id));
     if (record) this.open(record);
-    else if (this.dialog.isOpen) {
-      this.opened = null;
-      this.dialog.close();
-    }
+    else this.leave();
+  }
+
+  leave() {
+    if (!this.dialog.isOpen) return;
+    this.opened = null;
+    this.dialog.close();
   }
 
   // Selection and order
@@ -117,27 +120,51 @@ class ReportPage {
     return Math.max(1, Math.ceil(this.shown.length / PAGE));
   }
 
-  select() {
-    this.filter();
-    this.order();
+  // Wait for something from the parts of the report; say if they are not there.
+  async fetched(asked) {
+    try {
+      return await asked;
+    } catch {
+      byId("count").textContent = "The files of this page are not here: it was written anew, or stands alone. Reload it.";
+      return undefined;
+    }
   }
 
-  filter() {
+  select() {
+    return this.update();
+  }
+
+  // Conditions of the filters, by field.
+  conditions() {
+    const conditions = {};
+    for (const field of ["status", "verdict", "reason"]) {
+      const chosen = valueOf(field);
+      if (chosen) conditions[field] = (value) => value === chosen;
+    }
+    for (const [id, field] of Object.entries({ flag: "flags", model: "models" })) {
+      const chosen = valueOf(id);
+      if (chosen) conditions[field] = (values) => values.includes(chosen);
+    }
+    if (byId("review").checked) conditions.review = (value) => value;
+    return conditions;
+  }
+
+  // Select, order and draw the rows; then do what follows, unless something else was chosen meanwhile.
+  async update(page = 0, then = () => {}) {
+    const turn = ++this.turn;
     const terms = valueOf("search").trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const [flag, model] = [valueOf("flag"), valueOf("model")];
-    const equal = ["status", "verdict", "reason"].filter((id) => valueOf(id));
-    const isReviewOnly = byId("review").checked;
-    this.shown = this.cases.filter(
-      (record) =>
-        equal.every((id) => record[id] === valueOf(id)) &&
-        (!flag || record.flags.includes(flag)) &&
-        (!model || record.models.includes(model)) &&
-        (!isReviewOnly || record.review) &&
-        terms.every((term) => record.searchText.includes(term)),
-    );
+    const selected = await this.fetched(this.index.select(terms, this.conditions()));
+    if (!selected || turn !== this.turn) return;
+    this.selected = selected;
+    await this.order(page, then);
   }
 
   sort(key, isAscending) {
+    this.showOrder(key, isAscending);
+    return this.order();
+  }
+
+  showOrder(key, isAscending) {
     this.key = key;
     this.isAscending = isAscending;
     for (const head of document.querySelectorAll("th[aria-sort]")) {
@@ -146,25 +173,25 @@ class ReportPage {
     const head = document.querySelector(`th[data-key="${key}"]`);
     head.setAttribute("aria-sort", isAscending ? "ascending" : "descending");
     byId("sort").value = key;
-    this.order();
   }
 
-  order() {
-    const structure = valueOf("structure");
-    const value = (record) =>
-      this.key === "volume" ? (record.volumes[structure] ?? -1) : (record[this.key] ?? "");
-    const sign = this.isAscending ? 1 : -1;
-    this.shown.sort((a, b) => {
-      const [x, y] = [value(a), value(b)];
-      if (x < y) return -sign;
-      if (x > y) return sign;
-      return a.id < b.id ? -1 : 1;
-    });
-    this.page = 0;
-    this.draw();
+  async order(page = 0, then = () => {}) {
+    const turn = ++this.turn;
+    const asked = this.index.ordered(
+      this.selected,
+      this.key,
+      this.isAscending,
+      valueOf("structure"),
+    );
+    const shown = await this.fetched(asked);
+    if (!shown || turn !== this.turn) return;
+    this.shown = shown;
+    this.page = Math.min(Math.max(0, page), this.pageCount - 1);
+    await this.draw();
+    if (turn === this.turn - 1) then();
   }
 
-  turn(by) {
+  turnPage(by) {
     this.page += by;
     this.draw();
     byId("cases").focus();
@@ -175,14 +202,17 @@ class ReportPage {
   open(record) {
     const isNew = !this.dialog.isOpen;
     this.opened = record;
-    this.dialog.show(record, this.shown.indexOf(record), this.shown.length);
+    this.dialog.show(record, this.shown.indexOf(record.place), this.shown.length);
     this.remember(isNew);
   }
 
-  step(by) {
-    const position = this.shown.indexOf(this.opened);
-    const record = this.shown[position + by];
-    if (position >= 0 && record) this.open(record);
+  async step(by) {
+    const from = this.opened;
+    const position = this.shown.indexOf(from.place);
+    const place = this.shown[position + by];
+    if (position < 0 || place === undefined) return;
+    const record = await this.fetched(this.index.row(place));
+    if (record && this.opened === from) this.open(record);
   }
 
   closed() {
@@ -195,11 +225,14 @@ class ReportPage {
 
   // The table
 
-  draw() {
+  async draw() {
+    const turn = ++this.turn;
     const first = this.page * PAGE;
-    const rows = this.shown.slice(first, first + PAGE).map((record) => this.rowOf(record));
-    byId("rows").replaceChildren(...rows);
-    byId("count").textContent = `${this.shown.length} of ${this.cases.length} series`;
+    const places = [...this.shown.slice(first, first + PAGE)];
+    const records = await this.fetched(Promise.all(places.map((place) => this.index.row(place))));
+    if (!records || turn !== this.turn) return;
+    byId("rows").replaceChildren(...records.map((record) => this.rowOf(record)));
+    byId("count").textContent = `${this.shown.length} of ${this.count} series`;
     byId("page").textContent = `Page ${this.page + 1} of ${this.pageCount}`;
     byId("pages").hidden = this.pageCount === 1;
     byId("back").disabled = this.page === 0;
@@ -248,7 +281,9 @@ class ReportPage {
     image.loading = "lazy";
     image.decoding = "async";
     image.alt = `Preview of case ${record.id}`;
-    image.src = `${this.pictures}thumbs/${encodeURIComponent(record.id)}.webp`;
+    image.src = record.files.includes(THUMBNAIL)
+      ? addressOf(record, THUMBNAIL)
+      : `${this.pictures}thumbs/${encodeURIComponent(record.id)}.webp`;
     link.append(image);
     cell.append(link);
     return cell;

@@ -1,4 +1,4 @@
-"""Write `OUT/report/index.html`: all cases by review priority, in one page that opens from disk."""
+"""Write `OUT/report/index.html`: all cases by review priority, in a page that opens from disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,13 @@ from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review import outliers
 from scanloom.review.outliers import Finding, Kind
-from scanloom.review.preview.page import MosaicSlice, Pixels, TileMap, read_tile_map
+from scanloom.review.preview.page import (
+    THUMBNAIL_SIZE,
+    MosaicSlice,
+    Pixels,
+    TileMap,
+    read_tile_map,
+)
 from scanloom.review.report.data import (
     ReportCase,
     advice,
@@ -32,6 +38,15 @@ from scanloom.review.report.data import (
     run_row,
     summed_runs,
     valid_runs,
+)
+from scanloom.review.report.parts import (
+    ROWS,
+    TEXTS,
+    WHOLE,
+    RowTable,
+    embedded,
+    remove_others,
+    write_parts,
 )
 from scanloom.review.report.pictures import draw_charts, draw_thumbs
 from scanloom.review.verdicts.tables import review_states
@@ -43,7 +58,8 @@ if TYPE_CHECKING:
 REPORT = "report"
 PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
-SCRIPTS = ("elements.js", "figures.js", "case.js", "page.js")
+DATA = "data"
+SCRIPTS = ("elements.js", "figures.js", "parts.js", "case.js", "page.js")
 """Modules of the page, each after those that it imports."""
 _MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
 MAX_RUNS = 50
@@ -51,9 +67,11 @@ MAX_RUNS = 50
 _HERE = Path(__file__).parent
 _POLICY = (
     "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
-    "script-src '{script}'; style-src '{style}'"
+    "script-src {script}; style-src {style}"
 )
 """Content security policy: only this script and style, and pictures beside the page."""
+LOADS = "'strict-dynamic'"
+"""Source of scripts that a page's own script adds, and nothing else in the page."""
 
 
 def write_report(out: Path, damaged: set[str] | None = None) -> Path:
@@ -77,9 +95,11 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
-    page = out / REPORT / "index.html"
-    html = _page(out, damaged, is_private=False)
+    page, data = out / REPORT / "index.html", out / REPORT / DATA
+    table, content = _content(out, damaged, is_private=False)
+    name, html = _page(table, content, data, f"{DATA}/", 0o666)
     atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+    remove_others(data, name)
     return page
 
 
@@ -110,26 +130,57 @@ def write_private_report(out: Path, fingerprint: str, damaged: set[str] | None =
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
-    html = _page(out, damaged, is_private=True)
+    table, content = _content(out, damaged, is_private=True)
     with private_folder(out, fingerprint) as folder:
-        page = folder / PRIVATE_REPORT
+        page, data = folder / PRIVATE_REPORT, folder / REPORT
+        name, html = _page(table, content, data, f"{REPORT}/", 0o600)
         write_private(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+        remove_others(data, name)
     return page
 
 
-def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
-    """Return the page and draw its pictures; a private page has names and paths."""
+def _page(
+    table: RowTable, content: dict[str, Any], folder: Path, address: str, mode: int
+) -> tuple[str, str]:
+    """Return the page, and the name of the folder with the parts that it needs, which is written.
+
+    Parameters
+    ----------
+    content : dict
+        As of `_content`.
+    folder : Path
+        Where that folder is.
+    address : str
+        Address of `folder` from the page.
+
+    Returns
+    -------
+    name, html : str
+        The name is empty if the parts are in the page.
+    """
+    name, parts = "", "null"
+    if len(table) <= WHOLE:
+        known = (f"{json.dumps(part)}:{text}" for part, text in table.parts())
+        parts = f"{{{','.join(known)}}}"
+    else:
+        name = write_parts(folder, table.parts(), mode)
+    plain = embedded({**content.pop("data"), "folder": f"{address}{name}/"})
+    return name, page_template(_HERE).render(**content, data=f'{plain[:-1]},"parts":{parts}}}')
+
+
+def _content(out: Path, damaged: set[str], *, is_private: bool) -> tuple[RowTable, dict[str, Any]]:
+    """Return the rows and what else is in the page, and draw its pictures.
+
+    A private page has names and paths.
+    """
     check_links(out)
     data = collect_report_data(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
-    previews = list[tuple[str, Path]]()
-    for case in data.cases:
-        if case.preview is not None:
-            thumbnail = case.preview.with_name(THUMBNAIL)
-            previews.append((case.id, thumbnail if thumbnail.exists() else case.preview))
-    thumbs = draw_thumbs(previews, folder / THUMBS)
-    damaged.update(case for case, _ in previews if case not in thumbs)
+    # results of earlier versions have no thumbnail of their own
+    old = [(c.id, c.preview) for c in data.cases if c.preview and THUMBNAIL not in c.files]
+    thumbs = draw_thumbs(old, folder / THUMBS)
+    damaged.update(case for case, _ in old if case not in thumbs)
     structures = structure_names(data.cases)
     names = list(structures.values())
     charts = draw_charts(data.cases, structures, folder)
@@ -138,53 +189,61 @@ def _page(out: Path, damaged: set[str], *, is_private: bool) -> str:
         verdicts = review_states(out)
     sources = private_rows(out) if is_private else {}
     pictures = f"../{REPORT}/" if is_private else ""
-    rows, distributions = make_rows(data.cases, structures, thumbs)
-    for row in rows:
+
+    def complete(row: dict[str, Any]) -> None:
+        source = sources.get(row.get("case", row["id"]))
+        if source:
+            row["source"] = source
         if verdicts and row["status"] in WITH_RESULT:
             verdict = verdicts.get(row["id"])
             row["verdict"] = STATES[verdict] if verdict else "not reviewed"
-    codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
+
+    table, distributions = make_rows(data.cases, structures, thumbs, complete)
+    values, counts = table.values(), table.count("status")
+    flags = sorted({flag for combination in values["flags"] for flag in combination})
+    codes = {*values["reason"], *flags}
     runs = valid_runs(data.runs)
     # one module without imports: a page on disk can't import modules from beside it
     script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
     style = page_style()
-    embedded = {
+    page_data = {
         "structures": names,
         "distributions": distributions,
         "advice": {code: advice(code) for code in sorted(codes - {""})},
-        "cases": rows,
+        "count": len(table),
+        "values": values,
+        "sizes": {"rows": ROWS, "words": TEXTS},
         "pictures": pictures,
-        "sources": sources,
     }
-    return page_template(_HERE).render(
-        policy=content_policy(script, style),
-        style=style,
-        script=script,
-        data=_embedded(embedded),
-        private=is_private,
-        pictures=pictures,
-        cases=len(rows),
-        counts=Counter(row["status"] for row in rows),
-        review=sum(row["review"] for row in rows),
-        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < outliers.MIN_COHORT,
-        references=any("source" in each for each in distributions.values()),
-        cohort=outliers.MIN_COHORT,
-        structures=names,
-        shown=_most_frequent(rows, len(names)),
-        verdicts=sorted({row.get("verdict", "") for row in rows} - {""}),
-        reasons=sorted({row["reason"] for row in rows} - {""}),
-        flags=sorted({flag for row in rows for flag in row["flags"]}),
-        names=sorted({model for row in rows for model in row["models"]}),
-        left_out=data.left_out,
-        advice=advice,
-        files=data.files,
-        charts=charts,
-        models=data.models,
-        versions=data.versions,
-        workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
-        runs=[run_row(run) for run in runs[:MAX_RUNS]],
-        all_runs=summed_runs(runs),
-    )
+    return table, {
+        "policy": content_policy(script, style, LOADS),
+        "style": style,
+        "script": script,
+        "data": page_data,
+        "private": is_private,
+        "pictures": pictures,
+        "cases": len(table),
+        "counts": counts,
+        "review": table.count("review")[True],
+        "small": 0 < sum(counts[status] for status in WITH_RESULT) < outliers.MIN_COHORT,
+        "references": any("source" in each for each in distributions.values()),
+        "cohort": outliers.MIN_COHORT,
+        "structures": names,
+        "shown": table.most_frequent(),
+        "verdicts": [value for value in values["verdict"] if value],
+        "reasons": [value for value in values["reason"] if value],
+        "flags": flags,
+        "names": sorted({model for models in values["models"] for model in models}),
+        "left_out": data.left_out,
+        "advice": advice,
+        "files": data.files,
+        "charts": charts,
+        "models": data.models,
+        "versions": data.versions,
+        "workflow": json.dumps(data.workflow, indent=2) if data.workflow else "",
+        "runs": [run_row(run) for run in runs[:MAX_RUNS]],
+        "all_runs": summed_runs(runs),
+    }
 
 
 def page_style() -> str:
@@ -192,9 +251,16 @@ def page_style() -> str:
     return (_HERE / "page.css").read_text()
 
 
-def content_policy(script: str, style: str) -> str:
-    """Return the content security policy of a page with an inline script and style."""
-    return _POLICY.format(script=_digest(script), style=_digest(style))
+def content_policy(script: str, style: str, *more: str) -> str:
+    """Return the content security policy of a page with an inline script and style.
+
+    Parameters
+    ----------
+    more : str
+        Further sources of scripts.
+    """
+    sources = " ".join((_digest(script), *more))
+    return _POLICY.format(script=sources, style=_digest(style))
 
 
 def page_template(folder: Path) -> Template:
@@ -211,23 +277,9 @@ def page_template(folder: Path) -> Template:
     return environment.get_template("page.html.jinja")
 
 
-def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:
-    counts = [0] * structures
-    for row in rows:
-        for n, ml in enumerate(row["volumes"]):
-            counts[n] += bool(ml)
-    return counts.index(max(counts)) if counts else 0
-
-
-def _embedded(data: dict[str, Any]) -> str:
-    """Return data as JSON that can't close the HTML element around it."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _digest(text: str) -> str:
     """Return the hash source of an inline text for a content security policy (CSP 3, 2.3.1)."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 WITH_RESULT = ("done", "outdated")
@@ -261,38 +313,43 @@ def make_rows(
     cases: Sequence[ReportCase],
     structures: Structures,
     thumbs: Mapping[str, tuple[int, int]],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows in the order of review, and the distributions of measurements.
+    complete: Callable[[dict[str, Any]], None],
+) -> tuple[RowTable, dict[str, Any]]:
+    """Return the rows, and the distributions of measurements.
 
     Parameters
     ----------
     structures : mapping
         As of `structure_names`.
     thumbs : mapping
-        Size (width, height) of the thumbnail of each case that has one.
+        Size (width, height) of the thumbnail that was drawn of each case without one of its own.
+    complete : callable
+        Adds to a row what does not come from its case.
 
     Returns
     -------
-    rows : list of dict
+    table : RowTable
     distributions : dict
         Distribution or reference range by "<index of the structure>:<quantity>".
     """
     done = [case for case in cases if case.status == "done"]
     references = {model: ranges for case in done for model, ranges in case.references.items()}
     cohort = outliers.Cohort((m for case in done for m in case.measurements), references)
-    findings = outliers.find_outliers(
-        {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
-    )
-    rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
-    # ids break ties, so that equal results give equal pages
-    rows.sort(key=lambda row: (-row["risk"], row["id"]))
+    table = RowTable(len(structures))
+    for case in cases:
+        measured = {case.id: case.measurements} if case.status == "done" else {}
+        found = outliers.find_outliers(measured, cohort, {case.id: case.axes})
+        own = THUMBNAIL_SIZE if case.preview and THUMBNAIL in case.files else None
+        row = _row(case, found.get(case.id, []), structures, own or thumbs.get(case.id))
+        complete(row)
+        table.add(row)
     index = {key: n for n, key in enumerate(structures)}
     distributions = {
         f"{index[model, label]}:{quantity}": _plain(distribution)
         for (model, label, quantity), distribution in sorted(cohort.distributions.items())
         if (model, label) in index
     }
-    return rows, distributions
+    return table, distributions
 
 
 def _row(

@@ -218,9 +218,9 @@ class RowChart:
             self._line(self._x(end), y - half / 2, self._x(end), y + half / 2)
         self._rectangle(self._x(low), y - half, self._x(high), y + half, fill="none", stroke=_INK)
         self._line(self._x(middle), y - half, self._x(middle), y + half, stroke=_BAR, width="2")
-        for value in values:
-            if value not in inside:
-                self.dot(row, value, 1.5)
+        beyond = (value for value in values if not low - reach <= value <= high + reach)
+        for value in {f"{self._x(value):.1f}": value for value in beyond}.values():  # one a place
+            self.dot(row, value, 1.5)
 
     def bar(self, row: int, value: float, label: str) -> None:
         """Draw a value as a bar with a label at its end."""

@@ -34,7 +34,9 @@ from scanloom.review.server.requests import (
     VerdictFields,
     VersionFields,
     read_fields,
+    read_query,
     read_range,
+    read_rows,
 )
 from scanloom.review.server.security import Guard, RefusedError, Sessions
 from scanloom.review.server.state import ReviewState
@@ -64,6 +66,8 @@ STATUS = {
 }
 """HTTP status of each reason; 409 of others."""
 
+PAGE = 100
+"""Rows of the list in an answer, unless others are asked for."""
 MAX_PREVIEW_BYTES = 1 << 26
 Endpoint = Callable[[Request, str], Response]
 """Answers a request of a reviewer."""
@@ -97,10 +101,17 @@ class Routes:
         return JSONResponse(self.state.me(reviewer))
 
     def worklist(self, request: Request, reviewer: str) -> Response:
-        """Return the reviewer's cases; 304 if nothing changed since a version."""
-        if request.query_params.get("since") == self.state.version(reviewer):
-            return Response(status_code=304)
-        return JSONResponse(self.state.listed(reviewer))
+        """Return rows of the reviewer's list; 304 if nothing changed since a version."""
+        fields = request.query_params
+        first, last = read_rows(fields.get("rows", f"0-{PAGE - 1}"))
+        since = fields.get("since", "")
+        listed = self.state.listed(reviewer, read_query(fields), first, last, since)
+        return Response(status_code=304) if listed is None else JSONResponse(listed)
+
+    def near(self, request: Request, reviewer: str) -> Response:
+        """Return which cases of the list are beside one."""
+        name = str(request.path_params["name"])
+        return JSONResponse(self.state.near(reviewer, read_query(request.query_params), name))
 
     def case(self, request: Request, reviewer: str) -> Response:
         """Return what the viewer needs to know about a case; 204 if it has no room ahead."""
@@ -305,6 +316,7 @@ def make_app(state: ReviewState, sessions: Sessions, origins: Sequence[str]) -> 
     known: list[tuple[str, str, Endpoint]] = [
         ("GET", "/api/me", routes.me),
         ("GET", "/api/worklist", routes.worklist),
+        ("GET", "/api/worklist/near/{name}", routes.near),
         ("GET", of_case, routes.case),
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer}}/{{plane}}/{{range}}", routes.labels),

@@ -37,6 +37,12 @@ class PatientNames:
         self._stamp: tuple[object, ...] | None = None
         self._rows: dict[str, SourceRecord] = {}
 
+    @property
+    def stamp(self) -> Stamp:
+        """A value that changes when the names do."""
+        self._current()
+        return self._stamp
+
     def of(self, name: str) -> list[str]:
         """Return patient, date and series of a case, or its file; [] if unknown."""
         row = self._current().get(name)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from scanloom.review.server.cases import PLANES
 from scanloom.review.server.drafts import MAX_POINTS, Stroke
+from scanloom.review.server.rows import STATES, Query
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import MAX_SECONDS, TAGS, Decision, Seen, Verdict
 
 MAX_COMMENT = 20_000
 """Characters of a comment."""
 MAX_STRUCTURES = 2_000
+MAX_ROWS = 1_000
+"""Rows of the list in an answer."""
+MAX_WORDS, MAX_WORD = 20, 200
+"""Words of a search, and characters of each."""
 MAX_INDEX, MAX_LABEL, MAX_RADIUS_MM = 100_000, 65_535, 200.0
 
 
@@ -147,3 +153,27 @@ def read_range(text: str) -> tuple[int, int]:
     if len(numbers) != 2 or max(map(len, numbers)) > 6:
         raise RefusedError(404, "SLICES", "Slices are given as first-last.")
     return int(numbers[0]), int(numbers[1])
+
+
+def read_query(fields: Mapping[str, str]) -> Query:
+    """Return the selection of the list in an address; what it does not know, it leaves out."""
+    state = fields.get("filter", "")
+    words = fields.get("q", "").lower().split()[:MAX_WORDS]
+    return Query(
+        words=tuple(word[:MAX_WORD] for word in words),
+        state=state if state in (*STATES, "mine") else "",
+        model=fields.get("model", ""),
+        modality=fields.get("modality", ""),
+        doubtful=bool(fields.get("doubtful")),
+    )
+
+
+def read_rows(text: str) -> tuple[int, int]:
+    """Return the first and the last row of "100-199"; RefusedError if they are too many."""
+    numbers = text.split("-")
+    if len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and len(n) < 9 for n in numbers):
+        raise RefusedError(400, "ROWS", "Rows are given as first-last.")
+    first, last = int(numbers[0]), int(numbers[1])
+    if not first <= last < first + MAX_ROWS:
+        raise RefusedError(400, "ROWS", f"An answer has at most {MAX_ROWS} rows.")
+    return first, last

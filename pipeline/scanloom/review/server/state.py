@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from zlib import crc32
+from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Measurement, Reason, ScanError
+from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import is_case_name, published_cases, read_case
 from scanloom.io.output.measurements import read_measurements
@@ -27,10 +27,18 @@ from scanloom.review.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.server.cases import OpenCases, OpenedCase
 from scanloom.review.server.drafts import Drafts
 from scanloom.review.server.patients import PatientNames
+from scanloom.review.server.rows import (
+    STATES,
+    CaseRows,
+    ListedCase,
+    Query,
+    ReviewerRows,
+    doubts_of,
+)
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
-from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about, differ, seen_of, state_of
+from scanloom.review.verdicts.verdict import TAGS, Verdict, about, differ, seen_of, state_of
 
 LEAST_INTERVAL_S = 2.0
 """Time between two looks for new cases; with many cases, some times as long as a look takes."""
@@ -39,31 +47,6 @@ MAX_WAIT_S = 1.0
 """Time that a request waits for a look; then it is answered from the look before."""
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Exceptions when reading a file that was changed after its publication."""
-
-
-@dataclass(frozen=True, eq=False)
-class ListedCase:
-    """A published case, as far as the list needs it.
-
-    Parameters
-    ----------
-    stamp : object
-        Changes when the case or its latest revision is replaced.
-    revision : int
-        Number of the latest revision; 0 without any.
-    """
-
-    name: str
-    stamp: object
-    modality: str
-    shape: tuple[int, ...]
-    spacing: tuple[float, ...]
-    axes: str
-    models: tuple[str, ...]
-    measurements: tuple[Measurement, ...]
-    references: Mapping[str, Any]
-    seen: Seen
-    revision: int
 
 
 class Worklist:
@@ -79,6 +62,8 @@ class Worklist:
         self.cases: dict[str, ListedCase] = {}
         """Cases by name, those with the highest risk first."""
         self.findings: dict[str, list[Finding]] = {}
+        self.rows = CaseRows({}, {})
+        """The rows of the cases; others after a look that found another case in `cases/`."""
         self.version = 0
         self._guard = threading.Lock()  # of the looks
         self._swap = threading.Lock()  # of the attributes above
@@ -120,6 +105,7 @@ class Worklist:
             if case is None:
                 self.cases = {key: each for key, each in self.cases.items() if key != name}
                 self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
+                self.rows.remove(name)
             else:
                 findings = outliers.find_outliers(
                     {name: case.measurements}, self._cohort, {name: case.axes}
@@ -127,6 +113,10 @@ class Worklist:
                 self.findings = {**self.findings, **findings}
                 self.cases = {**self.cases, name: case}
                 self.damaged = self.damaged - {name}
+                if name in self.rows.places:
+                    self.rows.put(case, findings[name])
+                else:
+                    self.rows = CaseRows(self.cases, self.findings)
             self.version += 1
 
     def _read_changes(self) -> None:
@@ -167,9 +157,11 @@ class Worklist:
         axes = {name: case.axes for name, case in cases.items()}
         findings = outliers.find_outliers(measured, cohort, axes)
         order = sorted(cases, key=lambda name: (-outliers.risk_score(findings[name]), name))
+        cases = {name: cases[name] for name in order}
+        rows = CaseRows(cases, findings)
         with self._swap:
             self._cohort, self.findings, self.damaged = cohort, findings, damaged
-            self.cases = {name: cases[name] for name in order}
+            self.cases, self.rows = cases, rows
             self.version += 1
         return whole
 
@@ -233,16 +225,48 @@ COLUMNS = (
 )
 """Columns of the list; `state` is a decision, "disagreed", "stale" or "open", `who` names
 the patient if reviewers may see it."""
-STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 BLIND = (
     "Others read this case without knowing of each other: the strokes are kept until all have "
     "decided, save them then."
 )
 ByReviewer = Mapping[str, Verdict]
+AHEAD = 2
+"""Cases after the one that is shown, which its page fetches ahead."""
+ENDS: tuple[Literal["left", "right"], ...] = ("left", "right")
 Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
 """Publishes corrected label maps: name of the case, number of the revision that was corrected (0
 for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
 the revision."""
+
+
+@dataclass(eq=False)
+class _View:
+    """A reviewer's rows, and what was taken into them.
+
+    Parameters
+    ----------
+    made : str
+        Begin of the versions of these rows: that of others differs.
+    assigned : dict
+        Whether the reviewer reads a case without verdicts, by name; empty if all are read.
+    lines, updated : int
+        Lines of the log, and updates of the cases.
+    back, drafts : set of str
+        Cases to read again, and those with a draft.
+    """
+
+    rows: ReviewerRows
+    made: str
+    assigned: dict[str, bool]
+    lines: int = 0
+    updated: int = 0
+    back: set[str] = field(default_factory=set)
+    drafts: set[str] = field(default_factory=set)
+
+    @property
+    def version(self) -> str:
+        """A text that changes when the rows do."""
+        return f"{self.made}{self.rows.number}"
 
 
 @dataclass(eq=False)
@@ -270,26 +294,123 @@ class ReviewState:
     def __post_init__(self) -> None:
         self.worklist = Worklist(self.out)
         self.drafts = Drafts(self.out)
+        self._views, self._guard = dict[str, _View](), threading.Lock()
+        self._start, self._made = secrets.token_hex(4), 0  # of no earlier server
+        self._named: tuple[object, ...] = ()
 
-    def listed(self, reviewer: str) -> dict[str, Any]:
-        """Return the list of a reviewer's cases."""
-        version = self.version(reviewer)
-        current, back = self.log.stack.current(), self._coming_back(reviewer)
-        drafts = self.drafts.cases_of(reviewer)
-        rows, counts = list[list[Any]](), Counter[str]()
-        # in the order of review, which that of the mapping is
-        names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
-        for name in names:
-            case = self.worklist.cases.get(name)
+    def listed(
+        self, reviewer: str, query: Query, first: int, last: int, since: str = ""
+    ) -> dict[str, Any] | None:
+        """Return some rows of a reviewer's list, after a look for new cases.
+
+        Parameters
+        ----------
+        first, last : int
+            Places in the selection of the query, from 0; the last one included.
+        since : str
+            Version of the rows that a page has: of these, only those that changed are returned.
+
+        Returns
+        -------
+        dict or None
+            "names" of all rows at these places, and "cases", the rows; None if nothing changed
+            since the version.
+        """
+        with self._view(reviewer) as view:
+            if since == view.version:
+                return None
+            rows, names = view.rows, view.rows.rows.names
+            chosen = self._chosen(view, query)
+            places = changed = chosen[first : last + 1]
+            known = since.removeprefix(view.made)
+            if since.startswith(view.made) and known.isdecimal() and len(known) < 10:
+                changed = rows.changed_since(places, int(known))
+            models, modalities = rows.rows.choices(rows.all)
+            return {
+                "version": view.version,
+                "columns": COLUMNS,
+                "names": [names[place] for place in places],
+                "cases": self._shown_rows(view, changed, reviewer),
+                "found": len(chosen),
+                "counts": rows.counts(),
+                "models": models,
+                "modalities": modalities,
+                "next": rows.next_waiting(chosen),
+                "damaged": len(self.worklist.damaged),
+            }
+
+    def near(self, reviewer: str, query: Query, name: str) -> dict[str, Any]:
+        """Return the cases before and after a case in a selection, and the next that waits.
+
+        A case that the selection lacks, such as one that was just decided on, keeps its place in
+        the order of review.
+        """
+        with self._view(reviewer) as view:
+            chosen, names = self._chosen(view, query), view.rows.rows.names
+            place = view.rows.rows.places.get(name, -1)
+            before, after = (int(np.searchsorted(chosen, place, side)) for side in ENDS)
+            return {
+                "before": [names[n] for n in chosen[max(0, before - 1) : before]],
+                "after": [names[n] for n in chosen[after : after + AHEAD]],
+                "next": view.rows.next_waiting(chosen, place),
+            }
+
+    @contextmanager
+    def _view(self, reviewer: str) -> Iterator[_View]:
+        """Give a reviewer's rows, after a look; those of which something changed are made anew."""
+        self.worklist.refresh()
+        with self._guard:
+            rows, stack = self.worklist.rows, self.log.stack
+            view = self._views.get(reviewer)
+            if view is None or view.rows.rows is not rows:
+                view = self._views[reviewer] = self._new_view(reviewer, rows, view)
+            updated, back = len(rows.updated), self._coming_back(reviewer)
+            drafts = self.drafts.cases_of(reviewer)
+            changed = {rows.names[place] for place in rows.updated[view.updated : updated]}
+            changed |= self.log.cases_of(view.lines, stack.count)
+            # a draft is in no file that the looks stat
+            changed |= (back ^ view.back) | (drafts ^ view.drafts)
+            view.lines, view.updated, view.back, view.drafts = stack.count, updated, back, drafts
+            places = [rows.places[name] for name in changed if name in rows.places]
+            view.rows.number += bool(places)
+            for place in places:
+                self._set(view, place, reviewer, stack.of_case(rows.names[place]))
+            yield view
+
+    def _new_view(self, reviewer: str, rows: CaseRows, before: _View | None) -> _View:
+        """Return rows of a reviewer as without any verdict."""
+        reads = np.ones(len(rows.names), bool)
+        assigned = before.assigned if before else {}
+        if self.readers.double:
+            for place, name in enumerate(rows.names):
+                if name not in assigned:
+                    assigned[name] = reviewer in self.readers.assigned(name, {})
+                reads[place] = assigned[name]
+        self._made += 1
+        return _View(ReviewerRows(rows, reads), f"{self._start}.{self._made}.", assigned)
+
+    def _set(self, view: _View, place: int, reviewer: str, verdicts: ByReviewer) -> None:
+        """Set the state of a row by all verdicts about its case."""
+        name = view.rows.rows.names[place]
+        case = self.worklist.cases.get(name)
+        if case is None:  # removed: no selection has it
+            return
+        visible = self._visible(name, reviewer, verdicts, view.back)
+        state = state_of(case.seen, visible, disagreed=differ(visible))
+        valid = {name: about(case.seen, verdicts)}
+        reads = bool(self.readers.cases_of(reviewer, [name], valid))
+        view.rows.set(place, state, own=reviewer in visible, reads=reads)
+
+    def _shown_rows(self, view: _View, places: NDArray[np.int64], reviewer: str) -> list[list[Any]]:
+        """Return the values of `COLUMNS` of some cases."""
+        shown = []
+        for place in places:
+            name = view.rows.rows.names[place]
+            case, findings = self.worklist.cases.get(name), self.worklist.findings.get(name, [])
             if case is None:  # removed since
                 continue
-            verdicts = self._visible(name, reviewer, current.get(name, {}), back)
-            state = state_of(case.seen, verdicts, disagreed=differ(verdicts))
+            verdicts = self._visible(name, reviewer, self.log.stack.of_case(name), view.back)
             own = verdicts.get(reviewer)
-            findings = self.worklist.findings.get(name, [])
-            counts[state] += 1
-            # each case counts once by its state, and again if it is the reviewer's own
-            counts["mine"] += own is not None
             row = {
                 "id": name,
                 "modality": case.modality,
@@ -297,29 +418,26 @@ class ReviewState:
                 "spacing": [round(s, 3) for s in case.spacing],
                 "models": case.models,
                 "doubts": [text for text, _ in doubts_of(findings)],
-                "review": outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD,
-                "state": state,
+                "review": bool(view.rows.rows.review[place]),
+                "state": STATES[view.rows.states[place]],
                 "mine": own.decision if own else None,
                 "readers": len(verdicts),
                 "revision": case.revision,
-                "draft": name in drafts,
+                "draft": name in view.drafts,
                 "who": self.patients.of(name) if self.patients else [],
             }
-            rows.append([row[column] for column in COLUMNS])
-        return {
-            "columns": COLUMNS,
-            "cases": rows,
-            "counts": {"all": len(rows), **{each: counts[each] for each in (*STATES, "mine")}},
-            "damaged": len(self.worklist.damaged),
-            "version": version,
-        }
+            shown.append([row[column] for column in COLUMNS])
+        return shown
 
-    def version(self, reviewer: str) -> str:
-        """Return a text that changes when a reviewer's list does, after a look for new cases."""
-        self.worklist.refresh()
-        # a draft changes the list, but is in no file that the looks stat
-        drafts = crc32("/".join(sorted(self.drafts.cases_of(reviewer))).encode())
-        return f"{self.worklist.version}.{self.log.count}.{drafts:08x}"
+    def _chosen(self, view: _View, query: Query) -> NDArray[np.int64]:
+        """Return the places of the rows that a query leaves."""
+        rows, patients = view.rows.rows, self.patients
+        named = rows, patients, patients.stamp if patients else None
+        if query.words and named != self._named:
+            texts = (" ".join(patients.of(name)) for name in rows.names) if patients else ()
+            rows.name_patients(texts)
+            self._named = named
+        return view.rows.chosen(query)
 
     def me(self, reviewer: str) -> dict[str, Any]:
         """Return the reviewer, and the tags that a verdict may have."""
@@ -500,19 +618,3 @@ class ReviewState:
             "comment": self.log.comment_of(verdict),
             "at": verdict.at,
         }
-
-
-def doubts_of(findings: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Return the text of each doubt, each once, with its finding, the heaviest first.
-
-    Structures at the border are one doubt: the scan ends there for all of them.
-    """
-    doubts = dict[str, Finding]()
-    borders = [finding for finding in findings if finding.kind == "border"]
-    for finding in sorted(findings, key=lambda finding: -finding.weight):
-        text = f"{finding.structure}: {finding.text}"
-        if finding.kind == "border" and len(borders) > 1:
-            names = ", ".join(dict.fromkeys(each.structure for each in borders))
-            text = f"cut off by the border of the scan: {names}"
-        doubts.setdefault(text, finding)
-    return [(text, finding) for text, finding in doubts.items()]

@@ -188,13 +188,28 @@ class VerdictStack:
         self._kept: dict[str, dict[str, list[Verdict]]] = {}
         self.undone: set[tuple[str, str]] = set()
         """Case and reviewer of undone verdicts."""
+        self.count = 0
+        """Number of lines that it is made of."""
         for verdict in verdicts:
-            kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
-            if verdict.undoes is None:
-                kept.append(verdict)
-            else:
-                kept[:] = [each for each in kept if each.number != verdict.undoes]
-                self.undone.add((verdict.case, verdict.reviewer))
+            self._add(verdict)
+
+    def after(self, verdict: Verdict) -> VerdictStack:
+        """Return the stack with a further line, without going through the others again."""
+        stack = VerdictStack(())
+        of_case = {reviewer: [*kept] for reviewer, kept in self._kept.get(verdict.case, {}).items()}
+        stack._kept = {**self._kept, verdict.case: of_case}
+        stack.undone, stack.count = {*self.undone}, self.count
+        stack._add(verdict)
+        return stack
+
+    def _add(self, verdict: Verdict) -> None:
+        kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
+        if verdict.undoes is None:
+            kept.append(verdict)
+        else:
+            kept[:] = [each for each in kept if each.number != verdict.undoes]
+            self.undone.add((verdict.case, verdict.reviewer))
+        self.count += 1
 
     def of_case(self, case: str) -> dict[str, Verdict]:
         """Return the verdicts about a case that count, by reviewer."""
@@ -300,6 +315,10 @@ class VerdictLog:
         """Number of lines."""
         return len(self._lines.lines)
 
+    def cases_of(self, first: int, end: int) -> set[str]:
+        """Return the cases of some lines, from 0 and before the end."""
+        return {verdict.case for verdict in self._verdicts[first:end]}
+
     def append(self, verdict: Verdict, comment: str = "") -> Verdict:
         """Keep a verdict; return it with its number and moment, once it is on the disk.
 
@@ -375,7 +394,7 @@ class VerdictLog:
         except LineError as exc:
             raise _damaged(f"{REVIEW}/", exc) from exc
         self._verdicts.append(kept)
-        self.stack = VerdictStack(self._verdicts)
+        self.stack = self.stack.after(kept)
         return kept
 
 

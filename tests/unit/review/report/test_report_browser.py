@@ -17,6 +17,8 @@ import pytest
 
 from scanloom.core import Flag, Reason
 from scanloom.review.preview.page import draw_preview
+from scanloom.review.report import page as page_module
+from scanloom.review.report import parts as parts_module
 from scanloom.review.report.page import write_report
 from support.axe import axe_core, violations
 from support.make_report import add_case, add_failure, id_of, make_out, measured, usual
@@ -61,6 +63,19 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(out: Path) -> Path:
     return write_report(out)
+
+
+@pytest.fixture(scope="module")
+def parts_page(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same report in parts of seven rows, and the words of sixteen."""
+    copied = tmp_path_factory.mktemp("parts") / "out"
+    shutil.copytree(out, copied, ignore=shutil.ignore_patterns("report"))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (page_module, parts_module):
+            patch.setattr(module, "ROWS", 7)
+            patch.setattr(module, "TEXTS", 16)
+        patch.setattr(page_module, "WHOLE", 20)
+        return write_report(copied)
 
 
 def wait_until(tab: Any, condition: str) -> None:
@@ -123,6 +138,92 @@ def test_cases_are_filtered_and_sorted(chromium: Any, page: Path) -> None:
     assert first == min(id_of(n) for n in (*range(80), 500))
     assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
     assert messages == []
+
+
+ACTS: tuple[tuple[str, str], ...] = (
+    ("#search", "liver LARGE"),
+    ("#search", "slice_gap"),
+    ("#search", id_of(3)[4:9]),
+    ("#search", "kidney"),
+    ("volume", ""),
+    ("volume", ""),
+    ("#structure", "3"),
+    ("#search", ""),
+    ("#flag", "SHEARED"),
+    ("id", ""),
+    ("id", ""),
+    ("#flag", ""),
+    ("seconds", ""),
+    ("status", ""),
+    ("#next", ""),
+    ("#status", "failed"),
+    ("#status", ""),
+    ("risk", ""),
+    ("risk", ""),
+    ("#review", ""),
+)
+
+
+def test_a_report_in_parts_shows_what_a_whole_one_does(
+    chromium: Any, page: Path, parts_page: Path
+) -> None:
+    """The same rows in the same order, whatever is searched, chosen, sorted and turned to."""
+    assert "data/" in parts_page.read_text()
+    tabs = [opened(chromium, each) for each in (page, parts_page)]
+    for field, value in ACTS:
+        shown = []
+        for tab, _ in tabs:
+            if not field.startswith("#"):
+                tab.locator(f"th[data-key={field}] button").click()
+            elif field in ("#next", "#review"):
+                tab.locator(field).click()
+            elif field == "#search":
+                tab.locator(field).fill(value)
+            else:
+                tab.locator(field).select_option(value)
+            for _ in range(100):  # the whole report is there at once
+                if not shown or table_of(tab) == shown[0]:
+                    break
+                tab.wait_for_timeout(50)
+            shown.append(table_of(tab))
+        assert shown[0] == shown[1], (field, value)
+    assert [messages for _, messages in tabs] == [[], []]
+
+
+def table_of(tab: Any) -> list[str]:
+    """Return the count, page and rows that a page shows."""
+    return [
+        *tab.locator("#count, #page").all_inner_texts(),
+        *tab.locator("#rows tr").all_inner_texts(),
+    ]
+
+
+def test_a_case_of_a_report_in_parts_has_an_address(chromium: Any, parts_page: Path) -> None:
+    tab, messages = opened(chromium, parts_page, hash_=f"#case={id_of(44)}&sort=id-up&page=2")
+    title, place = tab.locator("#case-title"), tab.locator("#case-place")
+    wait_until(tab, "document.getElementById('case').open")
+
+    assert title.inner_text() == f"Case {id_of(44)}"
+    ids = sorted(id_of(n) for n in (*range(80), 500))
+    assert place.inner_text() == f"{ids.index(id_of(44)) + 1} of 81"
+    tab.keyboard.press("ArrowRight")
+    following = ids[ids.index(id_of(44)) + 1]
+    wait_until(tab, f"document.getElementById('case-title').textContent.includes('{following}')")
+    tab.keyboard.press("Escape")
+    wait_until(tab, "!document.getElementById('case').open")
+    assert tab.locator("#page").inner_text() == "Page 2 of 3"
+    assert tab.locator("#rows th a").all_inner_texts() == ids[30:60]
+    assert messages == []
+
+
+def test_a_page_whose_parts_are_gone_says_so(
+    chromium: Any, parts_page: Path, tmp_path: Path
+) -> None:
+    alone = shutil.copy(parts_page, tmp_path / "alone.html")
+
+    tab, _ = opened(chromium, Path(alone))
+
+    wait_until(tab, "document.getElementById('count').textContent.includes('not here')")
 
 
 def test_failed_series_are_found_by_their_reason(chromium: Any, page: Path) -> None:

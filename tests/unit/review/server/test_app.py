@@ -31,8 +31,8 @@ from scanloom.review.server import cases, drafts
 from scanloom.review.server.cases import OpenedCase, expected_bytes
 from scanloom.review.server.drafts import Draft
 from scanloom.review.server.patients import PatientNames
+from scanloom.review.server.rows import doubts_of
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
-from scanloom.review.server.state import doubts_of
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
 from support.review_cases import KEY, affine_of, change, publish, scan_array, version_of

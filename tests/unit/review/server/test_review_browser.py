@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -621,6 +622,70 @@ def test_news_leave_the_focus_and_filters_stand_in_the_address(chromium: Any, ru
     assert anna.inner_text("#count") == "1 of 3 cases"
     assert anna.input_value("#model") == "threshold"
     assert anna.input_value("#search") == "threshold"
+
+
+def test_a_long_list_is_sent_by_pages_and_then_by_what_changed(
+    chromium: Any, folder: Path, tmp_path: Path
+) -> None:
+    """Scrolled to its end and back, by copies of a case; a verdict changes one row."""
+    out, count = tmp_path / "out", 420
+    shutil.copytree(folder / "out", out, copy_function=shutil.copy2)
+    case = next((out / "cases").iterdir())
+    for n in range(count - 3):
+        shutil.copytree(case, out / "cases" / f"{n:026}", copy_function=os.link)
+    server = Running(out, folder / "key", "--reviewers", "anna,ben")
+    try:
+        tab, messages = opened(chromium, server.links["anna"])
+        tab.wait_for_selector("#rows tr")
+        names = asked(tab, "/api/worklist?rows=0-999").json()["names"]
+        assert len(names) == count
+        answers = list[Any]()
+        tab.on("response", lambda a: "list?" in a.url and a.status == 200 and answers.append(a))
+        for end in (100, 200, 300, 400, count):
+            tab.wait_for_selector(f"#rows a.id >> text={names[end - 1]}", state="attached")
+            tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+        tab.wait_for_timeout(500)
+        last = tab.locator("#rows tr").last
+        assert names[-1] in last.inner_text()
+        assert tab.locator("#end").inner_text() == ""
+        assert 0 < tab.locator("#rows tr:not(.gap)").count() < count  # others left gaps
+        for answer in answers:
+            assert len(answer.json()["cases"]) <= 100
+
+        tab.evaluate("scrollTo(0, 0)")
+        tab.wait_for_selector(f"#rows a.id >> text={names[0]}", timeout=15_000)
+        tab.wait_for_timeout(500)
+        shown = tab.locator("#rows tr:not(.gap) a.id").all_inner_texts()
+        assert shown[:100] == names[:100]
+        third = tab.locator("#rows tr:not(.gap)").nth(2)
+        tab.locator("#rows a.id").nth(2).focus()
+
+        ben, _ = opened(chromium, server.links["ben"])
+        ben.goto(f"{ben.url}case/{names[2]}")
+        ben.wait_for_selector("body[data-opened]")
+        answers.clear()
+        ben.keyboard.press("a")
+        ben.keyboard.press("s")
+        tab.wait_for_selector("text=Accepted 1", timeout=15_000)
+        assert "Accepted" in third.inner_text()
+        assert tab.evaluate("document.activeElement.textContent") == names[2]
+        news = [answer.json() for answer in answers]
+        assert [[row[0] for row in each["cases"]] for each in news] == [[names[2]]]
+
+        tab.click("text=Open 419")
+        tab.wait_for_function("document.getElementById('count').textContent.startsWith('419 of')")
+        ben.wait_for_function(
+            "name => document.querySelector('#name').textContent === name", arg=names[3]
+        )
+        ben.wait_for_selector("body[data-opened]")
+        ben.keyboard.press("r")
+        ben.keyboard.press("s")
+        tab.wait_for_selector("text=Rejected 1", timeout=15_000)
+        shown = tab.locator("#rows tr:not(.gap) a.id").all_inner_texts()
+        assert shown[:100] == [*names[:2], *names[4:102]]
+        assert messages == []
+    finally:
+        server.stop()
 
 
 def axis_orders() -> list[str]:

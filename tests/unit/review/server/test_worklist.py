@@ -1,17 +1,30 @@
-"""The list follows changes of an output folder, without reading all of it again."""
+"""The list follows changes of an output folder, and a page of it is what a look at all gives."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("starlette", reason="the extra review is not installed")
+
 from scanloom.engine.revisions import Correction, publish_revision
+from scanloom.review.outliers import Finding
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
-from scanloom.review.server.state import Worklist
+from scanloom.review.server.cases import OpenCases
+from scanloom.review.server.requests import read_query, read_rows
+from scanloom.review.server.rows import STATES, CaseRows, ListedCase
+from scanloom.review.server.security import RefusedError
+from scanloom.review.server.state import ReviewState, Worklist
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.verdict import Decision, Seen, Verdict
 from support.review_cases import affine_of, publish, scan_array, seen
 
 
@@ -85,3 +98,206 @@ def test_damaged_removed_and_new_cases_are_noticed_by_name(out: Path, tmp_path: 
     (tmp_path / removed).rename(out / "cases" / removed)
     worklist.update(removed)
     assert list(worklist.cases) == [kept, removed]
+
+
+def listed_case(name: str, n: int = 0, **changes: Any) -> ListedCase:
+    """Return a case as after a look, without files."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "stamp": n,
+        "modality": ("CT", "MR")[n % 2],
+        "shape": (4, 5, 6),
+        "spacing": (1.0, 1.0, 1.0),
+        "axes": "LPS",
+        "models": (("a",), ("a", "b"))[n % 3 == 0],
+        "measurements": (),
+        "references": {},
+        "seen": Seen("r", {"file": str(n)}),
+        "revision": 0,
+    }
+    return ListedCase(**{**fields, **changes})
+
+
+def findings_of(n: int) -> list[Finding]:
+    return [Finding("empty", "Liver", 2.0, "not found")] if n % 4 == 0 else []
+
+
+def names_of(count: int) -> list[str]:
+    return [f"{n:026}" for n in range(count)]
+
+
+@dataclass
+class Listing:
+    """A list of cases without files."""
+
+    state: ReviewState
+    names: list[str]
+
+    def ask(self, reviewer: str = "r1", rows: str = "0-99", since: str = "", **fields: str) -> Any:
+        """Ask as a page does; cases are returned by name."""
+        answer = self.state.listed(reviewer, read_query(fields), *read_rows(rows), since)
+        if answer is not None:
+            columns = answer["columns"]
+            rows_by_id = [dict(zip(columns, row, strict=True)) for row in answer["cases"]]
+            answer["cases"] = {row["id"]: row for row in rows_by_id}
+        return answer
+
+    def near(self, name: str, reviewer: str = "r1", **fields: str) -> tuple[Any, Any, Any]:
+        answer = self.state.near(reviewer, read_query(fields), name)
+        return answer["before"], answer["after"], answer["next"]
+
+    def decide(self, n: int, decision: Decision = "accept", reviewer: str = "r1") -> None:
+        case = self.state.worklist.cases[self.names[n]]
+        self.state.log.append(Verdict(case.name, reviewer, case.seen, decision=decision))
+
+
+Listed = Callable[..., Listing]
+
+
+@pytest.fixture
+def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
+    """Return a function that makes a list of some cases."""
+    with ExitStack() as stack:
+
+        def make(count: int = 250, **sharing: float) -> Listing:
+            (tmp_path / "cases").mkdir()
+            log = stack.enter_context(closing(VerdictLog(tmp_path)))
+            readers = Readers(("r1", "r2"), **sharing)
+            state = ReviewState(tmp_path, log, readers, OpenCases(tmp_path, None))
+            names = names_of(count)
+            cases = {name: listed_case(name, n) for n, name in enumerate(names)}
+            findings = {name: findings_of(n) for n, name in enumerate(names)}
+            worklist = state.worklist
+            worklist.cases, worklist.findings = cases, findings
+            worklist.rows = CaseRows(cases, findings)
+            monkeypatch.setattr(worklist, "refresh", lambda: None)
+            return Listing(state, names)
+
+        yield make
+
+
+def plainly_chosen(listing: Listing, reviewer: str, **fields: str) -> list[str]:
+    """Return the names that a list shows, by going through all cases."""
+    chosen = []
+    for n, name in enumerate(listing.names):
+        case = listing.state.worklist.cases[name]
+        verdicts = listing.state.verdicts(name, reviewer)
+        state = fields.get("filter", "all")
+        text = " ".join([name, case.modality, *case.models, *["Liver: not found"][: n % 4 == 0]])
+        if (
+            (state in ("all", verdicts["state"]) or (state == "mine" and verdicts["verdict"]))
+            and fields.get("model", "a") in case.models
+            and fields.get("modality", case.modality) == case.modality
+            and not (fields.get("doubtful") and n % 4)
+            and all(word in text.lower() for word in fields.get("q", "").lower().split())
+        ):
+            chosen.append(name)
+    return chosen
+
+
+QUERIES: list[dict[str, str]] = [
+    {},
+    {"filter": "open"},
+    {"filter": "accept"},
+    {"filter": "reject", "q": "mr"},
+    {"filter": "mine"},
+    {"filter": "disagreed"},
+    {"filter": "nothing known"},
+    {"model": "b"},
+    {"model": "unknown"},
+    {"modality": "MR", "doubtful": "1"},
+    {"q": "LIVER  not"},
+    {"q": "liver absent"},
+    {"q": "0012", "model": "a", "modality": "CT"},
+]
+
+
+@pytest.mark.parametrize("sharing", [{}, {"double": 0.5}, {"double": 1.0}])
+def test_filters_choose_what_a_look_at_every_case_does(listing: Listed, sharing: Any) -> None:
+    """Before and after verdicts, for each reviewer, with blind readers too."""
+    made = listing(60, **sharing)
+    for n, (decision, reviewer) in enumerate(
+        [("accept", "r1"), ("reject", "r2"), ("edit", "r1"), ("accept", "r2")] * 8
+    ):
+        if n == 5:
+            made.ask()  # later verdicts change rows that are kept
+        made.decide(n * 7 % 30, decision, reviewer)  # type: ignore[arg-type]
+    for reviewer in ("r1", "r2"):
+        own = made.state.readers
+        valid = {
+            name: dict(made.state.log.stack.of_case(name))
+            for name in made.names  # all are about the results that there are
+        }
+        theirs = own.cases_of(reviewer, made.names, valid)
+        for fields in QUERIES:
+            known = {k: v for k, v in fields.items() if v != "nothing known"}
+            expected = [n for n in plainly_chosen(made, reviewer, **known) if n in theirs]
+            answer = made.ask(reviewer, **fields)
+            assert answer["names"] == expected
+            assert (answer["found"], list(answer["cases"])) == (len(expected), expected)
+            for name, row in answer["cases"].items():
+                assert row["state"] == made.state.verdicts(name, reviewer)["state"]
+        counts = made.ask(reviewer)["counts"]
+        assert counts["all"] == len(theirs)
+        assert sum(counts[state] for state in STATES) == len(theirs)
+
+
+def test_a_page_is_sent_and_then_what_changed(listing: Listed) -> None:
+    made = listing(250)
+    first = made.ask(rows="100-199")
+    assert (first["names"], first["found"]) == (made.names[100:200], 250)
+    assert list(first["cases"]) == made.names[100:200]
+    assert made.ask(rows="100-199", since=first["version"]) is None
+
+    made.decide(120)
+    made.decide(7)
+
+    news = made.ask(rows="100-199", since=first["version"])
+    assert (news["names"], list(news["cases"])) == (made.names[100:200], [made.names[120]])
+    assert (news["counts"]["accept"], news["counts"]["open"]) == (2, 248)
+    assert made.ask(rows="240-339")["names"] == made.names[240:]
+    assert len(made.ask(since="of another server.1.1")["cases"]) == 100
+    assert made.ask("r2", since=first["version"])["counts"]["mine"] == 0
+
+
+@pytest.mark.parametrize("rows", ["", "5", "5-4", "-1-5", "0-1000", "a-b", "0-99-3", "1e2-200"])
+def test_rows_are_a_page(rows: str) -> None:
+    with pytest.raises(RefusedError):
+        read_rows(rows)
+
+
+def test_cases_beside_one_are_those_of_the_selection(listing: Listed) -> None:
+    made = listing(12)
+    names = made.names
+    assert made.near(names[0]) == ([], names[1:3], names[1])
+    assert made.near(names[11]) == ([names[10]], [], names[0])
+    assert made.near(names[4], q="liver") == ([names[0]], [names[8]], names[8])
+    assert made.near("unknown", q="liver") == ([], [names[0], names[4]], names[0])
+    made.decide(4)
+    # the case that was just decided on keeps its place
+    assert made.near(names[4], filter="open") == ([names[3]], names[5:7], names[5])
+    assert made.near(names[8], q="liver") == ([names[4]], [], names[0])
+    for n in range(12):
+        made.decide(n)
+    assert made.near(names[4])[2] is None
+    assert made.ask()["next"] is None
+
+
+def test_rows_follow_cases_that_are_replaced_and_removed(listing: Listed) -> None:
+    made = listing(6)
+    worklist, names = made.state.worklist, made.names
+    version = made.ask()["version"]
+    made.ask(q="liver")
+    other = listed_case(names[1], 1, models=("c",), revision=1)
+    worklist.cases[names[1]] = other
+    worklist.rows.put(other, findings_of(0))
+    del worklist.cases[names[4]]
+    worklist.rows.remove(names[4])
+
+    news = made.ask(since=version)
+
+    assert news["names"] == [name for name in names if name != names[4]]
+    assert {name: row["models"] for name, row in news["cases"].items()} == {names[1]: ("c",)}
+    assert news["models"] == ["a", "b", "c"]
+    assert made.ask(q="liver")["names"] == names[:2]
+    assert made.ask(model="c")["names"] == [names[1]]

@@ -153,7 +153,7 @@ def test_verdicts_are_in_the_report_and_its_filter(log: VerdictLog) -> None:
     options = re.findall(r"<option>([^<]*)", page.split('id="verdict"')[1].split("</select>")[0])
     assert options == ["needs edit", "not reviewed"]
     data = page.split('<script type="application/json" id="data">')[1].split("</script>")[0]
-    rows = {row["id"]: row["verdict"] for row in json.loads(data)["cases"]}
+    rows = {row["id"]: row["verdict"] for row in json.loads(data)["parts"]["rows-0"]}
     assert rows == {first: "needs edit", second: "not reviewed"}
 
 

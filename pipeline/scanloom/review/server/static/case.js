@@ -6,9 +6,7 @@ import { Pointer } from "./pointer.js";
 import { Store } from "./slices.js";
 import { Verdict } from "./verdict.js";
 import { PLANES, Viewer, middleOf, slicesOf } from "./viewer.js";
-import { chosen, isOpen, rowsOf } from "./worklist.js";
 
-const AHEAD = 2;
 const WITHOUT_CASE = "npl?";
 
 const slicesBy = (event) => (event.shiftKey ? 10 : 1);
@@ -17,7 +15,6 @@ const currentId = () => decodeURIComponent(location.pathname.split("/").pop());
 class CasePage {
   constructor() {
     const failed = (error) => this.failed(error);
-    this.query = new URLSearchParams(location.search);
     this.store = new Store();
     this.verdict = new Verdict({
       saved: (id) => this.verdictSaved(id),
@@ -32,8 +29,10 @@ class CasePage {
     this.viewer.pointer = new Pointer(this.viewer, this.correction);
     /** Descriptions of cases, here or on their way, by id. @type {Map<string, Promise<Case>>} */
     this.descriptions = new Map();
-    this.rows = [];
     this.shownId = null;
+    /** The cases beside the one that is shown. @type {Promise<{before: string[], after: string[]}>} */
+    this.beside = Promise.resolve({ before: [], after: [] });
+    this.steps = Promise.resolve(); // one after another: each starts from the case of the step before
     this.turn = 0; // counts cases that were opened: answers for an earlier one are dropped
     this.doubt = -1; // the last doubt that was jumped to
     this.keys = keysOf(this);
@@ -57,7 +56,6 @@ class CasePage {
   async start() {
     try {
       this.verdict.showTags((await enter()).tags);
-      await this.list();
       await this.open(currentId());
     } catch (error) {
       this.failed(error);
@@ -116,6 +114,8 @@ class CasePage {
     say("Opening ...");
     delete document.body.dataset.opened; // hides the case before
     this.shownId = id;
+    this.beside = this.near(id);
+    this.beside.catch(() => {}); // said when it is needed
     this.viewer.about = null;
     this.verdict.clear(); // a decision that is typed until the case is here is about none
     byId("name").textContent = id;
@@ -140,8 +140,9 @@ class CasePage {
     if (document.activeElement === document.body) {
       byId(this.viewer.active).focus({ preventScroll: true });
     }
-    for (const row of this.following(AHEAD)) {
-      if (isOver() || !(await this.prefetch(row.id).catch(() => true))) return;
+    const { after } = await this.beside.catch(() => ({ after: [] }));
+    for (const each of after) {
+      if (isOver() || !(await this.prefetch(each).catch(() => true))) return;
     }
   }
 
@@ -211,21 +212,9 @@ class CasePage {
 
   // The list
 
-  async list() {
-    try {
-      this.rows = rowsOf(await get("/api/worklist"));
-    } catch (error) {
-      this.failed(error);
-    }
-  }
-
-  // The cases after the one that is shown, or before it.
-  following(count, direction = 1) {
-    const listed = chosen(this.rows, this.query);
-    const here = listed.findIndex((row) => row.id === this.shownId);
-    const order =
-      direction > 0 ? listed.slice(here + 1) : listed.slice(0, Math.max(0, here)).reverse();
-    return order.slice(0, count);
+  /** Return the cases beside one in the list, and the next that is open. */
+  near(id) {
+    return get(`/api/worklist/near/${encodeURIComponent(id)}${location.search}`);
   }
 
   go(id) {
@@ -234,20 +223,24 @@ class CasePage {
   }
 
   step(direction) {
-    const [row] = this.following(1, direction);
-    if (row) this.go(row.id);
-    else say(`This is the ${direction > 0 ? "last" : "first"} case of the list.`);
+    this.steps = this.steps.then(async () => {
+      try {
+        // a request that failed is sent again
+        const { before, after } = await this.beside.catch(() => this.near(this.shownId));
+        const [id] = direction > 0 ? after : before;
+        if (id) this.go(id);
+        else say(`This is the ${direction > 0 ? "last" : "first"} case of the list.`);
+      } catch (error) {
+        this.failed(error);
+      }
+    });
   }
 
   async verdictSaved(id) {
     this.descriptions.delete(id);
-    await this.list();
-    const listed = chosen(this.rows, this.query);
-    const here = listed.findIndex((row) => row.id === id);
-    const waits = (row) => row.id !== id && isOpen(row);
-    const row = listed.slice(here + 1).find(waits) || listed.find(waits) || this.rows.find(waits);
-    if (row) {
-      await this.go(row.id);
+    const { next } = await this.near(id);
+    if (next) {
+      await this.go(next);
       return;
     }
     await this.open(id);

@@ -1,19 +1,34 @@
-// The list of cases: filters and search stand in the address.
+// The list of cases: filters and search stand in the address. The server chooses the rows; those around the window are
+// here, in blocks, and rows that were scrolled far away leave a gap of their height.
 import { HOME, SILENT, addressOf, enter, get, pixels } from "./api.js";
 import { byId, element, say } from "./dom.js";
-import { STATES, chosen, isOpen, rowsOf } from "./worklist.js";
+import { STATES, rowsOf } from "./worklist.js";
 
-const PAGE = 100;
+const PAGE = 100; // rows of a block
+const MOST_BLOCKS = 10; // in one request
+const NEAR = 2; // heights of the window, above and below it, in which blocks are filled
+const SETTLE_MS = 100;
 const POLL_MS = 5000;
 const MAX_DOUBTS = 3;
+
+/**
+ * Rows of the table, one after another; a single empty one while the block is far away.
+ * @typedef {object} Block
+ * @property {HTMLElement[]} lines
+ * @property {boolean} isGap
+ */
 
 class ListPage {
   constructor() {
     this.query = new URLSearchParams(location.search);
     this.listed = null; // the last answer of the server
-    this.rows = [];
-    this.shown = []; // the rows that the filters leave
-    this.drawn = 0; // of these, the rows that are in the table
+    /** Of the rows that the filters leave, those down to where the window was. @type {Block[]} */
+    this.blocks = [];
+    /** Rows that are here, by id. @type {Map<string, {row: Row, line: HTMLElement}>} */
+    this.rows = new Map();
+    this.turn = 0; // counts changes of the filters: answers for earlier ones are dropped
+    this.isFetching = false; // whether the rows that follow are on their way
+    this.isSettling = false; // whether the window is looked at soon
     /** Addresses of thumbnails, by case and revision. @type {Map<string, Promise<string>>} */
     this.pictures = new Map();
     this.seen = new IntersectionObserver((entries) => {
@@ -22,7 +37,7 @@ class ListPage {
       }
     });
     this.end = new IntersectionObserver((entries) => {
-      if (entries.at(-1).isIntersecting && this.drawn < this.shown.length) this.drawMore();
+      if (entries.at(-1).isIntersecting) this.more();
     });
     this.listen();
   }
@@ -31,7 +46,7 @@ class ListPage {
     const set = (key, value) => {
       this.query.set(key, value);
       this.remember();
-      this.draw();
+      this.choose();
     };
     byId("search").value = this.query.get("q") || "";
     byId("search").addEventListener("input", () => set("q", byId("search").value));
@@ -52,6 +67,9 @@ class ListPage {
     byId("keys").addEventListener("click", () => byId("help").showModal());
     byId("close").addEventListener("click", () => byId("help").close());
     document.addEventListener("keydown", (event) => this.key(event));
+    for (const kind of ["scroll", "resize"]) {
+      addEventListener(kind, () => this.settleSoon(), { passive: true });
+    }
   }
 
   key(event) {
@@ -84,73 +102,223 @@ class ListPage {
   }
 
   openNext() {
-    const row = this.shown.find(isOpen) || this.rows.find(isOpen);
-    if (row) location.assign(this.addressOf(row));
+    const id = this.listed?.next;
+    if (id) location.assign(this.addressOf({ id }));
   }
 
-  // Fetch the list if it changed since.
-  async load() {
+  // Rows
+
+  /** Ask for rows at places of the selection, from first; null if nothing changed since a version. */
+  ask(first, count, since = "") {
+    const fields = new URLSearchParams(this.query);
+    fields.set("rows", `${first}-${first + count - 1}`);
+    if (since) fields.set("since", since);
+    return get(`/api/worklist?${fields}`);
+  }
+
+  /** Ask for something, unless the filters change meanwhile; say why it failed. */
+  async fetched(asked, use) {
+    const { turn } = this;
     try {
-      const since = this.listed ? `?since=${encodeURIComponent(this.listed.version)}` : "";
-      const answer = await get(`/api/worklist${since}`);
-      if (answer) this.show(answer);
+      const answer = await asked;
+      if (turn !== this.turn) return;
       byId("status").classList.remove("error");
+      if (answer) use(answer);
     } catch (error) {
-      say(error.reason ? error.message : SILENT, true);
+      if (turn === this.turn) say(error.reason ? error.message : SILENT, true);
     }
   }
 
-  show(answer) {
-    const isNews = this.listed !== null;
-    this.listed = answer;
-    this.rows = rowsOf(answer);
-    const values = {
-      model: this.rows.flatMap((row) => row.models),
-      modality: this.rows.map((row) => row.modality),
-    };
-    for (const [id, all] of Object.entries(values)) {
+  // Show the rows that the filters leave, from the top.
+  async choose() {
+    this.turn += 1;
+    if (this.listed) this.drawFilters();
+    await this.fetched(this.ask(0, PAGE), (answer) => {
+      this.listed = answer;
+      this.blocks = [];
+      byId("rows").replaceChildren();
+      this.rows.clear();
+      this.fill(0, answer);
+      this.drawAll(true);
+    });
+  }
+
+  // Fetch what changed since, of the rows around the window.
+  async load() {
+    if (!this.listed) {
+      await this.choose();
+      return;
+    }
+    const near = this.blocks.flatMap((block, n) => (this.isNear(block) ? [n] : []));
+    const first = near[0] ?? 0;
+    const count = Math.min(MOST_BLOCKS, (near.at(-1) ?? 0) + 1 - first);
+    const asked = this.ask(first * PAGE, count * PAGE, this.listed.version);
+    await this.fetched(
+      asked.then((answer) => this.whole(answer, first * PAGE)),
+      (answer) => {
+        this.listed = answer;
+        this.keepFocus(() => {
+          this.fill(first, answer);
+          this.cut(answer.found);
+        });
+        this.drawAll(false);
+      },
+    );
+  }
+
+  // Fetch rows too that did not change, but came into the window since others left it.
+  async whole(answer, first) {
+    if (!answer) return null;
+    const changed = new Set(rowsOf(answer).map((row) => row.id));
+    const isHere = (id) => this.rows.has(id) || changed.has(id);
+    const missing = answer.names.flatMap((id, n) => (isHere(id) ? [] : [n]));
+    if (!missing.length) return answer;
+    const more = await this.ask(first + missing[0], missing.at(-1) - missing[0] + 1);
+    return { ...answer, cases: [...more.cases, ...answer.cases] };
+  }
+
+  // Add the rows that follow, when the end is in view.
+  async more() {
+    const n = this.blocks.length;
+    if (!this.listed || n * PAGE >= this.listed.found || this.isFetching) return;
+    this.isFetching = true;
+    await this.fetched(this.ask(n * PAGE, PAGE), (answer) => {
+      if (this.blocks.length === n) this.fill(n, answer);
+    });
+    this.isFetching = false;
+    this.drawEnd();
+  }
+
+  /**
+   * Put rows into blocks: those that changed are in the answer, the others are here.
+   * @param {number} first Number of the first block.
+   * @param {{names: string[], columns: string[], cases: Array[]}} answer
+   */
+  fill(first, answer) {
+    for (const row of rowsOf(answer)) this.rows.set(row.id, { row, line: this.rowOf(row) });
+    const known = answer.names.filter((id) => this.rows.has(id));
+    if (known.length < answer.names.length) this.listed.version = ""; // the list changed meanwhile: ask for all again
+    for (let n = first; (n - first) * PAGE < known.length; n += 1) {
+      const names = known.slice((n - first) * PAGE, (n - first + 1) * PAGE);
+      this.put(n, { lines: names.map((id) => this.rows.get(id).line), isGap: false });
+    }
+    this.forget();
+  }
+
+  // Forget rows that are not in the page any more, with their pictures.
+  forget() {
+    for (const [id, { row, line }] of this.rows) {
+      if (line.isConnected) continue;
+      this.rows.delete(id);
+      const key = keyOf(row);
+      this.pictures.get(key)?.then(URL.revokeObjectURL, () => {});
+      this.pictures.delete(key);
+    }
+  }
+
+  // Set a block; rows that stay are not taken out of the page, so that nothing jumps.
+  put(n, block) {
+    const old = this.blocks[n]?.lines ?? [];
+    const stays = new Set(block.lines);
+    const after = this.blocks[n + 1]?.lines[0] ?? null;
+    for (const line of old) if (!stays.has(line)) line.remove();
+    let next = after;
+    for (const line of block.lines.toReversed()) {
+      if (line.nextSibling !== next || !line.parentNode) byId("rows").insertBefore(line, next);
+      next = line;
+    }
+    this.blocks[n] = block;
+  }
+
+  // Leave out the blocks behind the last row.
+  cut(found) {
+    for (const block of this.blocks.splice(Math.ceil(found / PAGE))) {
+      for (const line of block.lines) line.remove();
+    }
+  }
+
+  isNear({ lines }) {
+    if (!lines.length) return true;
+    const room = NEAR * innerHeight;
+    const bottom = lines.at(-1).getBoundingClientRect().bottom;
+    return lines[0].getBoundingClientRect().top < innerHeight + room && bottom > -room;
+  }
+
+  settleSoon() {
+    if (this.isSettling) return;
+    this.isSettling = true;
+    setTimeout(() => {
+      this.isSettling = false;
+      this.settle();
+    }, SETTLE_MS);
+  }
+
+  // Empty blocks that are far from the window, and fill those that came near.
+  settle() {
+    this.blocks.forEach((block, n) => {
+      const isNear = this.isNear(block);
+      if (isNear && block.isGap) {
+        this.fetched(this.ask(n * PAGE, PAGE), (answer) => {
+          if (this.blocks[n] === block) this.fill(n, answer);
+        });
+      } else if (!isNear && !block.isGap && !this.holdsFocus(block)) this.empty(n);
+    });
+  }
+
+  holdsFocus({ lines }) {
+    return lines.includes(document.activeElement.closest("#rows tr"));
+  }
+
+  empty(n) {
+    const { lines } = this.blocks[n];
+    const top = lines[0].getBoundingClientRect().top;
+    const cell = element("td", "", { colspan: "7" });
+    cell.style.height = `${lines.at(-1).getBoundingClientRect().bottom - top}px`;
+    const gap = element("tr", "", { class: "gap", "aria-hidden": "true" });
+    gap.append(cell);
+    this.put(n, { lines: [gap], isGap: true });
+    this.forget();
+  }
+
+  // A row that is drawn anew, or moved, loses the focus.
+  keepFocus(change) {
+    const link = document.activeElement.closest("#rows a.id");
+    change();
+    if (!link || document.activeElement === link) return;
+    const same = `#rows a.id[href="${link.getAttribute("href")}"]`;
+    document.querySelector(same)?.focus({ preventScroll: true });
+  }
+
+  drawAll(isChosen) {
+    const { models, modalities } = this.listed;
+    for (const [id, all] of Object.entries({ model: models, modality: modalities })) {
       // a choice that is open would close
-      if (!isNews || document.activeElement.id !== id) this.drawChoice(id, all);
+      if (isChosen || document.activeElement.id !== id) this.drawChoice(id, all);
     }
-    this.draw(isNews);
-  }
-
-  // Draw the list anew from its top; or after news, with as many rows and the focus as before.
-  draw(isNews = false) {
-    const focused = document.activeElement.closest("#rows a.id, #filters button");
-    const count = isNews ? Math.max(this.drawn, PAGE) : PAGE;
     this.drawFilters();
-    this.shown = chosen(this.rows, this.query);
-    this.drawn = 0;
-    byId("rows").replaceChildren();
-    this.drawMore(count);
-    if (focused) {
-      const same = focused.dataset.state
-        ? `[data-state=${focused.dataset.state}]`
-        : `#rows a.id[href="${focused.getAttribute("href")}"]`;
-      document.querySelector(same)?.focus({ preventScroll: true });
-    }
     this.drawCounts();
+    this.drawEnd();
   }
 
   drawCounts() {
-    const { damaged } = this.listed;
-    const all = `${this.shown.length} of ${this.rows.length} cases`;
+    const { damaged, found, counts, next } = this.listed;
+    const all = `${found} of ${counts.all} cases`;
     byId("count").textContent = damaged
       ? `${all}; ${damaged} can't be read: see scanloom verify`
       : all;
-    document.body.classList.toggle("empty", !this.rows.length);
+    document.body.classList.toggle("empty", !counts.all);
     let text = "";
-    if (!this.rows.length) {
+    if (!counts.all) {
       text = damaged
         ? `No case can be shown: ${damaged} can't be read, see scanloom verify.`
         : "No case has a result yet. Results appear here while a run goes on.";
     }
     byId("status").textContent = text;
-    byId("next").disabled = !this.rows.some(isOpen);
+    byId("next").disabled = !next;
   }
 
   drawFilters() {
+    const focused = document.activeElement.closest("#filters button")?.dataset.state;
     const current = this.query.get("filter") || "all";
     const buttons = Object.entries(STATES).map(([state, name]) =>
       element("button", `${name} ${this.listed.counts[state] ?? 0}`, {
@@ -160,10 +328,11 @@ class ListPage {
       }),
     );
     byId("filters").replaceChildren(...buttons);
+    if (focused) byId("filters").querySelector(`[data-state=${focused}]`).focus();
   }
 
   drawChoice(id, all) {
-    const values = [...new Set(all)].filter(Boolean).sort();
+    const values = [...all];
     const requested = this.query.get(id) || "";
     if (requested && !values.includes(requested)) values.push(requested);
     byId(id).replaceChildren(
@@ -173,11 +342,8 @@ class ListPage {
     byId(id).value = requested;
   }
 
-  drawMore(count = PAGE) {
-    const rows = this.shown.slice(this.drawn, this.drawn + count);
-    byId("rows").append(...rows.map((row) => this.rowOf(row)));
-    this.drawn += rows.length;
-    const isWhole = this.drawn >= this.shown.length;
+  drawEnd() {
+    const isWhole = this.blocks.length * PAGE >= this.listed.found;
     byId("end").textContent = isWhole ? "" : "More cases follow as you scroll.";
     this.end.unobserve(byId("end")); // so that it is looked at again: the rows may not fill the window
     this.end.observe(byId("end"));
@@ -208,7 +374,7 @@ class ListPage {
       alt: "",
       class: "thumbnail",
       "data-id": row.id,
-      "data-key": `${row.id} ${row.revision}`,
+      "data-key": keyOf(row),
     });
     image.hidden = true;
     link.append(image);
@@ -243,6 +409,9 @@ class ListPage {
     return line;
   }
 }
+
+// Name of a row's picture, which is that of the latest revision.
+const keyOf = (row) => `${row.id} ${row.revision}`;
 
 const page = new ListPage();
 try {

@@ -1,0 +1,258 @@
+"""The rows of the list: what filters and searches look at, and the state of each for a reviewer.
+
+A list may have a million rows. What all reviewers share is kept once (`CaseRows`), what a reviewer
+sees in a few bytes a row (`ReviewerRows`); both change with a case or verdict, by its row alone.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Measurement
+from scanloom.review import outliers
+from scanloom.review.outliers import Finding
+from scanloom.review.verdicts.verdict import Seen
+
+STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
+WAITING = ("open", "stale")
+"""States of cases that wait for a decision."""
+_CODES = {state: n for n, state in enumerate(STATES)}
+_MAX_WORDS = 16
+"""Words of a search whose rows are remembered, of a byte a row each."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListedCase:
+    """A published case, as far as the list needs it.
+
+    Parameters
+    ----------
+    stamp : object
+        Changes when the case or its latest revision is replaced.
+    revision : int
+        Number of the latest revision; 0 without any.
+    """
+
+    name: str
+    stamp: object
+    modality: str
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    axes: str
+    models: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    references: Mapping[str, Any]
+    seen: Seen
+    revision: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows a list shows.
+
+    Parameters
+    ----------
+    words : tuple of str
+        Lower case; each must be in the row.
+    state : str
+        One of `STATES`, "mine", or empty for all.
+    model, modality : str
+        Empty for all.
+    doubtful : bool
+        Whether only cases are shown that are to be reviewed.
+    """
+
+    words: tuple[str, ...] = ()
+    state: str = ""
+    model: str = ""
+    modality: str = ""
+    doubtful: bool = False
+
+
+class CaseRows:
+    """What filters and searches look at, in columns; a row's place is that of the review order.
+
+    Parameters
+    ----------
+    cases : mapping
+        Cases by name, in the order of review.
+    findings : mapping
+        Findings of each case, by name.
+    """
+
+    def __init__(
+        self, cases: Mapping[str, ListedCase], findings: Mapping[str, Sequence[Finding]]
+    ) -> None:
+        self.names = list(cases)
+        self.places = {name: n for n, name in enumerate(self.names)}
+        self.updated = list[int]()
+        """Places of rows that were replaced or removed since, in the order of these events."""
+        count = len(self.names)
+        self.present, self.review = np.ones(count, bool), np.zeros(count, bool)
+        self.modality, self.models = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self._modalities, self._models = dict[str, int](), dict[tuple[str, ...], int]()
+        self._texts, self._who = [""] * count, list[str]()
+        self._with_word, self._guard = dict[str, NDArray[np.bool_]](), threading.Lock()
+        for place, case in enumerate(cases.values()):
+            self._set(place, case, findings.get(case.name, ()))
+
+    def put(self, case: ListedCase, findings: Sequence[Finding]) -> None:
+        """Replace the row of a case, which stays in its place."""
+        place = self.places[case.name]
+        self._set(place, case, findings)
+        self.present[place] = True
+        self._note(place)
+
+    def remove(self, name: str) -> None:
+        """Remove the row of a case."""
+        if name in self.places:
+            self.present[self.places[name]] = False
+            self._note(self.places[name])
+
+    def name_patients(self, who: Iterable[str]) -> None:
+        """Let a search look into further texts, one for each row; nothing to have none."""
+        self._who, self._with_word = [text.lower() for text in who], {}
+
+    def chosen(self, query: Query) -> NDArray[np.bool_]:
+        """Return the rows that a query leaves, whatever their state (N,)."""
+        rows = self.present.copy()
+        if query.doubtful:
+            rows &= self.review
+        if query.modality:
+            rows &= self.modality == self._modalities.get(query.modality, -1)
+        if query.model:
+            codes = [code for models, code in self._models.items() if query.model in models]
+            rows &= np.isin(self.models, codes)
+        for word in query.words:
+            rows &= self._having(word)
+        return rows
+
+    def choices(self, rows: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
+        """Return the models and the modalities of some rows (N,), sorted."""
+        models, modalities = (
+            set(np.flatnonzero(np.bincount(codes[rows])).tolist())
+            for codes in (self.models, self.modality)
+        )
+        return (
+            sorted({name for key, code in self._models.items() if code in models for name in key}),
+            sorted(name for name, code in self._modalities.items() if name and code in modalities),
+        )
+
+    def _set(self, place: int, case: ListedCase, findings: Sequence[Finding]) -> None:
+        self.review[place] = outliers.risk_score(findings) >= outliers.REVIEW_THRESHOLD
+        self.modality[place] = self._modalities.setdefault(case.modality, len(self._modalities))
+        self.models[place] = self._models.setdefault(case.models, len(self._models))
+        doubts = (text for text, _ in doubts_of(findings))
+        text = " ".join((case.name, case.modality, *case.models, *doubts))
+        self._texts[place] = text.lower()
+
+    def _note(self, place: int) -> None:
+        self._with_word = {}  # another mapping: who looks a word up now still has the one before
+        self.updated.append(place)
+
+    def _having(self, word: str) -> NDArray[np.bool_]:
+        """Return the rows with a word (N,); typing asks for the same words again and again."""
+        with self._guard:
+            known = self._with_word
+            if word in known:
+                return known[word]
+            rows = _with_word(self._texts, word)
+            if self._who:
+                rows |= _with_word(self._who, word)
+            if len(known) >= _MAX_WORDS:
+                del known[next(iter(known))]
+            known[word] = rows
+            return rows
+
+
+def _with_word(texts: Sequence[str], word: str) -> NDArray[np.bool_]:
+    """Return which texts contain a word (N,); without a step of Python each."""
+    return np.fromiter(map(operator.contains, texts, repeat(word)), bool, len(texts))
+
+
+class ReviewerRows:
+    """The state of each row for a reviewer, with the number of the change that made it.
+
+    Parameters
+    ----------
+    rows : CaseRows
+    reads : (N,) array of bool
+        Which cases the reviewer reads as long as there is no verdict.
+    """
+
+    def __init__(self, rows: CaseRows, reads: NDArray[np.bool_]) -> None:
+        self.rows, self.reads = rows, reads
+        count = len(rows.names)
+        self.states = np.full(count, _CODES["open"], np.uint8)
+        self.own = np.zeros(count, bool)
+        """Cases with a verdict of the reviewer."""
+        self.number = 0
+        self._changed = np.zeros(count, np.int64)
+
+    def set(self, place: int, state: str, *, own: bool, reads: bool) -> None:
+        """Set the state of a row, of which something changed."""
+        self.states[place], self.own[place], self.reads[place] = _CODES[state], own, reads
+        self._changed[place] = self.number
+
+    def changed_since(self, places: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        """Return those of some places whose rows changed after a number."""
+        return places[self._changed[places] > number]
+
+    @property
+    def all(self) -> NDArray[np.bool_]:
+        """The reviewer's rows (N,)."""
+        return self.reads & self.rows.present
+
+    def chosen(self, query: Query) -> NDArray[np.int64]:
+        """Return the places of the rows that a query leaves, ascending."""
+        rows = self.reads & self.rows.chosen(query)
+        if query.state == "mine":
+            rows &= self.own
+        elif query.state:
+            rows &= self.states == _CODES[query.state]
+        return np.flatnonzero(rows)
+
+    def next_waiting(self, chosen: NDArray[np.int64], place: int = -1) -> str | None:
+        """Return the next case that waits for a decision: after a place, else the first.
+
+        Of the chosen ones, else of all; never the one at the place.
+        """
+        for places in (chosen, np.flatnonzero(self.all)):
+            waiting = places[np.isin(self.states[places], [_CODES[state] for state in WAITING])]
+            waiting = waiting[waiting != place]
+            if waiting.size:
+                after = int(np.searchsorted(waiting, place))
+                return self.rows.names[int(waiting[after % waiting.size])]
+        return None
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows by state, of all, and of those with an own verdict."""
+        rows = self.all
+        by_code = np.bincount(self.states[rows], minlength=len(STATES)).tolist()
+        # each case counts once by its state, and again if it is the reviewer's own
+        own = int((self.own & rows).sum())
+        return {"all": int(rows.sum()), **dict(zip(STATES, by_code, strict=True)), "mine": own}
+
+
+def doubts_of(findings: Sequence[Finding]) -> list[tuple[str, Finding]]:
+    """Return the text of each doubt, each once, with its finding, the heaviest first.
+
+    Structures at the border are one doubt: the scan ends there for all of them.
+    """
+    doubts = dict[str, Finding]()
+    borders = [finding for finding in findings if finding.kind == "border"]
+    for finding in sorted(findings, key=lambda finding: -finding.weight):
+        text = f"{finding.structure}: {finding.text}"
+        if finding.kind == "border" and len(borders) > 1:
+            names = ", ".join(dict.fromkeys(each.structure for each in borders))
+            text = f"cut off by the border of the scan: {names}"
+        doubts.setdefault(text, finding)
+    return [(text, finding) for text, finding in doubts.items()]
