@@ -38,7 +38,7 @@ class PatientNames:
         self._rows: dict[str, SourceRecord] = {}
 
     @property
-    def stamp(self) -> Stamp:
+    def stamp(self) -> tuple[object, ...] | None:
         """A value that changes when the names do."""
         self._current()
         return self._stamp
