@@ -193,7 +193,7 @@ def by_scanloom(folder: Path) -> int:
     """Index without having seen any of it."""
     from scanloom.io.index.build import build_index, cached_index_path
 
-    cached_index_path([folder]).unlink(missing_ok=True)
+    shutil.rmtree(cached_index_path([folder]).parent, ignore_errors=True)
     counts = build_index([folder], KEY).counts()
     assert counts["used"] == counts["found"], counts
     return counts["found"]

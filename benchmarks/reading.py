@@ -64,7 +64,7 @@ class Line:
 def judge(index: Index, indexed: IndexedSeries, case: Path, root: Path) -> Line:
     """Read a series and compare it."""
     series = index.as_series(indexed)
-    first = Path(index.table.entries[indexed.files[0]].path)
+    first = Path(indexed.first)
     path = str((first if indexed.kind != "dicom" else first.parent).relative_to(root))
     reason = indexed.info.reason
     shape = "x".join(map(str, indexed.info.shape))
@@ -82,7 +82,7 @@ def judge(index: Index, indexed: IndexedSeries, case: Path, root: Path) -> Line:
         verdict = of_volume(volume, series, case, first)
     if indexed.slices and code != reason and not (reason == "DERIVED" and not code):
         verdict = f"index says {reason or 'used'}; {verdict}"
-    return Line(path, len(indexed.files), indexed.status, code or reason, shape, verdict)
+    return Line(path, indexed.n_files, indexed.status, code or reason, shape, verdict)
 
 
 def of_phases(series: Series, case: Path) -> str:
@@ -256,11 +256,7 @@ def main() -> None:
                     f"{line.shape:12} {line.verdict}",
                     flush=True,
                 )
-        apart = Counter(
-            became[1]
-            for group, became in zip(index.table.series_numbers, index.outcomes(), strict=True)
-            if group < 0
-        )
+        apart = Counter(file.outcome[1] for file in index.files() if file.series is None)
         for code, count in apart.items():
             print(f"{case.relative_to(root)!s:64} {count:4} files of no series: {code}")
     whole = build_index([root], bytes(32)).counts()

@@ -50,7 +50,7 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     index = build_index([scan], bytes(32))
     whole = [entry for entry in index.series if entry.slices] or index.series
     assert {entry.info.reason for entry in whole} == {KINDS[name].code}
-    for entry in index.table.entries:
+    for entry in (file.entry for file in index.files()):
         with pydicom_muted():
             fast, odd = (
                 parse_plain(entry.path, read_first_bytes(entry.path)),

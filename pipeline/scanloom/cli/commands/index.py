@@ -82,12 +82,11 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
 
 def document(listed: Index) -> dict[str, Any]:
     """Return the document for `--json`: only ids, codes from closed lists and numbers."""
-    reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     return {
         "schema": 1,
         "series": [_series(number, series) for number, series in enumerate(listed.series, 1)],
         "files": listed.counts(),
-        "reasons": dict(sorted(reasons.items())),
+        "reasons": dict(sorted((code, n) for code, n in listed.reasons.items() if code)),
         "opened": listed.opened,
     }
 
@@ -104,7 +103,7 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
         "plane": info.plane or None,
         "shape": list(info.shape) or None,
         "spacing": list(info.spacing) or None,
-        "n_files": len(series.files),
+        "n_files": series.n_files,
         "status": series.status,
         "reason": info.reason or None,
         "detail": info.detail or None,
@@ -121,8 +120,8 @@ def show(listed: Index, *, ids: bool = False) -> None:
         SeriesLine(
             number if series.slices else None,
             series.kind,
-            listed.path_of(series),
-            len(series.files),
+            series.path,
+            series.n_files,
             series.info,
             series.id if ids else "",
         )
@@ -139,7 +138,7 @@ def show(listed: Index, *, ids: bool = False) -> None:
         counted(len(listed.series), "series", "series"),
     ]
     screen.print(f"{', '.join(lengths)}. {counted(counts['found'], 'file')}: {by_outcome}.")
-    reasons = Counter(reason for _, reason in listed.outcomes() if reason)
+    reasons = Counter({code: number for code, number in listed.reasons.items() if code})
     for code, count in reasons.most_common():
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
         files = _failed_files(listed, code)
@@ -153,13 +152,10 @@ def _failed_files(listed: Index, code: str) -> Iterator[str]:
     """Yield the paths of the files of no series that failed for a reason."""
     from scanloom.core import Reason
 
-    table = listed.table
     if Reason[code].outcome == "failed":
-        for entry, reason, series in zip(
-            table.entries, table.reasons, table.series_numbers, strict=True
-        ):
-            if reason == code and series < 0:
-                yield entry.path
+        for file in listed.files():
+            if file.reason == code and file.series is None:
+                yield file.entry.path
 
 
 def exit_of(listed: Index, *, strict: bool = False) -> Exit:
@@ -169,7 +165,7 @@ def exit_of(listed: Index, *, strict: bool = False) -> Exit:
     and a series has no volume.
     """
     counts = listed.counts()
-    reasons = Counter(reason for _, reason in listed.outcomes())
+    reasons = Counter(listed.reasons)
     # An archive without any scan comes first: files that could not be looked at explain it
     if not counts["used"] and not counts["ambiguous"]:
         return exit_of_nothing(reasons)

@@ -71,7 +71,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     endings: dict[str, list[tables.CaseEnding]] = {}
     folders = case_folders(out)
     for inputs in chosen:
-        stamp = source_stamp([index.stamp(series) for series in inputs], key)
+        stamp = source_stamp([series.stamp for series in inputs], key)
         for case in _case_ids(out, inputs, key, folders):
             folder = folders.get(case, case)
             if (ending := _ending(out, case, folder, request.recipe, stamp)) is not None:

@@ -238,20 +238,17 @@ class OutdatedMarker:
             phases = (case_id(source, self._key, phase) for phase in itertools.count())
             yield from itertools.takewhile(has_result, phases)
         elif len(series.files) == 1 and self._ids_by_path:
-            path, in_archive, _ = self._first_path(series).partition(MEMBER_SEPARATOR)
+            path, in_archive, _ = series.first.partition(MEMBER_SEPARATOR)
             current = {entry.id for entry in self._index.series} if in_archive else {series.id}
             yield from filter(has_result, sorted(self._ids_by_path.get(path, set()) - current))
 
-    def _first_path(self, series: IndexedSeries) -> str:
-        return self._index.table.entries[series.files[0]].path
-
     def _candidates(self, series: IndexedSeries, case: str) -> Sequence[IndexedSeries]:
         """Return the series that a result may come from: for an archive, each file inside it."""
-        archive, in_archive, _ = self._first_path(series).partition(MEMBER_SEPARATOR)
+        archive, in_archive, _ = series.first.partition(MEMBER_SEPARATOR)
         if not in_archive or series.series_uid or case == series.id:
             return (series,)
         prefix = archive + MEMBER_SEPARATOR
-        return [each for each in self._index.series if self._first_path(each).startswith(prefix)]
+        return [each for each in self._index.series if each.first.startswith(prefix)]
 
     def _changed(
         self, series: IndexedSeries, case: str, exclusion: LeftOut | None
@@ -265,7 +262,7 @@ class OutdatedMarker:
         reason = None if exclusion is None else exclusion.reason
         lacks_channel = bool(further) and reason is Reason.CHANNEL_MISSING
         candidates = self._candidates(series, case)
-        stamps = {source_stamp([self._index.stamp(entry)], self._key) for entry in candidates}
+        stamps = {source_stamp([entry.stamp], self._key) for entry in candidates}
         if first in stamps and not lacks_channel:
             return None, ""
         if exclusion is not None and case == series.id:

@@ -302,11 +302,7 @@ def _manifest_rows(
     }
     outcomes.update({series: _series_outcome(cases) for series, cases in endings.items()})
     copies: Counter[str] = Counter()  # copies of a file have the same id
-    rows = index.table
-    for entry, look, reason, group in zip(
-        rows.entries, rows.infos(), rows.reasons, rows.series_numbers, strict=True
-    ):
-        series = rows.series[group] if group >= 0 else None
+    for (entry, reason, series), look in zip(index.files(), index.infos(), strict=True):
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
             outcome, detail = str(Reason[code].outcome), ""
@@ -443,8 +439,7 @@ def _files_by_id(
     index: Index, series_ids: Collection[str], key: bytes
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield the id, path and kind of the files of some series, and the id of their series."""
-    rows = index.table
-    for entry, look, number in zip(rows.entries, rows.infos(), rows.series_numbers, strict=True):
-        series_id = rows.series[number].id if number >= 0 else ""
+    for (entry, _, series), look in zip(index.files(), index.infos(), strict=True):
+        series_id = series.id if series else ""
         if series_id in series_ids:
             yield manifest_file_id(entry.path, look.packed, key), entry.path, look.kind, series_id

@@ -1,8 +1,10 @@
 """Index of all files at some paths, of the series they form, and of the outcome of each file.
 
-The index is stored as `index.parquet`, so that an unchanged file (size, modification time, inode)
-is not opened again. It contains paths, UIDs and patient IDs: in an output folder it lies in
-`private/`, otherwise in the user's cache folder.
+An archive is read in parts, which are stored one by one: an unchanged file (size, modification
+time, inode) is not opened again, and after an interruption the index goes on with the next part.
+Neither the files nor the series of an archive are in memory at once. The stored index contains
+paths, UIDs and patient IDs: in an output folder it lies in `private/`, otherwise in the user's
+cache folder.
 """
 
 from __future__ import annotations
@@ -11,35 +13,36 @@ import hashlib
 import itertools
 import logging
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache_folder
+from scanloom.core import OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
-from scanloom.io.formats import neighbours_error
-from scanloom.io.identity import case_id, key_fingerprint, study_id
-from scanloom.io.index.inspection import FileInfo, SeriesInfo
-from scanloom.io.index.missing_files import DicomFiles, LostFiles, UnreadableFiles
-from scanloom.io.index.series import FAILED_REASONS, SeriesFiles, group_files, known_infos
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.index import parts as reading
+from scanloom.io.index.inspection import FileInfo
+from scanloom.io.index.merge import merge_parts
+from scanloom.io.index.parts import KnownFiles, read_part
 from scanloom.io.index.storage import (
+    Catalogue,
     IndexedSeries,
-    IndexTable,
-    StoredIndex,
-    make_table,
-    read_index,
-    write_index,
+    Store,
+    StoredPart,
+    StoredSeries,
+    part_name,
+    read_catalogue,
+    read_errors,
+    write_part,
 )
-from scanloom.io.index.walk import FileEntry, list_files, stamp_of
-from scanloom.io.index.workers import DescribeTask, HeaderWorkers
+from scanloom.io.index.walk import FileEntry, FileWalk
+from scanloom.io.index.workers import HeaderWorkers
 from scanloom.io.output.crosswalk import (
     MAX_HEADERS_READ,
     SourceRecord,
     add_sources,
-    common_path,
     known_ids,
     path_text,
     source_from_series,
@@ -47,7 +50,6 @@ from scanloom.io.output.crosswalk import (
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.session import current_session
-from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import make_private_folder
@@ -55,139 +57,119 @@ from scanloom.own_python import make_private_folder
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "index.parquet"
-MIN_FILES_FOR_WORKERS = 3000
-"""Number of files to open above which worker processes are started; this many take 0.5 s."""
+_LINKED = "\0"  # stands for the folder of linked files, which come last
 
-_UNREADABLE = (Reason.DAMAGED, Reason.TRUNCATED)
-_CHUNK = 256  # files, or slices of series, that a process gets at once
-_LARGEST = 4096  # files of one folder that stay in one chunk
+
+class IndexedFile(NamedTuple):
+    """A file of the index.
+
+    Parameters
+    ----------
+    entry : FileEntry
+    reason : str
+        Code of the reason for which it is not part of a used series; empty if that of its series
+        applies.
+    series : IndexedSeries or None
+        Its series, of which only those with several pieces have final `files`.
+    """
+
+    entry: FileEntry
+    reason: str
+    series: IndexedSeries | None
+
+    @property
+    def outcome(self) -> tuple[str, str]:
+        """Its outcome, "used" or one of `OUTCOMES`, and its reason code."""
+        code = self.reason or (self.series.info.reason if self.series else "")
+        return (Reason[code].outcome, code) if code else ("used", "")
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All files that were found, and the series that they form.
+    """All files that were found, and the series that they form; both are read as they are used.
 
     Parameters
     ----------
-    table : IndexTable
-        One row for each file, in a fixed order.
+    series : StoredSeries
+        The series, in the order in which `find_series` numbers them; skipped ones come last. A
+        series beside unreadable files is SLICES_UNREADABLE.
     opened : int
         Number of files that had to be opened this time.
+    store : Store
+    catalogue : Catalogue
     """
 
-    table: IndexTable
+    series: StoredSeries
     opened: int
+    store: Store
+    catalogue: Catalogue
 
-    @cached_property
-    def series(self) -> tuple[IndexedSeries, ...]:
-        """The series, in the order in which `find_series` numbers them; skipped ones come last."""
-
-        def order(series: IndexedSeries) -> tuple[object, ...]:
-            first = self.table.entries[series.files[0]].path
-            return (
-                not series.slices,
-                -len(series.files),
-                series.study_uid,
-                series.series_uid,
-                first,
-            )
-
-        return tuple(sorted(self.table.series, key=order))
+    @property
+    def reasons(self) -> Mapping[str, int]:
+        """Number of files of each reason code; the empty code stands for those that are used."""
+        return self.catalogue.reasons
 
     def counts(self) -> dict[str, int]:
         """Return the number of files found, used, and of each outcome; "found" is the sum."""
-        counted = Counter(outcome for outcome, _ in self.outcomes())
-        return {
-            "found": len(self.table),
-            **{outcome: counted[outcome] for outcome in ("used", *OUTCOMES)},
-        }
+        counts = dict.fromkeys(("found", "used", *OUTCOMES), 0)
+        for code, number in self.reasons.items():
+            counts[Reason[code].outcome if code else "used"] += number
+            counts["found"] += number
+        return counts
+
+    def files(self) -> Iterator[IndexedFile]:
+        """Yield all files in the order in which they were listed."""
+        pieces = self.series.pieces()
+        for number, part in self._parts():
+            series = dict(enumerate(part.series())) | pieces.get(number, {})
+            rows = zip(part.entries(), *part.lists("reason", "group"), strict=True)
+            for entry, reason, group in rows:
+                belongs = group >= 0 and not (reason and series[group].slices)
+                yield IndexedFile(entry, reason, series[group] if belongs else None)
+
+    def infos(self) -> Iterator[FileInfo]:
+        """Yield the result of inspecting each file, in the order of `files`."""
+        for _, part in self._parts():
+            yield from part.infos()
+
+    def _parts(self) -> Iterator[tuple[int, StoredPart]]:
+        for number, (name, _) in enumerate(self.catalogue.parts):
+            yield number, StoredPart(self.store, name)
 
     def outcomes(self) -> Iterator[tuple[str, str]]:
         """Yield the outcome of each file ("used" or one of `OUTCOMES`) and its reason code."""
-        outcome_of: dict[str, tuple[str, str]] = {
-            reason.code: (reason.outcome, reason.code) for reason in Reason
-        }
-        outcome_of[""] = ("used", "")
-        series_reasons = [series.info.reason for series in self.table.series]
-        for reason, number in zip(self.table.reasons, self.table.series_numbers, strict=True):
-            yield outcome_of[reason or (series_reasons[number] if number >= 0 else "")]
+        return (file.outcome for file in self.files())
 
-    @cached_property
-    def _unreadable(self) -> UnreadableFiles:
-        """Files that may be slices but can't be read."""
-        table = self.table
-        dicom = {n: series for n, series in enumerate(table.series) if series.kind == DICOM}
-        damaged = {
-            n
-            for n, series in dicom.items()
-            if not series.series_uid and series.reason in _UNREADABLE
-        }
+    def as_series(self, series: IndexedSeries, most: int | None = None) -> Series:
+        """Return a series as readers take it; compressed files and archives are unpacked.
 
-        def fault_of(n: int) -> str:
-            if table.series_numbers[n] in damaged:
-                return table.series[table.series_numbers[n]].info.reason
-            reason = table.reasons[n]
-            is_foreign = reason == Reason.NOT_AN_IMAGE.code and not table.kinds[n]
-            return reason if is_foreign or reason in FAILED_REASONS else ""
-
-        return UnreadableFiles(
-            table.entries,
-            fault_of,
-            (
-                DicomFiles(series.study_uid or series.series_uid, series.files, series.slices)
-                for n, series in dicom.items()
-                if n not in damaged
-            ),
-        )
-
-    def _lost(self, series: IndexedSeries) -> LostFiles:
-        """Return how many unreadable files may be slices of a series."""
-        if series.kind != DICOM:
-            return LostFiles()
-        paths = (self.table.entries[n].path for n in series.files)
-        return self._unreadable.of(series.study_uid or series.series_uid, paths)
-
-    def path_of(self, series: IndexedSeries) -> str:
-        """Return the only file of a series, or the innermost folder or archive of all."""
-        paths = [self.table.entries[n].path for n in series.files]
-        ends = (min(paths), max(paths))  # what these two share, all paths between them share
-        return os.path.commonpath([path.split(MEMBER_SEPARATOR)[0] for path in ends])
-
-    def stamp(self, series: IndexedSeries) -> str:
-        """Return the stamp of the files of a series; see `Series`."""
-        return stamp_of(self.table.entries[n] for n in series.files)
-
-    def as_series(self, series: IndexedSeries) -> Series:
-        """Return a series as readers take it; compressed files and archives are unpacked."""
+        `most` is the number of its first files to which it is limited.
+        """
         scratch = current_session().cache(UnpackedFiles)
+        rows = itertools.islice(self.paths_of(series), most)
         return Series(
             kind=series.kind,
-            files=tuple(
-                scratch.readable_file(self.table.entries[n].path, gzipped=self.table.gzipped[n])
-                for n in series.files
-            ),
+            files=tuple(scratch.readable_file(path, gzipped=gzipped) for path, gzipped in rows),
             study_uid=series.study_uid,
             series_uid=series.series_uid,
             modality=series.info.modality or None,
             description=series.info.description,
-            **self._lost(series)._asdict(),
-            stamp=self.stamp(series),
+            unreadable=series.unreadable,
+            damaged=series.damaged,
+            stamp=series.stamp,
         )
 
-    def with_neighbours(self) -> Index:
-        """Return the index in which a series beside unreadable files is SLICES_UNREADABLE.
-
-        The stored index does not say so: a later one may find these files readable.
-        """
-        series = []
-        for known in self.table.series:
-            beside = 0 if known.info.reason else self._lost(known).beside
-            if beside:
-                error = neighbours_error(beside)
-                info = known.info._replace(reason=error.code, detail=error.detail)
-                known = known._replace(info=info)
-            series.append(known)
-        return Index(replace(self.table, series=series), self.opened)
+    def paths_of(self, series: IndexedSeries) -> Iterator[tuple[str, bool]]:
+        """Yield path of each file of a series, and whether it is compressed."""
+        for number, runs in itertools.groupby(series.files, key=lambda run: run.part):
+            part = StoredPart(self.store, self.catalogue.parts[number][0])
+            table = part.columns("path", "gzipped")
+            for _, start, stop in runs:
+                rows = table.slice(start, stop - start)
+                for path, gzipped in zip(
+                    *(rows.column(n).to_pylist() for n in (0, 1)), strict=True
+                ):
+                    yield os.fsdecode(path), gzipped
 
 
 def build_index(
@@ -203,7 +185,7 @@ def build_index(
     Parameters
     ----------
     paths : sequence of Path or str
-        As for `scanloom.io.index.walk.list_files`.
+        As for `scanloom.io.index.walk.FileWalk`.
     key : bytes
         Secret key of the case IDs.
     out : Path or None
@@ -220,32 +202,21 @@ def build_index(
         index can't be written.
     """
     fingerprint = key_fingerprint(key)
-    if out is not None:
-        check_key(out, fingerprint)
-        check_foreign_entries(out)  # the index claims it
-    path = cached_index_path(paths) if out is None else out / PRIVATE / INDEX_NAME
-    stored = read_index(path, fingerprint)
-    with closing(HeaderWorkers(processes or core_count())) as workers:
-        start_workers = workers.start if stored is None else None
-        entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
-        unchanged = None if stored is None else stored.rows_of(entries)
-        if unchanged is not None:
-            return Index(unchanged, 0).with_neighbours()
-        if stored is not None and not stored.is_whole():
-            stored = None
-        table, opened = _build(entries, key, stored, workers)
     if out is None:
-        _store_in_cache(table, path, fingerprint)
-    else:
-        _store_in_output(table, out, fingerprint)
-    return Index(table, opened).with_neighbours()
+        return _built(_store_in_cache(paths), FileWalk(paths, archives=archives), key, processes)
+    check_key(out, fingerprint)
+    check_foreign_entries(out)  # the index claims it
+    walk = FileWalk(paths, out, archives=archives)
+    try:
+        return _built(_store_in_output(out, fingerprint), walk, key, processes)
+    except OSError as exc:
+        error = output_error(exc, "the index")
+        raise ScanError(error.reason, error.detail, str(out)) from exc
 
 
 def index_of(paths: Sequence[Path | str], key: bytes) -> Index:
     """Return the index of a few files, which is not stored; the parameters are as above."""
-    with closing(HeaderWorkers(core_count())) as workers:
-        table, opened = _build(list_files(paths), key, None, workers)
-    return Index(table, opened).with_neighbours()
+    return _built(Store(), FileWalk(paths), key)
 
 
 def stored_index(out: Path, fingerprint: str) -> Index | None:
@@ -253,11 +224,16 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
 
     It describes the files that existed when it was built; none of them is checked.
     """
-    stored = read_index(out / PRIVATE / INDEX_NAME, fingerprint)
-    if stored is None or not stored.is_whole():
+    store = Store(out / PRIVATE / INDEX_NAME)
+    stored = read_catalogue(store, fingerprint)
+    if stored is None:
         return None
-    table = stored.to_table()
-    return Index(table, 0).with_neighbours()
+    try:
+        for name, _ in stored[0].parts:
+            StoredPart(store, name).check()
+    except read_errors():
+        return None
+    return Index(stored[1], 0, store, stored[0])
 
 
 def cached_index_path(paths: Sequence[Path | str]) -> Path:
@@ -268,161 +244,136 @@ def cached_index_path(paths: Sequence[Path | str]) -> Path:
     return folder / f"{digest}.parquet"
 
 
-def _build(
-    entries: list[FileEntry], key: bytes, stored: StoredIndex | None, workers: HeaderWorkers
-) -> tuple[IndexTable, int]:
-    """Return a row for each entry, and the number of files that were opened."""
-    stored_rows = [-1] * len(entries) if stored is None else stored.unchanged(entries)
-    infos, described, opened = _inspect(entries, stored_rows, stored, workers)
-    groups = group_files(entries, infos)
-    series = [_stored_series(_files(group), stored_rows, stored) for group in groups]
-    new = [n for n, known in enumerate(series) if known is None]
-    tasks = [
-        described.get(_files(groups[n])) or _to_describe(groups[n], entries, infos) for n in new
-    ]
-    for n, info in zip(new, _describe(tasks, workers), strict=True):
-        series[n] = _series(groups[n], info, entries, infos, key)
-    complete = [known for known in series if known is not None]
-    return make_table(entries, infos, groups, complete), opened
+def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = None) -> Index:
+    """Read new and changed parts, and put all parts together unless they are unchanged."""
+    fingerprint = key_fingerprint(key)
+    stored = read_catalogue(store, fingerprint)
+    with closing(HeaderWorkers(processes or core_count())) as workers:
+        builder = _Builder(store, key, workers, stored[0].parts if stored else ())
+        builder.add(walk.folders())
+        builder.add([(_LINKED, walk.links(builder.paths_with))])
+        earlier = [(name, folder) for name, folder in stored[0].parts] if stored else []
+        is_same = stored is not None and builder.parts == earlier and not stored[0].retry
+        if not is_same or builder.has_read:
+            merge_parts(builder.parts, store, fingerprint, key, workers)
+            store.keep(name for name, _ in (*builder.parts, *earlier))
+            stored = read_catalogue(store, fingerprint)
+    if stored is None:
+        raise OSError("the index was removed while it was made")
+    return Index(stored[1], builder.opened, store, stored[0])
 
 
-def _inspect(
-    entries: Sequence[FileEntry],
-    stored_rows: Sequence[int],
-    stored: StoredIndex | None,
-    workers: HeaderWorkers,
-) -> tuple[list[FileInfo], dict[tuple[int, ...], SeriesInfo], int]:
-    """Inspect the files that the stored index does not have.
+class _Builder:
+    """Makes the parts of an archive, those that are stored already without reading their files.
 
-    `stored_rows` has the row of each file in the stored index, -1 if it is new or changed. The
-    results are an info for each entry; the series whose files were all inspected in one chunk, by
-    the indices of the files; and the number of files that were opened.
+    `parts` has their names and first folders, `opened` the number of files that were opened.
     """
-    infos, paths = known_infos(
-        entries,
-        [stored.infos[row] if stored is not None and row >= 0 else None for row in stored_rows],
-    )
-    if len(paths) > MIN_FILES_FOR_WORKERS:
-        workers.start()
-    chunks = list(_chunks(list(paths), entries))
-    files = [[(paths[n], entries[n].size) for n in chunk] for chunk in chunks]
-    described: dict[tuple[int, ...], SeriesInfo] = {}
-    for chunk, result in zip(chunks, workers.survey(files), strict=True):
-        for n, info in zip(chunk, result.infos, strict=True):
-            infos[n] = info
-        for members, series_info in result.series:
-            described[tuple([chunk[n] for n in members])] = series_info
-    return [info for info in infos if info is not None], described, len(paths)
+
+    def __init__(
+        self,
+        store: Store,
+        key: bytes,
+        workers: HeaderWorkers,
+        earlier: Iterable[tuple[str, str]],
+    ) -> None:
+        self._store, self._key, self._workers = store, key, workers
+        self._fingerprint = key_fingerprint(key)
+        self._starts: dict[str, list[str]] = {}
+        for name, folder in earlier:
+            self._starts.setdefault(folder, []).append(name)
+        self.parts: list[tuple[str, str]] = []
+        self.opened, self.has_read = 0, False
+        self._known = KnownFiles()
+
+    def add(self, folders: Iterable[tuple[str, list[FileEntry]]]) -> None:
+        """Make parts of consecutive folders."""
+        first, entries, earlier = "", list[FileEntry](), list[str]()
+        inside: tuple[str, ...] = ()  # the part goes on in here, whatever its size
+        for folder, files in folders:
+            if not files:
+                continue
+            is_full = len(entries) + len(files) > reading.PART_FILES
+            if entries and (is_full or folder in self._starts) and not folder.startswith(inside):
+                inside = self._make(first, entries, earlier, folder)
+                entries = entries if inside else []
+            if folder in self._starts:
+                earlier = (earlier if entries else []) + self._starts[folder]
+            first = first if entries else folder
+            entries += files
+            if not self._starts and len(entries) > reading.MIN_FILES_FOR_WORKERS:
+                self._workers.start()  # while the remaining folders are listed
+        if entries:
+            self._make(first, entries, earlier, "")
+
+    def paths_with(self, inodes: Set[int]) -> Iterator[str]:
+        """Yield the paths of all files so far that have one of these inodes."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        wanted = pa.array(sorted(inodes), pa.uint64())
+        for name, _ in self.parts:
+            table = StoredPart(self._store, name).columns("path", "inode")
+            matching = table.filter(compute.is_in(table.column("inode"), value_set=wanted))
+            yield from map(os.fsdecode, matching.column("path").to_pylist())
+
+    def _make(
+        self, first: str, entries: Sequence[FileEntry], earlier: Iterable[str], following: str
+    ) -> tuple[str, ...]:
+        """Make a part, unless it must go on with the `following` folder.
+
+        That is the case if a volume of it may have its voxels there; the folders inside which it
+        goes on are returned. `earlier` are stored parts that may have some of its files.
+        """
+        name = part_name(entries, self._fingerprint)
+        unchanged, part = self._stored(name), None
+        if unchanged is None or unchanged.to_retry():
+            for stored in filter(None, (unchanged, *map(self._stored, earlier))):
+                self._known.add_stored(stored)
+            part, opened = read_part(entries, self._known, self._key, self._workers)
+            self.opened += opened
+            if unchanged and (part.infos, part.series) == (unchanged.infos(), unchanged.series()):
+                part = None  # what was tried again is as it was
+        inside = part.inside if part else unchanged.inside if unchanged else ()
+        if following.startswith(inside):
+            if part is not None:
+                self._known.add(part)
+            return inside
+        if part is not None:
+            write_part(part, self._store, name)
+            self.has_read = True
+        self.parts.append((name, first))
+        self._known = KnownFiles()
+        return ()
+
+    def _stored(self, name: str) -> StoredPart | None:
+        try:
+            part = StoredPart(self._store, name)
+            part.check()
+        except read_errors():
+            return None
+        return part
 
 
-def _chunks(to_open: Sequence[int], entries: Sequence[FileEntry]) -> Iterator[list[int]]:
-    """Split the files to open into chunks of work; those of one folder stay together."""
-    chunk: list[int] = []
-    previous = ""
-    for n in to_open:
-        folder = entries[n].path.rpartition(os.sep)[0]
-        if (len(chunk) >= _CHUNK and folder != previous) or len(chunk) >= _LARGEST:
-            yield chunk
-            chunk = []
-        chunk.append(n)
-        previous = folder
-    if chunk:
-        yield chunk
+def _store_in_output(out: Path, fingerprint: str) -> Store:
+    path = out / PRIVATE / INDEX_NAME
+
+    def save(file: Path, write: Callable[[Path], object]) -> None:
+        with private_folder(out, fingerprint):
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(file, write)
+
+    return Store(path, save, keep_in_memory=False)
 
 
-def _files(group: SeriesFiles) -> tuple[int, ...]:
-    return tuple(group.members or group.skipped)
+def _store_in_cache(paths: Sequence[Path | str]) -> Store:
+    """Return a store for its owner only; without a usable cache folder, it is in memory."""
 
+    def save(file: Path, write: Callable[[Path], object]) -> None:
+        make_private_folder(file.parent)
+        file.parent.chmod(0o700)
+        write_private(file, write)
 
-def _stored_series(
-    files: tuple[int, ...], stored_rows: Sequence[int], stored: StoredIndex | None
-) -> IndexedSeries | None:
-    """Return the stored series with exactly these files, all of them unchanged."""
-    if stored is None or stored_rows[files[0]] < 0:
-        return None
-    number = stored.series_numbers[stored_rows[files[0]]]
-    if number < 0 or {stored_rows[n] for n in files} != set(stored.series[number].files):
-        return None
-    return stored.series[number]._replace(files=files)
-
-
-def _to_describe(
-    group: SeriesFiles, entries: Sequence[FileEntry], infos: Sequence[FileInfo]
-) -> DescribeTask | SeriesInfo:
-    """Return the task of describing a series; a finished description if its files are damaged."""
-    files, scratch = _files(group), current_session().cache(UnpackedFiles)
-    try:
-        paths = [scratch.readable_path(entries[n].path) for n in files]
-    except ScanError as error:
-        return SeriesInfo(reason=error.code, detail=error.detail)
-    if group.kind != DICOM:
-        return DescribeTask(group.kind, paths, [])
-    headers = [packed for n in files if (packed := infos[n].packed)]
-    damaged = [infos[n] for n in files if not infos[n].packed]
-    if damaged:
-        return SeriesInfo(reason=damaged[0].reason, detail=damaged[0].detail)
-    return DescribeTask(DICOM, paths, headers)
-
-
-def _describe(
-    tasks: Sequence[DescribeTask | SeriesInfo], workers: HeaderWorkers
-) -> Iterator[SeriesInfo]:
-    """Yield a description for each task, in order; small series share a chunk."""
-    chunks: list[list[DescribeTask]] = [[]]
-    size = 0
-    for task in tasks:
-        if isinstance(task, DescribeTask):
-            if size >= _CHUNK:
-                chunks.append([])
-                size = 0
-            chunks[-1].append(task)
-            size += len(task.paths)
-    results = (info for chunk in workers.describe(chunks) for info in chunk)
-    for task in tasks:
-        yield next(results) if isinstance(task, DescribeTask) else task
-
-
-def _series(
-    group: SeriesFiles,
-    info: SeriesInfo,
-    entries: Sequence[FileEntry],
-    infos: Sequence[FileInfo],
-    key: bytes,
-) -> IndexedSeries:
-    files, scratch = _files(group), current_session().cache(UnpackedFiles)
-    try:
-        readable = (
-            ()
-            if group.series
-            else tuple(
-                scratch.readable_file(entries[n].path, gzipped=infos[n].gzipped) for n in files
-            )
-        )
-        case = case_id(Series(group.kind, readable, group.study, group.series), key)
-    except ScanError:
-        case = ""
-    study = study_id(group.study, key) if group.study else ""
-    slices = bool(group.members)
-    return IndexedSeries(case, study, group.kind, group.study, group.series, files, slices, info)
-
-
-def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
-    try:
-        with private_folder(out, fingerprint) as folder:
-            write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
-    except OSError as exc:
-        error = output_error(exc, "the index")
-        raise ScanError(error.reason, error.detail, str(out)) from exc
-
-
-def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:
-    """Store the index for its owner only; without a usable cache folder, it is not stored."""
-    try:
-        make_private_folder(path.parent)
-        path.parent.chmod(0o700)
-        write_private(path, lambda draft: write_index(table, draft, fingerprint))
-    except OSError:
-        logger.debug("the index can't be stored", exc_info=True)
+    return Store(cached_index_path(paths), save)
 
 
 # --- rows of the crosswalk ------------------------------------------------------------------------
@@ -437,10 +388,8 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
 
     From archives, only the files that are read for the patient's ID are unpacked.
     """
-    paths = {index.table.entries[n].path.split(MEMBER_SEPARATOR)[0] for n in indexed.files}
     try:
-        series = index.as_series(indexed._replace(files=indexed.files[:MAX_HEADERS_READ]))
-        source = source_from_series(series, indexed.id)
+        source = source_from_series(index.as_series(indexed, MAX_HEADERS_READ), indexed.id)
     except ScanError:  # it cannot be unpacked, which is the series' reason in the index
         source = SourceRecord(
             id=indexed.id,
@@ -450,7 +399,7 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
             study_uid=indexed.study_uid,
             series_uid=indexed.series_uid,
         )
-    return replace(source, path=path_text(common_path(paths)), files=len(indexed.files))
+    return replace(source, path=path_text(indexed.path), files=indexed.n_files)
 
 
 def record_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str]) -> None:

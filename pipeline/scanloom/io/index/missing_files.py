@@ -55,14 +55,13 @@ class DicomFiles(NamedTuple):
     ----------
     study : str
         Equal for all series of one study; empty if unknown.
-    files : sequence of int
-        Their indices into the entries.
+    paths : sequence of str
     slices : bool
         Whether they are slices, not other objects.
     """
 
     study: str
-    files: Sequence[int]
+    paths: Sequence[str]
     slices: bool
 
 
@@ -106,73 +105,107 @@ class _Neighbour(NamedTuple):
 class UnreadableFiles:
     """Counts the unreadable files that may belong to a series.
 
+    What is kept in memory grows with the unreadable files and the folders around them alone. The
+    arguments are called for each pass over the files.
+
     Parameters
     ----------
-    entries : sequence of FileEntry
-    fault_of : function of int
-        Code of the reason for which the file with this index can't be read; NOT_AN_IMAGE if its
-        content is neither DICOM nor another image; empty otherwise.
-    series : iterable of DicomFiles
-        All readable series. A file too short for DICOM counts as unreadable if its suffix is that
-        of DICOM files in its folder, or if no file of its folder can be read.
+    suspects : function that returns an iterable of (FileEntry, str)
+        The files that can't be read or are too short for DICOM, others too, in any order. The text
+        is the code of the reason for which a file can't be read; NOT_AN_IMAGE if its content is
+        neither DICOM nor another image; empty otherwise.
+    series : function that returns an iterable of DicomFiles
+        All readable series; one may come in several pieces. A file too short for DICOM counts as
+        unreadable if its suffix is that of DICOM files in its folder, or if no file of its folder
+        can be read.
+    files : function that returns an iterable of (FileEntry, str)
+        All files, like `suspects`.
     """
 
     def __init__(
         self,
-        entries: Sequence[FileEntry],
-        fault_of: Callable[[int], str],
-        series: Iterable[DicomFiles],
+        suspects: Callable[[], Iterable[tuple[FileEntry, str]]],
+        series: Callable[[], Iterable[DicomFiles]],
+        files: Callable[[], Iterable[tuple[FileEntry, str]]],
     ) -> None:
         self._counts: Counter[tuple[_Rule, str, bool]] = Counter()
         self._neighbours_in: defaultdict[str, Counter[_Neighbour]] = defaultdict(Counter)
         self._neighbours_below: defaultdict[str, Counter[_Neighbour]] = defaultdict(Counter)
-        faults = {n: fault for n in range(len(entries)) if (fault := fault_of(n))}
-        no_images = [n for n, fault in faults.items() if fault == Reason.NOT_AN_IMAGE.code]
-        for n in no_images:
-            del faults[n]
-        excluded = set(faults)
-        # Too short for DICOM; pipes are too
-        short = [
-            n
-            for n, entry in enumerate(entries)
-            if entry.size < MIN_DICOM_BYTES
-            and entry.reason in (None, Reason.NOT_AN_IMAGE)
-            and n not in excluded
-        ]
-        foreign = set(no_images).difference(short)
-        foreign = {n for n in foreign if _may_be_named_like_slices(entries[n].path)}
+        faults: list[tuple[FileEntry, str]] = []
+        short: list[FileEntry] = []
+        foreign: list[FileEntry] = []
+        for entry, fault in suspects():
+            if fault and fault != Reason.NOT_AN_IMAGE.code:
+                faults.append((entry, fault))
+            elif _is_short(entry):
+                short.append(entry)
+            elif fault and _may_be_named_like_slices(entry.path):
+                foreign.append(entry)
         if not (faults or short or foreign):
             return
-        series = list(series)
-        located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
-        self._slices = _studies((group.study, at) for group, at in located if group.slices)
-        self._other_objects = _studies(
-            (group.study, at) for group, at in located if not group.slices
-        )
-        apart = self._named_like_slices_next_door(entries, foreign, series)
-        foreign -= apart
-        for n in apart:
-            self._add_neighbour(entries[n].path, "", is_foreign=False)
-        for n in (*faults, *short, *foreign):
-            self._add_neighbour(entries[n].path, faults.get(n, ""), is_foreign=n in foreign)
+        around = {_folder(entry.path) for entry in (*short, *foreign)}
+        around |= {at.folder for entry, _ in faults for at in _places(entry)}
+        self._read_series(series(), around, short, foreign)
+        apart = [self._is_named_like_slices_next_door(entry.path) for entry in foreign]
+        for entry, fault in faults:
+            self._add_neighbour(entry.path, fault, is_foreign=False)
+        for entry in short:
+            self._add_neighbour(entry.path, "", is_foreign=False)
+        for entry, is_apart in zip(foreign, apart, strict=True):
+            self._add_neighbour(entry.path, "", is_foreign=not is_apart)
         counts = Counter(
-            _locate_unreadable(entries[n])._replace(damaged=fault != Reason.UNREADABLE.code)
-            for n, fault in faults.items()
+            _locate_unreadable(entry)._replace(damaged=fault != Reason.UNREADABLE.code)
+            for entry, fault in faults
         )
-        counts.update(_locate_unreadable(entries[n])._replace(damaged=True) for n in apart)
-        if short:
-            excluded.update(short)
-            dicom = {(file.folder, file.suffix) for _, at in located for file in at}
-            counts.update(self._possible_slices(entries, short, excluded, dicom))
-        if counts:
-            self._siblings = _siblings(at for group, at in located if group.slices)
+        counts.update(
+            _locate_unreadable(entry)._replace(damaged=True)
+            for entry in itertools.compress(foreign, apart)
+        )
+        counts.update(self._possible_slices(short, files))
         for location, count in counts.items():
             for rule in self._rules(location):
                 self._counts[rule, location.suffix, location.damaged] += count
 
+    def _read_series(
+        self,
+        series: Iterable[DicomFiles],
+        around: Set[str],
+        short: Iterable[FileEntry],
+        foreign: Iterable[FileEntry],
+    ) -> None:
+        """Note what the folders of unreadable files, and those above them, hold of each series."""
+        self._slices: dict[str, str] = {}
+        self._other_objects: dict[str, str] = {}
+        self._dicom: set[tuple[str, str]] = set()  # folders of short files and suffixes there
+        self._names_next_door: set[tuple[str, str]] = set()
+        above = {folder for each in around for folder in _ancestors(each)}
+        of_short = {_folder(entry.path) for entry in short}
+        names = {_name_next_door(entry.path) for entry in foreign}
+        parents = {parent for parent, _ in names}
+        children: defaultdict[str, set[str]] = defaultdict(set)
+        for study, paths, slices in series:
+            locations = {_locate(path) for path in paths}
+            _add_study(self._slices if slices else self._other_objects, study, locations, above)
+            self._dicom.update((at.folder, at.suffix) for at in locations if at.folder in of_short)
+            if not slices:
+                continue
+            for at in locations:
+                for folder in (at.folder, at.container):
+                    if _parent(folder) in above:
+                        children[_parent(folder)].add(folder)
+            if any(_parent(at.folder) in parents for at in locations):
+                self._names_next_door |= names.intersection(map(_name_next_door, paths))
+        self._siblings = defaultdict(
+            list, {parent: sorted(each, key=_natural_key) for parent, each in children.items()}
+        )
+
+    def __bool__(self) -> bool:
+        """Whether there is any that may belong to a series."""
+        return bool(self._counts or self._neighbours_in)
+
     def of(self, study: str, paths: Iterable[str]) -> LostFiles:
         """Return how many unreadable files may belong to a series of `study` at these paths."""
-        if not (self._counts or self._neighbours_in):
+        if not self:
             return LostFiles()
         paths = tuple(paths)
         locations = {_locate(path) for path in paths}
@@ -233,40 +266,31 @@ class UnreadableFiles:
             if location.folder not in self._slices:
                 self._neighbours_below[_parent(location.folder)][file] += 1
 
-    def _named_like_slices_next_door(
-        self, entries: Sequence[FileEntry], foreign: Set[int], series: Sequence[DicomFiles]
-    ) -> set[int]:
-        """Return files without an image whose folder has no slices, but whose names are like some.
+    def _is_named_like_slices_next_door(self, path: str) -> bool:
+        """Return whether a file without an image may be half of a scan that was lost.
 
-        Those slices lie in a folder next to theirs: half of a scan may have been lost.
+        Its folder has no slices, and its name is like that of slices in a folder next to it.
         """
-        apart = {n for n in foreign if _folder(entries[n].path) not in self._slices}
-        if not apart:
-            return apart
-        slices = (entries[n].path for group in series if group.slices for n in group.files)
-        names = {(_parent(_folder(path)), _pattern(path)) for path in slices}
-        paths = {n: entries[n].path for n in apart}
-        return {n for n, p in paths.items() if (_parent(_folder(p)), _pattern(p)) in names}
+        return _folder(path) not in self._slices and _name_next_door(path) in self._names_next_door
 
     def _possible_slices(
         self,
-        entries: Sequence[FileEntry],
-        short: Sequence[int],
-        excluded: set[int],
-        dicom: Set[tuple[str, str]],
+        short: Iterable[FileEntry],
+        files: Callable[[], Iterable[tuple[FileEntry, str]]],
     ) -> Iterator[_Location]:
-        """Yield the locations of files that are too `short` for DICOM, but may have been slices.
-
-        `excluded` are short and unreadable files, `dicom` the folders and suffixes of DICOM files.
-        """
-        locations = [_locate(entries[n].path) for n in short]
-        unread = {file.folder for file in locations if (file.folder, file.suffix) not in dicom}
+        """Yield the locations of files that are too `short` for DICOM, but may have been slices."""
+        locations = [_locate(entry.path) for entry in short]
+        unread = {at.folder for at in locations if (at.folder, at.suffix) not in self._dicom}
         unread -= self._slices.keys() | self._other_objects.keys()
         if unread:
-            readable = (entry for n, entry in enumerate(entries) if n not in excluded)
-            unread.difference_update(_folder(entry.path) for entry in readable)
+            readable = (
+                entry.path
+                for entry, fault in files()
+                if fault in ("", Reason.NOT_AN_IMAGE.code) and not _is_short(entry)
+            )
+            unread.difference_update(map(_folder, readable))
         for location in locations:
-            if location.folder in unread or (location.folder, location.suffix) in dicom:
+            if location.folder in unread or (location.folder, location.suffix) in self._dicom:
                 yield location._replace(damaged=True)
 
     def _rules(self, unreadable: _Location) -> Iterator[_Rule]:
@@ -299,6 +323,15 @@ class UnreadableFiles:
         return siblings[max(n - 1, 0) : n + 1]
 
 
+def _is_short(entry: FileEntry) -> bool:
+    """Return whether a file is too short for DICOM; a pipe is too."""
+    return entry.size < MIN_DICOM_BYTES and entry.reason in (None, Reason.NOT_AN_IMAGE)
+
+
+def _places(entry: FileEntry) -> tuple[_Location, _Location]:
+    return _locate(entry.path), _locate_unreadable(entry)
+
+
 def _locate_unreadable(entry: FileEntry) -> _Location:
     """Return the location of an unreadable file; for an archive or folder, all files in it."""
     path = entry.path
@@ -318,31 +351,20 @@ def _may_be_named_like_slices(path: str) -> bool:
     return bool(is_sign or _DIGITS.search(name)) and archive_kind(path) is None
 
 
-def _studies(series: Iterable[tuple[str, Set[_Location]]]) -> dict[str, str]:
-    """Map each folder to the study of the files in and below it, or to `_SEVERAL`."""
-    studies: dict[str, str] = {}
-    for known_study, locations in series:
-        for folder in {location.folder for location in locations}:
-            study = known_study or f"{_SEVERAL}{folder}"
-            for ancestor in _ancestors(folder):
-                previous = studies.setdefault(ancestor, study)
-                if previous == _SEVERAL:
-                    break  # so are all folders above
-                if previous != study:
-                    studies[ancestor] = _SEVERAL
-    return studies
-
-
-def _siblings(series: Iterable[Set[_Location]]) -> dict[str, list[str]]:
-    """Map each folder to the folders and archives of slices directly in it, in natural order."""
-    children: defaultdict[str, set[str]] = defaultdict(set)
-    for locations in series:
-        for location in locations:
-            for folder in (location.folder, location.container):
-                children[_parent(folder)].add(folder)
-    return defaultdict(
-        list, {parent: sorted(folders, key=_natural_key) for parent, folders in children.items()}
-    )
+def _add_study(
+    studies: dict[str, str], known_study: str, locations: Set[_Location], above: Set[str]
+) -> None:
+    """Note the study of files for the folders `above` them, or `_SEVERAL` if there are more."""
+    for folder in {location.folder for location in locations}:
+        study = known_study or f"{_SEVERAL}{folder}"
+        for ancestor in _ancestors(folder):
+            if ancestor not in above:
+                continue
+            previous = studies.setdefault(ancestor, study)
+            if previous == _SEVERAL:
+                break  # so are all folders above
+            if previous != study:
+                studies[ancestor] = _SEVERAL
 
 
 def _natural_key(path: str) -> list[tuple[int, str]]:
@@ -369,6 +391,11 @@ def _locate(path: str) -> _Location:
 def _pattern(path: str) -> str:
     """Return the name of a file with its numbers replaced: slices are numbered."""
     return _DIGITS.sub("#", path[len(_folder(path)) :].lower())
+
+
+def _name_next_door(path: str) -> tuple[str, str]:
+    """Return the folder around that of a file, and the pattern of its name."""
+    return _parent(_folder(path)), _pattern(path)
 
 
 def _parent(folder: str) -> str:

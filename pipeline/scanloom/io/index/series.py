@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class SeriesFiles:
         Files of the same series that are not slices; a series of such files alone is skipped.
     damaged : bool
         Whether these are DICOM files that can't be read.
+    elsewhere : bool
+        Whether a file of its voxels is not among the entries.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class SeriesFiles:
     members: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     damaged: bool = False
+    elsewhere: bool = False
 
 
 def find_series(
@@ -101,16 +104,21 @@ def find_series(
         is_damaged = infos[n].reason in FAILED_REASONS and not infos[n].packed
         return infos[n].reason if is_foreign or is_damaged else ""
 
+    def faults() -> Iterator[tuple[FileEntry, str]]:
+        return ((entry, fault_of(n)) for n, entry in enumerate(entries))
+
     unreadable = UnreadableFiles(
-        entries,
-        fault_of,
-        (
+        faults,
+        lambda: (
             DicomFiles(
-                group.study or group.series, group.members or group.skipped, bool(group.members)
+                group.study or group.series,
+                [entries[n].path for n in group.members or group.skipped],
+                bool(group.members),
             )
             for group in groups
             if group.kind == DICOM and not group.damaged
         ),
+        faults,
     )
     scans = [
         replace(make_series(group, entries, infos), **_lost(group, entries, unreadable)._asdict())
@@ -131,13 +139,15 @@ def group_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> list
     """
     groups: dict[tuple[str, ...], SeriesFiles] = {}
     voxel_files = _voxel_files(entries, infos)
-    detached = {n for files in voxel_files.values() for n in files}
+    detached = {n for files in voxel_files.values() for n in files if n is not None}
     for n, (entry, info) in enumerate(zip(entries, infos, strict=True)):
         if not info.kind or n in detached:
             continue
         if info.kind != DICOM:
             group = groups.setdefault((info.kind, str(n)), SeriesFiles(info.kind))
-            group.members.extend([n, *voxel_files.get(n, ())])
+            voxels = voxel_files.get(n, [])
+            group.members.extend([n, *(voxel for voxel in voxels if voxel is not None)])
+            group.elsewhere = None in voxels
             continue
         folder = "" if info.series else os.path.dirname(entry.path)
         damaged = "damaged" if info.reason and not info.packed else ""
@@ -270,8 +280,13 @@ def _lost(
     return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
 
 
-def _voxel_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[int, list[int]]:
-    """Map each volume header with detached voxels to the files that hold them, by index."""
+def _voxel_files(
+    entries: Sequence[FileEntry], infos: Sequence[FileInfo]
+) -> dict[int, list[int | None]]:
+    """Map each volume header with detached voxels to the files that hold them, by index.
+
+    None stands for a file that is not among the entries.
+    """
     detached = {
         n: files
         for n, info in enumerate(infos)
@@ -280,9 +295,7 @@ def _voxel_files(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dic
     if not detached:
         return {}
     indices = {entry.path: n for n, entry in enumerate(entries)}
-    return {
-        n: [indices[file] for file in files if file in indices] for n, files in detached.items()
-    }
+    return {n: list(map(indices.get, files)) for n, files in detached.items()}
 
 
 def _volume_files(entry: FileEntry, info: FileInfo) -> list[str]:

@@ -1,43 +1,69 @@
-"""Rows of an index, in memory and in a Parquet file: first the files, then the series."""
+"""Storage of the index: a Parquet file for each part of an archive, and one of all its series.
+
+    index/<digest>.parquet   a part: files of consecutive folders, then the series that they form
+    index.parquet            the catalogue: all series in order, and the names of the parts
+
+The name of a part is a digest of the states of its files, so that a part with this name is that of
+the unchanged files. No reader needs more than one part in memory. Parts that are no longer named
+stay for a week: another process may be reading them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from scanloom.core import Reason
 from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
-from scanloom.io.index.series import SeriesFiles
 from scanloom.io.index.walk import FileEntry
 from scanloom.io.system.archives import ARCHIVE_KINDS
+from scanloom.io.system.atomic_write import remove_stale_temporaries
 from scanloom.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "10"
+INDEX_VERSION = "11"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
+SORTED_AT_ONCE = 10_000
+"""Rows that are sorted in memory; more are sorted in pieces of this size, which are merged."""
 
 _VERSION_FIELD = b"scanloom.index"
-_KEY_FIELD = b"scanloom.key"
-_FILE_COUNT_FIELD = b"scanloom.files"
+_CONTENT_FIELD, _DIGEST_FIELD = b"scanloom.content", b"scanloom.digest"
+_ROW_GROUP = 5000  # series that are read at once
+_BATCH = 250  # rows of each sorted piece in memory while the pieces are merged
+_UNNAMED_FOR_S = 7 * 24 * 3600  # age at which nobody reads a part that the catalogue lacks
+_STALE_AFTER_S = 3600  # age at which a draft is no longer being written
 _STATE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened")
-_FILE_COLUMNS = (*_STATE_COLUMNS, "reason", "group", "gzipped", "kind")
 _INFO_COLUMNS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
 
-_RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
+RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
+"""Codes of the reasons that may go without a visible change of the file, see `Reason.retry`."""
 _NO_ELEMENTS = EncodedElements(b"", b"")
+
+Row = TypeVar("Row")
+
+
+class Run(NamedTuple):
+    """Consecutive files of a part: rows from `start` to before `stop`."""
+
+    part: int
+    start: int
+    stop: int
 
 
 class IndexedSeries(NamedTuple):
@@ -52,14 +78,24 @@ class IndexedSeries(NamedTuple):
     kind : str
         Name of the format in `scanloom.io.formats.FORMATS`.
     study_uid, series_uid : str
-    files : tuple of int
-        Its slices, by their rows in the index; for a skipped series, all its files.
+    files : tuple of Run
+        Its slices, by their rows in the parts of the index; for a skipped series, all its files.
     slices : bool
         Whether any of them may be a slice. A series without slices is counted, but can't be
         selected.
     info : SeriesInfo
         Its metadata, and the result that reading it would have. The last fields may identify a
         patient.
+    first, path : str
+        Its first file, which may be an archive member; and its only file, or the innermost folder
+        or archive of all.
+    stamp : str
+        Stamp of its files; see `Series`.
+    unreadable, damaged : int
+        Numbers of unreadable files that may be slices of it; see `Series`.
+    pieces : tuple of (part, group)
+        The groups of files in parts that belong to it. Empty if that is one, for which its own part
+        gives the same `info` and `slices`.
     """
 
     id: str
@@ -67,9 +103,15 @@ class IndexedSeries(NamedTuple):
     kind: str
     study_uid: str
     series_uid: str
-    files: tuple[int, ...]
+    files: tuple[Run, ...]
     slices: bool
     info: SeriesInfo
+    first: str = ""
+    path: str = ""
+    stamp: str = ""
+    unreadable: int = 0
+    damaged: int = 0
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def reason(self) -> Reason | None:
@@ -81,235 +123,495 @@ class IndexedSeries(NamedTuple):
         """Outcome of the series: used, skipped, ambiguous or failed."""
         return "used" if self.reason is None else self.reason.outcome
 
+    @property
+    def n_files(self) -> int:
+        """Number of its files."""
+        return sum(stop - start for _, start, stop in self.files)
+
 
 _SERIES = "series_"  # prefix of their columns: files have a kind and a reason too
-_SERIES_FIELDS = tuple(name for name in IndexedSeries._fields if name not in ("files", "info"))
+_TEXTS = ("id", "study", "kind", "study_uid", "series_uid", "stamp")
+_PATHS = ("first", "path")
+_NUMBERS = ("unreadable", "damaged")
 
 
 @dataclass(eq=False)
-class IndexTable:
-    """Properties of each file, one list per property, and the series that the files form.
+class Part:
+    """Properties of the files of a part, one list per property, and the series that they form.
 
     Parameters
     ----------
     entries : list of FileEntry
+    infos : list of FileInfo
     reasons : list of str
-        Code of the reason for which a file is not part of a used series; empty if the reason of
-        its series applies.
-    series_numbers : list of int
-        Index of the file's series in `series`; -1 if it belongs to none.
-    gzipped : list of bool
-    kinds : list of str
-        Name of the format of each file; empty if its content is none of `scanloom.io.formats`.
+        Code of the reason for which a file is not a slice; empty if the reason of its series
+        applies.
+    groups : list of int
+        Index of the file's group in `series`; -1 if it belongs to none. A file with a reason of its
+        own is one of the series' files only if the series has no slices.
     series : list of IndexedSeries
-    infos : callable
-        Returns the `FileInfo` of each file; it may have to be read first.
+        As if there were no other part.
+    keys : list of int or None
+        Digest of what tells a series from others; None if it can't go on in another part. Equal
+        series have the same, different ones nearly never.
+    faults : list of str
+        As of `scanloom.io.index.missing_files.UnreadableFiles`.
+    inside : tuple of str
+        Folders, each with a separator at its end, of volume headers whose voxels are in no file of
+        the part: they may lie further below.
     """
 
     entries: list[FileEntry]
+    infos: list[FileInfo]
     reasons: list[str]
-    series_numbers: list[int]
-    gzipped: list[bool]
-    kinds: list[str]
+    groups: list[int]
     series: list[IndexedSeries]
-    infos: Callable[[], list[FileInfo]]
+    keys: list[int | None]
+    faults: list[str]
+    inside: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.entries)
 
-
-class StoredIndex:
-    """Rows read from a file; columns of `infos` are read when they are first needed.
+class Store:
+    """Folder of the parts and path of the catalogue.
 
     Parameters
     ----------
-    path : Path
-        The Parquet file.
-    table : pyarrow.Table
-        All columns of the files except those of `infos`.
+    path : Path or None
+        The catalogue; parts are in the folder of this name without suffix. None for memory.
+    save : callable or None
+        `save(path, write)` lets `write` fill a file, and puts it to `path` at once and for its
+        owner only.
+    keep_in_memory : bool
+        Whether files that can't be written stay in memory; else the error is raised.
     """
 
-    def __init__(self, path: Path, table: pa.Table) -> None:
-        self._path, self._table = path, table
-        self.reasons: list[str] = table.column("reason").to_pylist()
-        self.series_numbers: list[int] = table.column("group").to_pylist()
-        self.series = _read_series(path, self.series_numbers)
-        if not set(self.reasons) <= {"", *(reason.code for reason in Reason)}:
-            raise ValueError("unknown reason code in the index")
+    def __init__(
+        self,
+        path: Path | None = None,
+        save: Callable[[Path, Callable[[Path], object]], None] | None = None,
+        *,
+        keep_in_memory: bool = True,
+    ) -> None:
+        self._path, self._save, self._keep_in_memory = path, save, keep_in_memory
+        self._memory: dict[str, pa.Buffer] = {}
 
-    @cached_property
-    def infos(self) -> list[FileInfo]:
-        """Stored inspection result of each file."""
-        with _open_parquet(self._path) as file:
-            first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
-            table = file.read(columns=list(_INFO_COLUMNS)).slice(0, first)
-        *texts, shared, own = (table.column(name).to_pylist() for name in _INFO_COLUMNS)
-        interned: dict[bytes, bytes] = {}
-        elements = (
-            EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
-            for common, per_file in zip(shared, own, strict=True)
-        )
-        return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]
+    def write(self, name: str, write: Callable[[Any], object]) -> None:
+        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream."""
+        import pyarrow as pa
 
-    def is_whole(self) -> bool:
-        """Return whether `infos` can be read too; damage to them is not detected earlier."""
-        try:
-            return len(self.infos) == len(self._table)
-        except _read_errors():
-            return False
+        if self._path is not None and self._save is not None:
+            try:
+                self._save(self._place(self._path, name), write)
+            except OSError:
+                if not self._keep_in_memory:
+                    raise
+            else:
+                return
+        stream = pa.BufferOutputStream()
+        write(stream)
+        self._memory[name] = stream.getvalue()
 
-    def rows_of(self, entries: list[FileEntry]) -> IndexTable | None:
-        """Return the rows if exactly these files are stored, unchanged, and none needs a retry."""
-        if len(entries) != len(self._table) or self._to_retry():
-            return None
-        table = self._table
-        # Numbers first, then text: nearly every change shows in them, and arrays compare fast
-        equal = (
-            np.array_equal(table.column(name).to_numpy(), np.fromiter(values, kind, len(entries)))
-            for name, kind, values in (
-                ("size", np.int64, (e.size for e in entries)),
-                ("mtime_ns", np.int64, (e.mtime_ns for e in entries)),
-                ("inode", np.uint64, (e.inode for e in entries)),
-            )
-        )
-        if not all(equal) or table.column("unopened").to_pylist() != _unopened(entries):
-            return None
-        if table.column("path").to_pylist() != [os.fsencode(e.path) for e in entries]:
-            return None
-        return self._rows(entries)
+    def open(self, name: str) -> parquet.ParquetFile:
+        """Open a part or the catalogue; a page with a wrong checksum raises OSError."""
+        import pyarrow as pa
+        from pyarrow import parquet
 
-    def to_table(self) -> IndexTable:
-        """Return all rows, with the file states stored in the index."""
-        return self._rows(
-            [
-                FileEntry(os.fsdecode(path), size, time, inode, Reason[code] if code else None)
-                for path, size, time, inode, code in self._states()
-            ]
-        )
+        if name in self._memory:
+            return parquet.ParquetFile(pa.BufferReader(self._memory[name]))
+        if self._path is None or not self._place(self._path, name).is_file():
+            raise FileNotFoundError
+        place = self._place(self._path, name)
+        return parquet.ParquetFile(place, page_checksum_verification=True)
 
-    def unchanged(self, entries: Sequence[FileEntry]) -> list[int]:
-        """Return the row of each file; -1 if the file is new, changed or must be retried."""
-        to_retry = self._to_retry()
-        row_of = {state: n for n, state in enumerate(self._states()) if n not in to_retry}
-        return [
-            row_of.get((os.fsencode(e.path), e.size, e.mtime_ns, e.inode, code), -1)
-            for e, code in zip(entries, _unopened(entries), strict=True)
-        ]
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that only this process knows."""
+        for name in names:
+            self._memory.pop(name, None)
+            if self._path is not None:
+                with suppress(OSError):
+                    self._place(self._path, name).unlink(missing_ok=True)
 
-    def _rows(self, entries: list[FileEntry]) -> IndexTable:
-        gzipped, kinds = (self._table.column(name).to_pylist() for name in ("gzipped", "kind"))
-        return IndexTable(
-            entries=entries,
-            reasons=self.reasons,
-            series_numbers=self.series_numbers,
-            gzipped=gzipped,
-            kinds=kinds,
-            series=self.series,
-            infos=lambda: self.infos,
-        )
+    def keep(self, names: Iterable[str]) -> None:
+        """Remove other parts if no catalogue named them for long, and what killed processes left.
 
-    def _states(self) -> Iterable[tuple[Any, ...]]:
-        columns = (self._table.column(name).to_pylist() for name in _STATE_COLUMNS)
-        return zip(*columns, strict=True)
-
-    def _to_retry(self) -> set[int]:
-        """Return the rows of files that must be opened again although they have not changed.
-
-        Their reason is one that may go without a visible change of the file, see `Reason.retry`.
+        `names` are the parts of the catalogue and of the one before.
         """
-        failed = {n for n, reason in enumerate(self.reasons) if reason in _RETRIED}
-        failed.update(
-            n for series in self.series if series.info.reason in _RETRIED for n in series.files
+        if self._path is None:
+            return
+        folder, now = self._path.with_suffix(""), time.time()
+        named = {f"{name}.parquet" for name in names}
+        with suppress(OSError):
+            remove_stale_temporaries(folder, now - _STALE_AFTER_S)
+            for file in folder.iterdir():
+                if file.name in named:
+                    os.utime(file)
+                elif file.lstat().st_mtime < now - _UNNAMED_FOR_S:
+                    file.unlink()
+
+    def _place(self, path: Path, name: str) -> Path:
+        return path.with_suffix("") / f"{name}.parquet" if name else path
+
+
+def part_name(entries: Sequence[FileEntry], fingerprint: str) -> str:
+    """Return the name of the part of these files, as they are now."""
+    digest = hashlib.blake2b(_version() + fingerprint.encode(), digest_size=16)
+    for path, size, mtime_ns, inode, reason in entries:
+        code = "" if reason is None else reason.code
+        digest.update(os.fsencode(path) + f"\0\0{size} {mtime_ns} {inode} {code}\n".encode())
+    return digest.hexdigest()
+
+
+class StoredPart:
+    """A part in a file; each column is read when it is asked for.
+
+    Raises
+    ------
+    Exception
+        One of `read_errors` if the file is missing, damaged or of others; methods too.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name, self._file = name, store.open(name)
+        self._n_files, inside = _content_of(self._file, _part_table(_NO_FILES).schema)
+        self.inside = tuple(inside)
+
+    def check(self) -> None:
+        """Read all of the file, so that damage shows."""
+        self._file.read()
+
+    def columns(self, *names: str) -> pa.Table:
+        """Return columns of the files."""
+        return self._file.read(columns=list(names)).slice(0, self._n_files)
+
+    def lists(self, *names: str) -> list[list[Any]]:
+        """Return columns of the files as lists."""
+        table = self.columns(*names)
+        return [table.column(name).to_pylist() for name in names]
+
+    def paths(self) -> list[str]:
+        """Return the path of each file."""
+        return list(map(os.fsdecode, self.lists("path")[0]))
+
+    def entries(self) -> list[FileEntry]:
+        """Return the state that each file had."""
+        return _entries(self.lists(*_STATE_COLUMNS))
+
+    def infos(self) -> list[FileInfo]:
+        """Return the inspection result of each file."""
+        return _infos(self.lists(*_INFO_COLUMNS))
+
+    def files_of(self, groups: Collection[int]) -> Iterator[tuple[int, int, FileEntry, FileInfo]]:
+        """Yield the row and group of the files of some groups, their states and inspections."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        in_groups = compute.is_in(
+            self.columns("group").column(0), value_set=pa.array(sorted(groups), pa.int32())
         )
-        unopened = self._table.column("unopened")
-        return {n for n in failed if not unopened[n].as_py()}
+        table = self.columns("group", *_STATE_COLUMNS, *_INFO_COLUMNS).filter(in_groups)
+        lists = {name: table.column(name).to_pylist() for name in table.column_names}
+        return zip(
+            compute.indices_nonzero(in_groups).to_pylist(),
+            lists["group"],
+            _entries([lists[name] for name in _STATE_COLUMNS]),
+            _infos([lists[name] for name in _INFO_COLUMNS]),
+            strict=True,
+        )
+
+    def suspects(self) -> Iterator[tuple[FileEntry, str]]:
+        """Yield the files that may be of interest to `UnreadableFiles`, and their faults."""
+        from pyarrow import compute
+
+        from scanloom.io.index.missing_files import MIN_DICOM_BYTES
+
+        faults = compute.cast(self.columns("fault").column(0), "string")
+        is_suspect = compute.or_(
+            compute.not_equal(faults, ""),
+            compute.less(self.columns("size").column(0), MIN_DICOM_BYTES),
+        )
+        if compute.any(is_suspect).as_py():
+            table = self.columns(*_STATE_COLUMNS).filter(is_suspect)
+            entries = _entries([table.column(name).to_pylist() for name in _STATE_COLUMNS])
+            yield from zip(entries, faults.filter(is_suspect).to_pylist(), strict=True)
+
+    def keys(self) -> list[int | None]:
+        """Return the key of each series."""
+        keys: list[int | None] = self._series_columns("key").column(0).to_pylist()
+        return keys
+
+    def have_slices(self) -> list[bool]:
+        """Return whether each series has slices in this part."""
+        slices: list[bool] = self._series_columns("slices").column(0).to_pylist()
+        return slices
+
+    def series(self) -> list[IndexedSeries]:
+        """Return the series that the files form without other parts."""
+        return list(_series_rows(self._series_columns(*_SERIES_COLUMNS)))
+
+    def to_retry(self) -> set[int]:
+        """Return the files that must be opened again although they have not changed.
+
+        Their reason, or that of their series, is one of `RETRIED`.
+        """
+        reasons = self._series_columns("reason").column(0).to_pylist()
+        retried = {n for n, reason in enumerate(reasons) if reason in RETRIED}
+        own, groups, unopened = self.lists("reason", "group", "unopened")
+        rows = enumerate(zip(own, groups, unopened, strict=True))
+        return {
+            n
+            for n, (reason, group, code) in rows
+            if not code and (reason in RETRIED or (group in retried and not reason))
+        }
+
+    def _series_columns(self, *names: str) -> pa.Table:
+        return self._file.read([f"{_SERIES}{name}" for name in names]).slice(self._n_files)
 
 
-def make_table(
-    entries: list[FileEntry],
-    infos: list[FileInfo],
-    groups: Sequence[SeriesFiles],
-    series: list[IndexedSeries],
-) -> IndexTable:
-    """Return the rows of files that were inspected and grouped."""
-    reasons = [info.reason for info in infos]
-    numbers = [-1] * len(entries)
-    for number, (group, indexed) in enumerate(zip(groups, series, strict=True)):
-        for n in indexed.files:
-            numbers[n] = number
-        for n in group.members:
-            reasons[n] = ""  # that of the series; detached voxels alone would not be an image
-    return IndexTable(
-        entries=entries,
-        reasons=reasons,
-        series_numbers=numbers,
-        gzipped=[info.gzipped for info in infos],
-        kinds=[info.kind for info in infos],
-        series=series,
-        infos=lambda: infos,
-    )
-
-
-_NO_ROWS = IndexTable([], [], [], [], [], [], list)
-
-
-def write_index(rows: IndexTable, path: Path, fingerprint: str) -> None:
-    """Write rows to a Parquet file: first the files, then the series.
+def write_part(part: Part, store: Store, name: str) -> None:
+    """Write a part: first its files, then its series.
 
     Raises
     ------
     OSError
-        If the file can't be written.
+        If it can't be written.
     """
+    metadata = _metadata([len(part.entries), part.inside])
+    _write_table(store, name, _part_table(part).replace_schema_metadata(metadata))
+
+
+# --- the catalogue --------------------------------------------------------------------------------
+
+
+class Catalogue(NamedTuple):
+    """What the catalogue says beside the series.
+
+    Parameters
+    ----------
+    fingerprint : str
+        That of the key.
+    parts : list of (name, folder)
+        The parts in order, and the first folder of each.
+    reasons : dict of str to int
+        Number of files of each reason code; those that are used have none.
+    retry : bool
+        Whether the parts must be put together again although none has changed.
+    """
+
+    fingerprint: str
+    parts: list[tuple[str, str]]
+    reasons: dict[str, int]
+    retry: bool
+
+
+class StoredSeries(Sequence[IndexedSeries]):
+    """The series of a catalogue, read in batches; the file stays open, even if it is replaced."""
+
+    def __init__(self, file: parquet.ParquetFile) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        rows: int = self._file.metadata.num_rows
+        return rows
+
+    def __iter__(self) -> Iterator[IndexedSeries]:
+        for batch in self._file.iter_batches(_ROW_GROUP, use_threads=False):
+            yield from _series_rows(batch)
+
+    @overload
+    def __getitem__(self, index: int) -> IndexedSeries: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[IndexedSeries]: ...
+    def __getitem__(self, index: int | slice) -> IndexedSeries | Sequence[IndexedSeries]:
+        if isinstance(index, slice):
+            return list(itertools.islice(self, *index.indices(len(self))))
+        number = range(len(self))[index]
+        rows = self._file.read_row_group(number // _ROW_GROUP).slice(number % _ROW_GROUP, 1)
+        return next(_series_rows(rows))
+
+    def pieces(self) -> dict[int, dict[int, IndexedSeries]]:
+        """Map parts, and groups in them, to the series in several pieces to which they belong."""
+        from pyarrow import compute
+
+        found: dict[int, dict[int, IndexedSeries]] = {}
+        for batch in self._file.iter_batches(_ROW_GROUP, use_threads=False):
+            in_pieces = compute.greater(compute.list_value_length(batch[f"{_SERIES}pieces"]), 0)
+            for series in _series_rows(batch.filter(in_pieces)):
+                for part, group in series.pieces:
+                    found.setdefault(part, {})[group] = series
+        return found
+
+
+def write_catalogue(
+    store: Store, series: Iterable[IndexedSeries], catalogue: Callable[[], Catalogue]
+) -> None:
+    """Write the catalogue, a batch at a time; `catalogue` is called after the last series.
+
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+    import pyarrow as pa
     from pyarrow import parquet
 
-    metadata = {
-        _VERSION_FIELD: _version(),
-        _KEY_FIELD: fingerprint.encode(),
-        _FILE_COUNT_FIELD: str(len(rows)).encode(),
-    }
-    parquet.write_table(
-        _table(rows).replace_schema_metadata(metadata),
-        path,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
+    schema = _catalogue_schema()
+
+    def write(place: Any) -> None:
+        with parquet.ParquetWriter(
+            place, schema, compression="zstd", compression_level=1, write_page_checksum=True
+        ) as writer:
+            rows = iter(series)
+            while batch := list(itertools.islice(rows, _ROW_GROUP)):
+                writer.write_table(pa.table(_series_arrays(batch), schema))
+            writer.add_key_value_metadata(_metadata(catalogue()._asdict()))
+
+    store.write("", write)
+
+
+def read_catalogue(store: Store, fingerprint: str) -> tuple[Catalogue, StoredSeries] | None:
+    """Return the catalogue; None if it is missing, outdated, damaged or of another key."""
+    try:
+        file = store.open("")
+        catalogue = Catalogue(**_content_of(file, _catalogue_schema()))
+        codes = {reason.code for reason in Reason}
+        series = StoredSeries(file)
+        for batch in file.iter_batches(_ROW_GROUP, use_threads=False):  # damage shows here
+            if not codes.issuperset(filter(None, batch[f"{_SERIES}reason"].to_pylist())):
+                return None
+    except read_errors():
+        return None
+    return (catalogue, series) if catalogue.fingerprint == fingerprint else None
+
+
+# --- sorting --------------------------------------------------------------------------------------
+
+
+class SpreadFile(NamedTuple):
+    """A file of a series that goes on in another part: its series' key, its place, and itself."""
+
+    key: int
+    part: int
+    row: int
+    group: int
+    entry: FileEntry
+    info: FileInfo
+
+
+class SortedOnDisk:
+    """Sorts rows of which only some are in memory; the others lie in the store meanwhile.
+
+    Parameters
+    ----------
+    store : Store
+    key : function of a row
+    to_table, to_rows : functions
+        Make a table of rows, and rows of a batch of it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Callable[[Row], Any],
+        to_table: Callable[[list[Row]], pa.Table],
+        to_rows: Callable[[pa.RecordBatch], Iterable[Row]],
+    ) -> None:
+        self._store, self._key, self._to_table, self._to_rows = store, key, to_table, to_rows
+        self._rows: list[Any] = []
+        self._names: list[str] = []
+
+    def add(self, row: Any) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        if len(self._rows) >= SORTED_AT_ONCE:
+            self._rows.sort(key=self._key)
+            self._names.append(f"sorted-{uuid.uuid4().hex}")
+            table = self._to_table(self._rows)
+            # Small groups without dictionaries: a group of each piece is in memory at once
+            options = {"row_group_size": _BATCH, "use_dictionary": False}
+            _write_table(self._store, self._names[-1], table, **options)
+            self._rows = []
+
+    def rows(self) -> Iterator[Any]:
+        """Yield all rows in order."""
+        self._rows.sort(key=self._key)
+        try:
+            pieces = [self._piece(name) for name in self._names]
+            yield from heapq.merge(*pieces, self._rows, key=self._key)
+        finally:
+            self._store.remove(self._names)
+
+    def _piece(self, name: str) -> Iterator[Any]:
+        for batch in self._store.open(name).iter_batches(_BATCH, use_threads=False):
+            yield from self._to_rows(batch)
+
+
+def series_sorter(store: Store) -> SortedOnDisk:
+    """Sort series as `find_series` numbers them; skipped ones come last."""
+
+    def order(series: IndexedSeries) -> tuple[object, ...]:
+        uids = series.study_uid, series.series_uid
+        return (not series.slices, -series.n_files, *uids, series.first)
+
+    import pyarrow as pa
+
+    schema = _catalogue_schema()
+    return SortedOnDisk(
+        store, order, lambda rows: pa.table(_series_arrays(rows), schema), _series_rows
     )
 
 
-def read_index(path: Path, fingerprint: str) -> StoredIndex | None:
-    """Return the stored rows; None if the file is missing, outdated, damaged or of another key."""
-    try:
-        with _open_parquet(path) as file:
-            metadata = file.schema_arrow.metadata or {}
-            if metadata.get(_VERSION_FIELD) != _version():
-                return None
-            if metadata.get(_KEY_FIELD) != fingerprint.encode():
-                return None
-            if not file.schema_arrow.equals(_table(_NO_ROWS).schema):
-                return None
-            table = file.read(columns=list(_FILE_COLUMNS)).slice(
-                0, int(metadata[_FILE_COUNT_FIELD])
-            )
-            return StoredIndex(path, table)
-    except _read_errors():
-        return None
+def file_sorter(store: Store) -> SortedOnDisk:
+    """Sort files of spread series by series, then by place."""
+    import pyarrow as pa
+
+    places = ("key", "part", "row", "group_of")
+
+    def to_table(files: list[SpreadFile]) -> pa.Table:
+        arrays = _file_arrays([file.entry for file in files], [file.info for file in files])
+        for name, values in zip(
+            places, zip(*(file[:4] for file in files), strict=True), strict=True
+        ):
+            arrays[name] = pa.array(values, pa.int64())
+        return pa.table(arrays)
+
+    def to_rows(batch: pa.RecordBatch) -> Iterator[SpreadFile]:
+        entries = _entries([batch[name].to_pylist() for name in _STATE_COLUMNS])
+        infos = _infos([batch[name].to_pylist() for name in _INFO_COLUMNS])
+        rows = zip(*(batch[name].to_pylist() for name in places), entries, infos, strict=True)
+        return itertools.starmap(SpreadFile, rows)
+
+    return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
 
 
-def _open_parquet(path: Path) -> parquet.ParquetFile:
-    """Open the file; a page with a wrong checksum raises OSError."""
-    from pyarrow import parquet
-
-    if not path.is_file():
-        raise FileNotFoundError
-    return parquet.ParquetFile(path, page_checksum_verification=True)
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def _read_errors() -> tuple[type[Exception], ...]:
+def read_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions raised by reading a damaged or foreign file."""
     import pyarrow as pa
 
     return OSError, LookupError, TypeError, ValueError, pa.ArrowException
+
+
+def _metadata(content: Any) -> dict[bytes, bytes]:
+    """Return metadata of a file of ours; pages have checksums of their own, metadata have none."""
+    text = json.dumps(content).encode()
+    return {_VERSION_FIELD: _version(), _CONTENT_FIELD: text, _DIGEST_FIELD: _digest(text)}
+
+
+def _content_of(file: parquet.ParquetFile, schema: pa.Schema) -> Any:
+    """Return the content of `_metadata`; ValueError for a file of others or a damaged one."""
+    metadata = {**(file.schema_arrow.metadata or {}), **(file.metadata.metadata or {})}
+    if metadata.get(_VERSION_FIELD) != _version() or not file.schema_arrow.equals(schema):
+        raise ValueError("not an index of this version")
+    text = metadata[_CONTENT_FIELD]
+    if metadata[_DIGEST_FIELD] != _digest(text):
+        raise ValueError("damaged metadata")
+    return json.loads(text)
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
 def _version() -> bytes:
@@ -320,20 +622,32 @@ def _version() -> bytes:
     return f"{INDEX_VERSION} {__version__} {digest}".encode()
 
 
-def _unopened(entries: Iterable[FileEntry]) -> list[str]:
-    return ["" if entry.reason is None else entry.reason.code for entry in entries]
+def _write_table(store: Store, name: str, table: pa.Table, **more: Any) -> None:
+    from pyarrow import parquet
+
+    options = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True, **more}
+    store.write(name, lambda place: parquet.write_table(table, place, **options))
 
 
-def _table(rows: IndexTable) -> pa.Table:
+def _part_table(part: Part) -> pa.Table:
     import pyarrow as pa
 
-    return pa.concat_tables([_file_table(rows), _series_table(rows)], promote_options="default")
+    texts = pa.dictionary(pa.int32(), pa.string())
+    files = _file_arrays(part.entries, part.infos) | {
+        "reason": pa.array(part.reasons, texts),
+        "group": pa.array(part.groups, pa.int32()),
+        "fault": pa.array(part.faults, texts),
+    }
+    series = _series_arrays(part.series) | {f"{_SERIES}key": pa.array(part.keys, pa.int64())}
+    return pa.concat_tables([pa.table(files), pa.table(series)], promote_options="default")
 
 
-def _file_table(rows: IndexTable) -> pa.Table:
+_NO_FILES = Part([], [], [], [], [], [], [])
+
+
+def _file_arrays(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[str, pa.Array]:
     import pyarrow as pa
 
-    entries, infos = rows.entries, rows.infos()
     elements = [info.packed or _NO_ELEMENTS for info in infos]
     texts = pa.dictionary(pa.int32(), pa.string())
     columns: dict[str, tuple[list[Any], pa.DataType]] = {
@@ -341,10 +655,8 @@ def _file_table(rows: IndexTable) -> pa.Table:
         "size": ([e.size for e in entries], pa.int64()),
         "mtime_ns": ([e.mtime_ns for e in entries], pa.int64()),
         "inode": ([e.inode for e in entries], pa.uint64()),
-        "unopened": (_unopened(entries), texts),
-        "reason": (rows.reasons, texts),
-        "group": (rows.series_numbers, pa.int32()),
-        "gzipped": (rows.gzipped, pa.bool_()),
+        "unopened": (["" if e.reason is None else e.reason.code for e in entries], texts),
+        "gzipped": ([info.gzipped for info in infos], pa.bool_()),
         "kind": ([info.kind for info in infos], texts),
         "study": ([info.study for info in infos], texts),
         "series": ([info.series for info in infos], texts),
@@ -353,38 +665,82 @@ def _file_table(rows: IndexTable) -> pa.Table:
         "common": ([e.common for e in elements], pa.dictionary(pa.int32(), pa.binary())),
         "own": ([e.own for e in elements], pa.binary()),
     }
-    return pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
+    return {name: pa.array(values, kind) for name, (values, kind) in columns.items()}
 
 
-def _series_table(rows: IndexTable) -> pa.Table:
+def _entries(columns: Sequence[Sequence[Any]]) -> list[FileEntry]:
+    return [
+        FileEntry(os.fsdecode(path), size, time_ns, inode, Reason[code] if code else None)
+        for path, size, time_ns, inode, code in zip(*columns, strict=True)
+    ]
+
+
+def _infos(columns: Sequence[Sequence[Any]]) -> list[FileInfo]:
+    *texts, shared, own = columns
+    interned: dict[bytes, bytes] = {}
+    elements = (
+        EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
+        for common, per_file in zip(shared, own, strict=True)
+    )
+    return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]
+
+
+_OWN = (*_TEXTS, *_PATHS, *_NUMBERS, "slices", "files", "pieces")
+_SERIES_COLUMNS = (*_OWN, *SeriesInfo._fields)
+
+
+def _catalogue_schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.table(_series_arrays([])).schema
+
+
+def _series_arrays(all_series: Sequence[IndexedSeries]) -> dict[str, pa.Array]:
     import pyarrow as pa
 
     lists = {"shape": pa.int32(), "spacing": pa.float64()}
     kinds = {name: pa.list_(pa.field("element", kind)) for name, kind in lists.items()}
-    kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
-    columns: dict[str, list[Any]] = {
-        name: [getattr(series, name) for series in rows.series] for name in _SERIES_FIELDS
+    kinds |= {"number": pa.int64(), "contrast": pa.bool_()}
+    numbers = pa.list_(pa.field("element", pa.int32()))
+    columns: dict[str, tuple[list[Any], pa.DataType]] = {
+        **{name: ([getattr(s, name) for s in all_series], pa.string()) for name in _TEXTS},
+        **{
+            name: ([os.fsencode(getattr(s, name)) for s in all_series], pa.binary())
+            for name in _PATHS
+        },
+        **{name: ([getattr(s, name) for s in all_series], pa.int64()) for name in _NUMBERS},
+        "slices": ([s.slices for s in all_series], pa.bool_()),
+        "files": ([list(itertools.chain(*s.files)) for s in all_series], numbers),
+        "pieces": ([list(itertools.chain(*s.pieces)) for s in all_series], numbers),
     }
-    columns |= {n: [getattr(s.info, n) for s in rows.series] for n in SeriesInfo._fields}
-    arrays = {name: pa.array(v, kinds.get(name, pa.string())) for name, v in columns.items()}
-    return pa.table({f"{_SERIES}{name}": array for name, array in arrays.items()})
+    for name in SeriesInfo._fields:
+        values = [getattr(s.info, name) for s in all_series]
+        columns[name] = (values, kinds.get(name, pa.string()))
+    return {f"{_SERIES}{name}": pa.array(v, kind) for name, (v, kind) in columns.items()}
 
 
-def _read_series(path: Path, series_numbers: Sequence[int]) -> list[IndexedSeries]:
-    columns = [f"{_SERIES}{name}" for name in (*_SERIES_FIELDS, *SeriesInfo._fields)]
-    with _open_parquet(path) as file:
-        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
-        rows = file.read(columns=columns).slice(first).to_pylist()
-    files: list[list[int]] = [[] for _ in rows]
-    for n, number in enumerate(series_numbers):
-        if number >= 0:
-            files[number].append(n)
-    all_series = []
-    for row, members in zip(rows, files, strict=True):
-        info = SeriesInfo(*(row[f"{_SERIES}{name}"] for name in SeriesInfo._fields))
-        info = info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing))
-        if info.reason:
-            Reason[info.reason]  # KeyError for an unknown code
-        own = {name: row[f"{_SERIES}{name}"] for name in _SERIES_FIELDS}
-        all_series.append(IndexedSeries(**own, files=tuple(members), info=info))
-    return all_series
+def _series_rows(table: pa.Table | pa.RecordBatch) -> Iterator[IndexedSeries]:
+    def lists(*names: str) -> Iterator[list[Any]]:
+        return (table.column(f"{_SERIES}{name}").to_pylist() for name in names)
+
+    columns = (zip(*lists(*names), strict=True) for names in (_OWN, SeriesInfo._fields))
+    for own, texts in zip(*columns, strict=True):
+        *texts_of, first, path, unreadable, damaged, slices, files, pieces = own
+        info = SeriesInfo(*texts)
+        id_, study, kind, study_uid, series_uid, stamp = texts_of
+        yield IndexedSeries(
+            id=id_,
+            study=study,
+            kind=kind,
+            study_uid=study_uid,
+            series_uid=series_uid,
+            files=tuple(Run(*files[n : n + 3]) for n in range(0, len(files), 3)),
+            slices=slices,
+            info=info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing)),
+            first=os.fsdecode(first),
+            path=os.fsdecode(path),
+            stamp=stamp,
+            unreadable=unreadable,
+            damaged=damaged,
+            pieces=tuple((pieces[n], pieces[n + 1]) for n in range(0, len(pieces), 2)),
+        )

@@ -12,7 +12,7 @@ import itertools
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,27 +57,19 @@ class FileEntry(NamedTuple):
     reason: Reason | None = None
 
 
-def list_files(
-    paths: Sequence[Path | str],
-    many: int = 0,
-    on_many: Callable[[], None] | None = None,
-    out: Path | None = None,
-    *,
-    archives: bool = False,
-) -> list[FileEntry]:
-    """List files, folders with all folders below, archives, DICOMDIRs and glob patterns.
+class FileWalk:
+    """Lists folders with all folders below, files, archives, DICOMDIRs and glob patterns.
 
     Links to files and folders are followed; each folder is entered once. Unreadable files, pipes,
     sockets and devices are listed with a reason, and not opened. Files that scanloom wrote to an
     output folder are skipped, unless that folder or a path inside it was given explicitly.
 
+    Real paths take precedence over links: linked folders come after all others, and linked files
+    after everything else. What is kept in memory is the identity of each folder, and the links.
+
     Parameters
     ----------
     paths : sequence of Path or str
-    many : int
-        Number of files above which `on_many` is called.
-    on_many : callable or None
-        Called once, while the remaining files are listed: starts worker processes, for example.
     out : Path or None
         The caller's output folder; its results are skipped even if it was given explicitly.
     archives : bool
@@ -88,23 +80,82 @@ def list_files(
     ScanError
         NOT_FOUND if a path does not exist.
     """
-    entries: dict[str, FileEntry] = {}
-    explicit = [os.path.abspath(path) for path in paths]
-    roots = [root for path in explicit for root in _expand(path)]
-    listed_below = frozenset(roots)
-    walker = _Walker(explicit, out, archives=archives)
-    # The longest paths first: a named path is never excluded by the folder around it
-    for root in sorted(roots, key=len, reverse=True):
-        for entry in _list_root(root, walker):
-            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
-                continue
-            entries.setdefault(entry.path, entry)
-            if on_many and len(entries) > many:
-                on_many()
-                on_many = None
-    for entry in walker.linked():
-        entries.setdefault(entry.path, entry)
-    return _mark_duplicate_links(list(entries.values()), walker.links)
+
+    def __init__(
+        self, paths: Sequence[Path | str], out: Path | None = None, *, archives: bool = False
+    ) -> None:
+        explicit = [os.path.abspath(path) for path in paths]
+        self._roots = [root for path in explicit for root in _expand(path)]
+        self._walker = _Walker(explicit, out, archives=archives)
+        self._linked_roots: list[FileEntry] = []
+
+    def folders(self) -> Iterator[tuple[str, list[FileEntry]]]:
+        """Yield each folder and its files, in a fixed order; a path that is a file has its own."""
+        listed_below = frozenset(self._roots)
+        listed: set[str] = set()  # paths that may be met again: of roots, or of no known folder
+        walked: list[str] = []
+        # The longest paths first: a named path is never excluded by the folder around it
+        for root in sorted(self._roots, key=len, reverse=True):
+            is_folder = os.path.isdir(root)
+            batches = self._walker.below(root) if is_folder else [_list_root(root)]
+            for folder, files in batches:
+                new: dict[str, FileEntry] = {}
+                for entry in files:
+                    if entry.path in listed or (
+                        entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below
+                    ):
+                        continue
+                    if is_folder:
+                        new.setdefault(entry.path, entry)
+                    elif os.path.islink(entry.path):  # it waits: a folder may have it too
+                        self._linked_roots.append(entry)
+                    elif not self._was_walked(entry.path, walked):
+                        new.setdefault(entry.path, entry)
+                listed.update(e.path for e in files if not is_folder or not e.inode)
+                yield folder, list(new.values())
+            if is_folder:
+                walked.append(root + os.sep)
+        for folder, files in self._walker.linked():
+            yield folder, [entry for entry in files if entry.path not in listed]
+
+    def links(self, paths_of: Callable[[Set[int]], Iterable[str]]) -> list[FileEntry]:
+        """Return the linked files, once all folders are listed.
+
+        A link to a file that was listed, or is the target of an earlier link, is DUPLICATE_LINK.
+        `paths_of` returns the listed paths that have one of these inodes.
+        """
+        links, roots = self._walker.links, self._linked_roots
+        found = {entry.path: entry for entry in (*roots, *links.values())}
+        if not found:
+            return []
+        inodes = frozenset(entry.inode for entry in found.values())
+        others = {*paths_of(inodes), *(entry.path for entry in roots)} - links.keys()
+        real = {os.path.realpath(path.split(MEMBER_SEPARATOR)[0]) for path in others}
+        marked = []
+        for entry in found.values():
+            if entry.path in links:
+                target = os.path.realpath(entry.path)
+                if target in real:
+                    entry = entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK)
+                elif target.lower().endswith(ARCHIVE_SUFFIXES):
+                    entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
+                real.add(target)
+            marked.append(entry)
+        return marked
+
+    def _was_walked(self, path: str, walked: Iterable[str]) -> bool:
+        """Return whether a file that a DICOMDIR names was listed with a folder given explicitly."""
+        return path.startswith(tuple(walked)) and self._walker.has_entered(os.path.dirname(path))
+
+
+def list_files(
+    paths: Sequence[Path | str], out: Path | None = None, *, archives: bool = False
+) -> list[FileEntry]:
+    """Return the files of a `FileWalk`, whose parameters and errors these are."""
+    walk = FileWalk(paths, out, archives=archives)
+    entries = [entry for _, files in walk.folders() for entry in files]
+    linked = walk.links(lambda inodes: (e.path for e in entries if e.inode in inodes))
+    return entries + linked
 
 
 def stamp_of(entries: Iterable[FileEntry]) -> str:
@@ -120,7 +171,7 @@ def stamp_of(entries: Iterable[FileEntry]) -> str:
 def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
     """Refuse paths without any file, before other work is done.
 
-    The parameters are those of `list_files`.
+    The parameters are those of `FileWalk`.
 
     Raises
     ------
@@ -131,8 +182,11 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
     explicit = [os.path.abspath(path) for path in paths]
     walker = _Walker(explicit, out)
     roots = [root for path in explicit for root in _expand(path)]
-    files = (entry for root in roots for entry in _list_root(root, walker))
-    if next(itertools.chain(files, walker.linked()), None) is None:
+    listed = itertools.chain(
+        *(walker.below(root) if os.path.isdir(root) else [_list_root(root)] for root in roots),
+        walker.linked(),
+    )
+    if not (any(files for _, files in listed) or walker.links):
         detail = "there is no file at this path" if len(explicit) == 1 else "no path has a file"
         raise ScanError(Reason.NO_IMAGES, detail, "\n".join(explicit))
 
@@ -177,14 +231,13 @@ def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
     return [path for path in matching if not is_result(path)]
 
 
-def _list_root(path: str, walker: _Walker) -> Iterable[FileEntry]:
-    if os.path.isdir(path):
-        return walker.below(path)
+def _list_root(path: str) -> tuple[str, list[FileEntry]]:
+    """Return the path of a file, archive or DICOMDIR, and the files that it stands for."""
     if is_archive(path):
-        return _list_archive(path)
+        return path, _list_archive(path)
     if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):
-        return _list_dicomdir(path)
-    return [_entry(path)]
+        return path, _list_dicomdir(path)
+    return path, [_entry(path)]
 
 
 def _entry(path: str) -> FileEntry:
@@ -203,7 +256,7 @@ def _entry_of_state(path: str, state: os.stat_result, reason: Reason | None = No
 
 
 class _Walker:
-    """Lists folders recursively; linked folders come last, so that real paths take precedence.
+    """Lists folders recursively; linked folders and files are kept for later.
 
     `explicit` folders are never excluded; `out` is the caller's output folder; `archives` says
     whether to list the members of archives that were not given explicitly.
@@ -212,15 +265,24 @@ class _Walker:
     def __init__(
         self, explicit: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
     ) -> None:
-        self.links: set[str] = set()  # paths of entries that are links to files
+        self.links: dict[str, FileEntry] = {}  # links to files, by path
         self._archives = archives
         self._explicit = frozenset(explicit)
         self._out = _identity(out)
-        self._entered: set[tuple[int, int]] = set()
+        self._entered: set[int] = set()  # identities of folders, as of `_key_of`
         self._linked: list[tuple[str, Reason | None]] = []
 
-    def below(self, root: str, root_reason: Reason | None = None) -> Iterator[FileEntry]:
-        """Yield the files of a folder and of all folders below it, ordered by name."""
+    def has_entered(self, folder: str) -> bool:
+        """Return whether the files of a folder were listed."""
+        try:
+            return _key_of(os.stat(folder)) in self._entered
+        except OSError:
+            return False
+
+    def below(
+        self, root: str, root_reason: Reason | None = None
+    ) -> Iterator[tuple[str, list[FileEntry]]]:
+        """Yield a folder and all folders below it with their files, ordered by name."""
         waiting = [(root, root_reason)]
         while waiting:
             folder, reason = waiting.pop()
@@ -229,17 +291,18 @@ class _Walker:
                 with os.scandir(folder) as listing:
                     children = sorted(listing, key=_by_name)
             except OSError:
-                yield FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)
+                yield folder, [FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)]
                 continue
             identity = state.st_dev, state.st_ino
-            if identity in self._entered:
+            if _key_of(state) in self._entered:
                 continue
-            self._entered.add(identity)
+            self._entered.add(_key_of(state))
             names = [child.name for child in children]
             bids = BIDS_MARKER in names
             if results := self._results(folder, identity, names):
                 children = [child for child in children if child.name not in results]
             folders: list[tuple[str, Reason | None]] = []
+            files: list[FileEntry] = []
             for child in children:
                 excluded = Reason.LEFT_OUT if bids and child.name in BIDS_EXCLUDED else reason
                 try:
@@ -249,13 +312,14 @@ class _Walker:
                 if entry is None:
                     continue
                 if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
-                    yield from _list_archive(entry.path)
+                    files += _list_archive(entry.path)
                 else:
-                    yield entry
+                    files.append(entry)
+            yield folder, files
             waiting.extend(reversed(folders))
 
-    def linked(self) -> Iterator[FileEntry]:
-        """Yield the files of linked folders that were not listed yet."""
+    def linked(self) -> Iterator[tuple[str, list[FileEntry]]]:
+        """Yield the linked folders that were not entered yet, with their files."""
         while self._linked:
             yield from self.below(*self._linked.pop(0))
 
@@ -272,7 +336,7 @@ class _Walker:
         reason: Reason | None,
         folders: list[tuple[str, Reason | None]],
     ) -> FileEntry | None:
-        """Return the entry of a file; None for a folder, which is added to a list."""
+        """Return the entry of a file; None for a folder, added to a list, and for links."""
         if child.is_dir(follow_symlinks=False):  # first: a listing tells it without another call
             folders.append((child.path, reason))
             return None
@@ -281,10 +345,16 @@ class _Walker:
                 self._linked.append((child.path, reason))
                 return None
         elif child.is_symlink():
-            self.links.add(child.path)
+            self.links[child.path] = _entry_of_state(child.path, child.stat(), reason)
+            return None
         elif reason is None and child.name.lower().endswith(ARCHIVE_SUFFIXES):
             reason = Reason.NESTED_ARCHIVE
         return _entry_of_state(child.path, child.stat(), reason)
+
+
+def _key_of(state: os.stat_result) -> int:
+    """Return device and inode of a folder as one number: an archive has a million folders."""
+    return state.st_dev << 64 | state.st_ino
 
 
 def _identity(folder: Path | None) -> tuple[int, int] | None:
@@ -294,27 +364,6 @@ def _identity(folder: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return (state.st_dev, state.st_ino) if state else None
-
-
-def _mark_duplicate_links(entries: list[FileEntry], links: set[str]) -> list[FileEntry]:
-    """Mark links to files that are entries themselves or the target of an earlier link."""
-    if not links:
-        return entries
-    inodes = {e.inode for e in entries if e.path in links}
-    files = {e.path.split(MEMBER_SEPARATOR)[0] for e in entries if e.inode in inodes}
-    real = {os.path.realpath(path) for path in files if path not in links}
-    marked = []
-    for entry in entries:
-        if entry.path in links:
-            target = os.path.realpath(entry.path)
-            if target in real:
-                marked.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
-                continue
-            real.add(target)
-            if target.lower().endswith(ARCHIVE_SUFFIXES):
-                entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
-        marked.append(entry)
-    return marked
 
 
 def _list_archive(path: str) -> list[FileEntry]:

@@ -33,8 +33,8 @@ KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK, CROSSWALK_LINES = "crosswalk.parquet", "crosswalk.jsonl"
 LOCK = ".lock"
 LINK_FREE_ENTRIES = (
-    *("cases", ".work", PRIVATE, "engines", "report", "report/thumbs", "bids", "review"),
-    *("report/data", "private/report", "review/revisions"),
+    *("cases", ".work", PRIVATE, f"{PRIVATE}/index", "engines", "report", "report/thumbs", "bids"),
+    *("report/data", "private/report", "review", "review/revisions"),
 )
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 

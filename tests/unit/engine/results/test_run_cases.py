@@ -9,7 +9,7 @@ from scanloom.engine.results.run_cases import RunCases
 from scanloom.engine.results.tables import CaseEnding
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
-from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.storage import IndexedSeries, Run
 from scanloom.io.output.failures import write_failure
 
 NAMES = [f"case{n}" for n in range(8)]
@@ -22,7 +22,7 @@ def case(name: str) -> Case:
 def inputs(name: str) -> Inputs:
     """Return two channels, the second of which is the same series for all cases."""
     return tuple(
-        IndexedSeries(series, "", "nifti", "", "", (0,), True, SeriesInfo())
+        IndexedSeries(series, "", "nifti", "", "", (Run(0, 0, 1),), True, SeriesInfo())
         for series in (name, "shared")
     )
 

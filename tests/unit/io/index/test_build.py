@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.header import header as header_module
 from scanloom.io.formats import VolumeFormat
 from scanloom.io.identity import key_fingerprint
-from scanloom.io.index import build as module
 from scanloom.io.index import inspection as survey_module
+from scanloom.io.index import parts, storage
 from scanloom.io.index.build import INDEX_NAME, Index, build_index, cached_index_path
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import PRIVATE
@@ -57,23 +58,20 @@ def archive(tmp_path: Path) -> Path:
 
 
 def outcomes(index: Index, root: Path) -> Outcomes:
-    pairs = zip(index.table.entries, index.outcomes(), strict=True)
-    return {os.path.relpath(entry.path, root): became for entry, became in pairs}
+    return {os.path.relpath(file.entry.path, root): file.outcome for file in index.files()}
 
 
 def rows(index: Index) -> list[Any]:
-    """Return all that an index says, file by file and series by series."""
+    """Return all that an index says, file by file and series by series, whatever its parts."""
     files = [
-        (
-            entry,
-            became,
-            index.table.reasons[n],
-            index.table.series_numbers[n],
-            index.table.gzipped[n],
-        )
-        for n, (entry, became) in enumerate(zip(index.table.entries, index.outcomes(), strict=True))
+        (file.entry, file.outcome, file.reason, file.series and file.series.id, info)
+        for file, info in zip(index.files(), index.infos(), strict=True)
     ]
-    return [files, index.table.series, index.series, index.table.infos(), index.counts()]
+    series = [
+        (one._replace(files=(), pieces=()), one.n_files, list(index.paths_of(one)))
+        for one in index.series
+    ]
+    return [files, series, index.counts(), index.reasons]
 
 
 def used(index: Index) -> int:
@@ -97,7 +95,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def with_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let other processes help with few files, and cut folders and series in pieces."""
     for name, value in (("MIN_FILES_FOR_WORKERS", 0), ("_CHUNK", 3), ("_LARGEST", 7)):
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(parts, name, value)
 
 
 # --- what is found --------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ def test_an_index_and_the_finder_know_the_same_series(messy: tuple[Path, Outcome
     ours = [series for series in build_index([root], KEY).series if series.slices]
     theirs = find_series(root)
     assert [series.series_uid for series in ours] == [series.series_uid for series in theirs]
-    assert [len(series.files) for series in ours] == [len(series.files) for series in theirs]
+    assert [series.n_files for series in ours] == [len(series.files) for series in theirs]
 
 
 def test_the_whole_archive_is_the_same_with_helpers_stored_or_fresh(
@@ -170,7 +168,7 @@ def test_a_file_and_two_folders_that_overlap_are_counted_once(archive: Path) -> 
     whole = build_index([archive], KEY)
     paths = [archive, archive / "a", str(archive / "b" / ".."), archive / "c"]
     index = build_index(paths, KEY)
-    assert len(index.table) == 15
+    assert index.counts()["found"] == 15
     assert outcomes(index, archive) == outcomes(whole, archive)
     assert [series.id for series in index.series] == [series.id for series in whole.series]
 
@@ -179,7 +177,7 @@ def test_a_zip_archive_that_is_named_is_looked_into(tmp_path: Path) -> None:
     names = write_zip(tmp_path / "scans.zip")
     index = build_index([tmp_path / "scans.zip"], KEY)
     assert index.counts() == {"found": 5, "used": 4, "skipped": 1, "ambiguous": 0, "failed": 0}
-    inside = {entry.path.partition("\0")[2] for entry in index.table.entries}
+    inside = {file.entry.path.partition("\0")[2] for file in index.files()}
     assert inside == {*names, "deep/read me"}
     again = build_index([tmp_path / "scans.zip"], KEY)
     assert again.opened == 0
@@ -232,10 +230,11 @@ def test_a_change_gives_what_a_fresh_index_gives(
     opened.clear()
     after = build_index([archive], KEY)
     assert after.opened == len(opened) == {"new": 3, "removed": 0}.get(change, 1)
-    cached_index_path([archive]).unlink()
-    assert rows(after) == rows(build_index([archive], KEY))
+    ours = rows(after)
+    shutil.rmtree(cached_index_path([archive]).parent)
+    assert ours == rows(build_index([archive], KEY))
     remaining = {"shorter": 10, "swapped": 15, "new": 18, "removed": 10, "moved": 15}
-    assert used(after) == remaining[change]
+    assert ours[2]["used"] == remaining[change]
 
 
 @pytest.mark.parametrize(
@@ -310,9 +309,12 @@ def test_the_index_is_for_its_owner_alone(archive: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_a_damaged_index_is_made_anew(archive: Path) -> None:
-    fresh = build_index([archive], KEY)
+@pytest.mark.parametrize("of", ["a part", "the catalogue"])
+def test_a_damaged_index_is_made_anew(archive: Path, of: str) -> None:
+    fresh = rows(build_index([archive], KEY))
     path = cached_index_path([archive])
+    if of == "a part":
+        [path] = path.with_suffix("").iterdir()
     good = path.read_bytes()
     chance = random.Random(3)
     damaged = [b"", b"PAR1", good[:-1], good[: len(good) // 2], good[4:], bytes(len(good))]
@@ -326,19 +328,24 @@ def test_a_damaged_index_is_made_anew(archive: Path) -> None:
     for data in damaged:
         path.write_bytes(data)
         again = build_index([archive], KEY)
-        assert [list(again.outcomes()), again.series] == [list(fresh.outcomes()), fresh.series]
+        assert rows(again) == fresh
         path.write_bytes(data)
         os.utime(changed, ns=(0, 0))  # so that all of the file is needed
         again = build_index([archive], KEY)
         os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
-        assert again.table.infos() == fresh.table.infos()
-        assert again.series == fresh.series
+        assert list(again.infos()) == [info for *_, info in fresh[0]]
+        assert [one.id for one in again.series] == [one.id for one, *_ in fresh[1]]
 
 
+@pytest.mark.parametrize("of", ["a part", "the catalogue"])
 @pytest.mark.parametrize("metadata", [{}, {"scanloom.index": "0"}, None])
-def test_a_table_of_others_is_no_index(archive: Path, metadata: dict[str, str] | None) -> None:
+def test_a_table_of_others_is_no_index(
+    archive: Path, metadata: dict[str, str] | None, of: str
+) -> None:
     fresh = rows(build_index([archive], KEY))
     path = cached_index_path([archive])
+    if of == "a part":
+        [path] = path.with_suffix("").iterdir()
     table = pa.table({"path": [1, 2]})
     if metadata is None:  # of ours, as the file says
         stored_metadata = parquet.read_schema(path).metadata
@@ -347,15 +354,13 @@ def test_a_table_of_others_is_no_index(archive: Path, metadata: dict[str, str] |
         table = table.replace_schema_metadata(metadata)
     parquet.write_table(table, path)
     again = build_index([archive], KEY)
-    assert (rows(again), again.opened) == (fresh, 15)
+    assert (rows(again), again.opened) == (fresh, 15 if of == "a part" else 0)
 
 
 def test_an_index_of_another_version_is_made_anew(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may judge otherwise."""
-    from scanloom.io.index import storage
-
     build_index([archive], KEY)
     monkeypatch.setattr(storage, "__version__", "0.0.0")
     assert build_index([archive], KEY).opened == 15
@@ -372,8 +377,6 @@ def test_an_index_of_fewer_formats_is_made_anew(
     archive: Path, monkeypatch: pytest.MonkeyPatch, table: str, added: object
 ) -> None:
     """A file that had no format may have the added one."""
-    from scanloom.io.index import storage
-
     build_index([archive], KEY)
     assert build_index([archive], KEY).opened == 0
     monkeypatch.setattr(storage, table, (*getattr(storage, table), added))
@@ -397,11 +400,12 @@ def test_an_index_that_was_killed_while_it_was_stored_is_made_again(
 import os, signal
 from pathlib import Path
 from scanloom.io.index import build
-build.write_index = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from pyarrow import parquet
+parquet.write_table = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 build.build_index([{str(archive)!r}], {KEY!r}, Path({str(tmp_path)!r}))
 """
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
-    (draft,) = (tmp_path / PRIVATE).glob(f".{INDEX_NAME}.*")
+    (draft,) = (tmp_path / PRIVATE / "index").glob(".*.parquet.*")
     assert draft.is_dir()
 
     assert build_index([archive], KEY, tmp_path).opened == 15

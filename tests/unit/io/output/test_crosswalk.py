@@ -103,7 +103,7 @@ def test_a_series_of_an_index_is_told_packed_or_not(pack: str, tmp_path: Path) -
 
     assert (source.path, source.files, source.series_uid) == (
         str(scans),
-        len(indexed.files),
+        indexed.n_files,
         uid("series"),
     )
     assert (source.patient_id, source.accession_number) == ("4711", "A1")

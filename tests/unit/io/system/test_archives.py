@@ -121,7 +121,7 @@ def test_archives_that_can_not_be_used_fail_alone(tmp_path: Path, volume: bytes)
 
     index = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
 
-    outcome = dict(zip((e.path for e in index.table.entries), codes(index), strict=True))
+    outcome = {file.entry.path: file.outcome[1] for file in index.files()}
     reported = {Path(path.split("\0")[0]).name: code for path, code in outcome.items()}
     assert reported == {"a.nii": "", **expected}
     check_sum(index, 1 + len(expected))
