@@ -125,7 +125,8 @@ class ReportPage {
     try {
       return await asked;
     } catch {
-      byId("count").textContent = "The files of this page are not here: it was written anew, or stands alone. Reload it.";
+      byId("count").textContent =
+        "The files of this page are not here: it was written anew, or stands alone. Reload it.";
       return undefined;
     }
   }
@@ -228,8 +229,9 @@ class ReportPage {
   async draw() {
     const turn = ++this.turn;
     const first = this.page * PAGE;
-    const places = [...this.shown.slice(first, first + PAGE)];
-    const records = await this.fetched(Promise.all(places.map((place) => this.index.row(place))));
+    const places = this.shown.slice(first, first + PAGE);
+    const rows = Array.from(places, (place) => this.index.row(place));
+    const records = await this.fetched(Promise.all(rows));
     if (!records || turn !== this.turn) return;
     byId("rows").replaceChildren(...records.map((record) => this.rowOf(record)));
     byId("count").textContent = `${this.shown.length} of ${this.count} series`;

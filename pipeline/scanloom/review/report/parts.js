@@ -2,6 +2,12 @@
 
 const MAX_PARTS = 100; // with rows, which are kept
 
+const withEnds = (text) => {
+  const ends = [];
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) ends.push(at);
+  return { text, ends: Uint32Array.from([...ends, text.length]) };
+};
+
 export class Parts {
   /**
    * @param {?Object<string, *>} known The parts, by name, if they are in the page.
@@ -139,14 +145,9 @@ export class Index {
 
   // Words of all rows: one text a part, with the end of each row in it.
   words() {
-    const decode = (text) => {
-      const ends = [];
-      for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) ends.push(at);
-      return { text, ends: Uint32Array.from([...ends, text.length]) };
-    };
     const count = Math.ceil(this.count / this.sizes.words);
     return Promise.all(
-      Array.from({ length: count }, (_, n) => this.column(`words-${n}`, decode)),
+      Array.from({ length: count }, (_, n) => this.column(`words-${n}`, withEnds)),
     );
   }
 

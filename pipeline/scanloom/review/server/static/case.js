@@ -223,17 +223,19 @@ class CasePage {
   }
 
   step(direction) {
-    this.steps = this.steps.then(async () => {
-      try {
-        // a request that failed is sent again
-        const { before, after } = await this.beside.catch(() => this.near(this.shownId));
-        const [id] = direction > 0 ? after : before;
-        if (id) this.go(id);
-        else say(`This is the ${direction > 0 ? "last" : "first"} case of the list.`);
-      } catch (error) {
-        this.failed(error);
-      }
-    });
+    this.steps = this.steps.then(() => this.goBeside(direction));
+  }
+
+  async goBeside(direction) {
+    try {
+      // a request that failed is sent again
+      const { before, after } = await this.beside.catch(() => this.near(this.shownId));
+      const [id] = direction > 0 ? after : before;
+      if (id) this.go(id);
+      else say(`This is the ${direction > 0 ? "last" : "first"} case of the list.`);
+    } catch (error) {
+      this.failed(error);
+    }
   }
 
   async verdictSaved(id) {
