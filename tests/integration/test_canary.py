@@ -210,7 +210,7 @@ def test_messages_of_index_have_no_identity(site: Site, segmented: Ended, tmp_pa
         assert not birds(output_of(ended)), output_of(ended)
         assert not UID.search(output_of(ended))
     assert ended.document["files"]["found"] > 100
-    assert [path.name for path in results(tmp_path / "out")] == ["private"]
+    assert [path.name for path in results(tmp_path / "out")] == ["private", "index"]
 
 
 @pytest.mark.slow

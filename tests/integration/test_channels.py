@@ -165,6 +165,7 @@ def test_a_dataset_has_all_inputs_in_the_order_of_the_model(tmp_path, archive, m
             np.testing.assert_allclose(image.GetDirection(), other.GetDirection(), atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("channels", "message"),
     [

@@ -114,6 +114,7 @@ def test_a_row_may_name_a_series_a_patient_and_a_day(files: list[Path], tmp_path
     assert same_data(files, kept(tmp_path / "out"))
 
 
+@pytest.mark.thorough
 def test_words_and_modality_choose_series(files: list[Path], tmp_path: Path) -> None:
     with serving(files) as archive:
         none = fetch(tmp_path, archive, "--words", "thorax abdomen")
@@ -125,6 +126,7 @@ def test_words_and_modality_choose_series(files: list[Path], tmp_path: Path) -> 
     assert same_data(files, kept(tmp_path / "out"))
 
 
+@pytest.mark.thorough
 def test_two_at_a_time_and_doubled_rows(files: list[Path], tmp_path: Path) -> None:
     with serving(files) as archive:
         table = write_table(tmp_path, "A1", "A2", "A1", "A2", "A1")
@@ -136,6 +138,7 @@ def test_two_at_a_time_and_doubled_rows(files: list[Path], tmp_path: Path) -> No
     assert [row["row"] for row in rows_of(tmp_path)] == ["1", "2", "3", "4", "5"]
 
 
+@pytest.mark.thorough
 def test_tls_takes_the_authority_of_the_page_only(files: list[Path], tmp_path: Path) -> None:
     """Questions and C-GET; `ask` of a peer is a node like the source."""
     for name in ("good", "other"):
@@ -202,6 +205,7 @@ def test_a_source_that_ignores_keys_gives_no_other_study(files: list[Path], tmp_
     assert same_data(files[5:], kept(tmp_path / "out"))
 
 
+@pytest.mark.thorough
 def test_more_than_is_listed_is_not_whole(files: list[Path], tmp_path: Path) -> None:
     with serving(files, more=2) as archive:
         ended = fetch(tmp_path, archive, "--table", write_table(tmp_path, "A1"))
@@ -244,6 +248,7 @@ def test_a_c_move_with_failures_keeps_the_others(files: list[Path], tmp_path: Pa
     assert len(kept(tmp_path / "out")) == 9
 
 
+@pytest.mark.thorough
 def test_a_title_that_the_source_does_not_know(files: list[Path], tmp_path: Path) -> None:
     with serving(files, gets=False) as archive:
         ended = fetch(tmp_path, archive)
@@ -252,6 +257,7 @@ def test_a_title_that_the_source_does_not_know(files: list[Path], tmp_path: Path
     assert "it does not know the title that it was to send to" in ended.err
 
 
+@pytest.mark.thorough
 def test_classes_that_are_not_told_follow_from_the_modality(
     files: list[Path], tmp_path: Path
 ) -> None:
@@ -268,6 +274,7 @@ def test_classes_that_are_not_told_follow_from_the_modality(
     assert same_data([*files, *scout], kept(tmp_path / "out"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["get", "move"])
 def test_a_source_that_stops_in_the_middle_is_tried_again(
     how: str, files: list[Path], tmp_path: Path
@@ -279,6 +286,7 @@ def test_a_source_that_stops_in_the_middle_is_tried_again(
     assert same_data(files, kept(tmp_path / "out"))
 
 
+@pytest.mark.thorough
 def test_a_c_get_that_ends_the_association_becomes_a_c_move(
     files: list[Path], tmp_path: Path
 ) -> None:
@@ -290,6 +298,7 @@ def test_a_c_get_that_ends_the_association_becomes_a_c_move(
     assert same_data(files, kept(tmp_path / "out"))
 
 
+@pytest.mark.thorough
 def test_a_source_that_always_stops_is_given_up(files: list[Path], tmp_path: Path) -> None:
     with serving(files, ends_after=0) as archive:
         ended = fetch(tmp_path, archive, retrieve="get")
@@ -299,6 +308,7 @@ def test_a_source_that_always_stops_is_given_up(files: list[Path], tmp_path: Pat
     assert "5 objects of 5 did not come: it ended the association before its answer" in ended.err
 
 
+@pytest.mark.thorough
 def test_a_silent_source_is_left(files: list[Path], tmp_path: Path) -> None:
     with serving(files, silent_after=0) as archive:
         table, began = write_table(tmp_path, "A1"), time.monotonic()
@@ -344,6 +354,7 @@ def test_an_unknown_name_is_a_mistake_of_the_page(files: list[Path], tmp_path: P
     assert "no source is called pasc: did you mean pacs?" in ended.err
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_away_is_not_tried_for_every_row(
     files: list[Path], tmp_path: Path
 ) -> None:
@@ -359,6 +370,7 @@ def test_a_source_that_is_away_is_not_tried_for_every_row(
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_rates_are_kept(files: list[Path], tmp_path: Path) -> None:
     with serving(files) as archive:
         began = time.monotonic()
@@ -368,6 +380,7 @@ def test_rates_are_kept(files: list[Path], tmp_path: Path) -> None:
     assert 2 <= time.monotonic() - began < 15
 
 
+@pytest.mark.thorough
 def test_outside_its_hours_a_source_is_not_asked(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_silent_target_stops_no_other(case: Path, tmp_path: Path) -> None:
     assert {line.target for line in outbox.open_lines()} == {"silent"}
 
 
+@pytest.mark.thorough
 def test_a_target_that_comes_back_gets_everything(case: Path, tmp_path: Path) -> None:
     outbox, port = outbox_of(tmp_path), free_port()
     outbox.add(case, "pacs")

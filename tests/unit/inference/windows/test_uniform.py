@@ -69,8 +69,8 @@ MODELS: dict[str, tuple[Callable[[Path], ModelCard], Callable[[], Volume]]] = {
         lambda f: card_in(f, decision=Threshold(), activation="sigmoid"),
         noisy_air,
     ),
-    "nnU-Net's CT": (lambda f: of_nnunet(f, "CTNormalization"), noisy_air),
     "nnU-Net's z-score": (lambda f: of_nnunet(f, "ZScoreNormalization"), empty),
+    "nnU-Net's CT": (lambda f: of_nnunet(f, "CTNormalization"), noisy_air),
     "nnU-Net's masked z-score": (
         lambda f: of_nnunet(f, "ZScoreNormalization", masked=True),
         empty,
