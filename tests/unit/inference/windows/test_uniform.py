@@ -64,13 +64,13 @@ MODELS: dict[str, tuple[Callable[[Path], ModelCard], Callable[[], Volume]]] = {
         lambda f: card_in(f, channels=MR, after=(Normalize(nonzero=True),)),
         empty,
     ),
+    "nnU-Net's z-score": (lambda f: of_nnunet(f, "ZScoreNormalization"), empty),
+    "nnU-Net's CT": (lambda f: of_nnunet(f, "CTNormalization"), noisy_air),
     "minimum to maximum": (lambda f: card_in(f, channels=MR, after=(ScaleMinMax(),)), empty),
     "overlapping structures": (
         lambda f: card_in(f, decision=Threshold(), activation="sigmoid"),
         noisy_air,
     ),
-    "nnU-Net's z-score": (lambda f: of_nnunet(f, "ZScoreNormalization"), empty),
-    "nnU-Net's CT": (lambda f: of_nnunet(f, "CTNormalization"), noisy_air),
     "nnU-Net's masked z-score": (
         lambda f: of_nnunet(f, "ZScoreNormalization", masked=True),
         empty,
