@@ -254,7 +254,7 @@ def _read(out: Path, columns: Sequence[str] = COLUMNS, wanted: _Wanted | None = 
     while True:
         try:
             appended = open_regular_file(lines)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return _read_table(table, columns, wanted)
         except OSError as exc:
             raise _unreadable(CROSSWALK_LINES, exc) from exc
@@ -372,7 +372,7 @@ def _size(path: Path) -> int:
 def _state(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
