@@ -531,11 +531,19 @@ class Killer:
             self.archive.start(self.environment)
         else:
             part = PARTS.get(victim, NETWORK)
-            [process, *_] = wait_for(
-                lambda: [p for p, name in processes(self.mark).items() if part in name], 120
-            )
+
+            def running() -> list[int]:
+                return [p for p, name in processes(self.mark).items() if part in name]
+
+            if victim == "network":  # it may have ended, if all that came is segmented
+                look_for(running, 40, 0.1)
+            else:
+                wait_for(running, 120)
+            found = running()
+            if not found:
+                return
             with suppress(ProcessLookupError):
-                os.kill(process, 9)
+                os.kill(found[0], 9)
         self.kills[victim] += 1
         if victim == "receiver":
             time.sleep(0.1)  # an answer may be on its way

@@ -673,7 +673,9 @@ def test_a_long_list_is_sent_by_pages_and_then_by_what_changed(
         assert [[row[0] for row in each["cases"]] for each in news] == [[names[2]]]
 
         tab.click("text=Open 419")
-        tab.wait_for_function("document.getElementById('count').textContent.startsWith('419 of')")
+        tab.wait_for_function(
+            "() => document.getElementById('count').textContent.startsWith('419 of')"
+        )
         ben.wait_for_function(
             "name => document.querySelector('#name').textContent === name", arg=names[3]
         )
