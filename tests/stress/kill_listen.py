@@ -490,6 +490,8 @@ class Killer:
         B.
     chance : Random
     check : SpoolCheck
+    patience : float
+        Seconds in which one that does something is looked for.
     kills, moments : Counter
         By process, and what was going on.
     """
@@ -501,6 +503,7 @@ class Killer:
     chance: random.Random
     check: SpoolCheck
     environment: Mapping[str, str]
+    patience: float
     kills: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
 
@@ -518,7 +521,8 @@ class Killer:
         }
         at_network = victim in ("receiver", "sender")
         if not at_network or self.kills[victim] % 2:
-            look_for(busy[victim], 8 if at_network else 40, 0.001 if at_network else 0.1)
+            seconds = min(8 if at_network else 40, self.patience)
+            look_for(busy[victim], seconds, 0.001 if at_network else 0.1)
         if not at_network or not self.kills[victim] % 2:
             time.sleep(self.chance.uniform(0.0, 3.0))
         self.note()
@@ -536,7 +540,7 @@ class Killer:
                 return [p for p, name in processes(self.mark).items() if part in name]
 
             if victim == "network":  # it may have ended, if all that came is segmented
-                look_for(running, 40, 0.1)
+                look_for(running, min(40, self.patience), 0.1)
             else:
                 wait_for(running, 120)
             found = running()
@@ -665,7 +669,9 @@ def kill_all(
             with listening(folder / "site", **keys) as receiver:
                 if killer is None:
                     check = SpoolCheck.of(studies)
-                    killer = Killer(receiver, mark, senders, archive, chance, check, before)
+                    patience = 40.0 if kills > 1 else 3.0  # few studies are soon done
+                    parts = (receiver, mark, senders, archive, chance, check, before)
+                    killer = Killer(*parts, patience)
                 killer.receiver = receiver
                 late = send_late(receiver, senders, late)
                 now = studies[number::rounds]
