@@ -78,7 +78,7 @@ class Steps:
             )
             for writer in writers.WRITERS
         )
-        setattr(writers, "WRITERS", watched)  # noqa: B010
+        setattr(writers, "WRITERS", watched)  # noqa: B010  # a constant to mypy
         for owner, function, name in (
             (content, "choose_content", "write: preview, what to draw"),
             (page, "draw_page", "write: preview.png"),

@@ -432,7 +432,7 @@ class _Retrieval(DicomConnection):
         status = Dataset()
         with _Watch(self._pulse, self.cut) as watch:
             try:
-                for status, _ in send(request):  # noqa: B007
+                for status, _ in send(request):  # noqa: B007  # the last one counts
                     self._pulse.beat()
             except (*_UNREADABLE, OSError) as exc:
                 raise UnreachableError(f"the association ended ({type(exc).__name__})") from exc

@@ -27,7 +27,7 @@ from scanloom.io.identity import key_fingerprint, read_key
 from scanloom.io.output.file_names import CASE, CHECKSUMS
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES, read_json
 from scanloom.io.output.private import PRIVATE, locked_folder, read_fingerprint
-from scanloom.io.system.atomic_write import append_synced, fsync_path
+from scanloom.io.system.atomic_write import append_synced, cut_half_line, fsync_path
 from scanloom.io.system.regular_files import open_link_free, read_regular_file
 
 AUDIT = "audit.jsonl"
@@ -180,13 +180,9 @@ def _mac(key: bytes, before: bytes, body: bytes) -> bytes:
 
 def _last_line(descriptor: int) -> tuple[bytes, int]:
     """Return the last whole line and the size of the file up to it; half a line is cut off."""
-    size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-    whole = tail.rfind(b"\n") + 1
-    if whole < len(tail):
-        size -= len(tail) - whole
-        os.ftruncate(descriptor, size)
-    return tail[tail.rfind(b"\n", 0, max(0, whole - 1)) + 1 : max(0, whole - 1)], size
+    size = cut_half_line(descriptor)
+    tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))[:-1]
+    return tail[tail.rfind(b"\n") + 1 :], size
 
 
 def _user() -> str:

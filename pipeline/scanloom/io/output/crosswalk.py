@@ -27,7 +27,7 @@ from scanloom.io.formats import VOLUME_SUFFIXES
 from scanloom.io.output.private import CROSSWALK, CROSSWALK_LINES, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import ARCHIVE_SUFFIXES
-from scanloom.io.system.atomic_write import append_synced, fsync_path
+from scanloom.io.system.atomic_write import append_synced, cut_half_line, fsync_path
 from scanloom.io.system.regular_files import open_link_free, open_regular_file
 from scanloom.io.system.unpacking import UnpackedFiles
 
@@ -42,7 +42,6 @@ CHEAP_BYTES = 1 << 16
 
 GROUP_ROWS = 100_000
 """Rows of the table that are read at a time when some are looked up."""
-_TAIL = 1 << 16
 _Wanted = tuple[str, Sequence[str]]
 """A column, and the values that rows are to have in it."""
 
@@ -313,21 +312,12 @@ def _append(path: Path, sources: Sequence[SourceRecord]) -> None:
     is_new = not path.exists()
     descriptor = open_link_free(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        size = _size_of_lines(descriptor)
+        size = cut_half_line(descriptor)
         append_synced(descriptor, text.encode(), size)
     finally:
         os.close(descriptor)
     if is_new:
         fsync_path(path.parent)
-
-
-def _size_of_lines(descriptor: int) -> int:
-    """Return the size of a file up to its last line feed, to which it is cut."""
-    size = os.fstat(descriptor).st_size
-    while size and not (tail := os.pread(descriptor, _TAIL, max(0, size - _TAIL))).endswith(b"\n"):
-        size -= len(tail) - (tail.rfind(b"\n") + 1)
-        os.ftruncate(descriptor, size)
-    return size
 
 
 def _appended(file: BinaryIO) -> Iterator[SourceRecord]:

@@ -19,6 +19,8 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 """Name of a temporary folder, and of a file that `write` itself put next to the target."""
 _DRAFT = re.compile(r"[0-9a-f]{16}")
 """Name of what is in a temporary folder."""
+_TAIL = 1 << 16
+"""Bytes at the end of a file in which its last line is looked for."""
 
 
 def atomic_write(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
@@ -76,6 +78,20 @@ def private_draft(path: Path) -> Iterator[Path]:
         yield folder / secrets.token_hex(8)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cut_half_line(descriptor: int) -> int:
+    """Cut off the half line at the end of a file, which a process that died left; return the size.
+
+    Raises
+    ------
+    OSError
+    """
+    size = os.fstat(descriptor).st_size
+    while size and not (tail := os.pread(descriptor, _TAIL, max(0, size - _TAIL))).endswith(b"\n"):
+        size -= len(tail) - (tail.rfind(b"\n") + 1)
+        os.ftruncate(descriptor, size)
+    return size
 
 
 def append_synced(descriptor: int, content: bytes, size: int) -> None:
