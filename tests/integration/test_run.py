@@ -285,6 +285,27 @@ def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
     assert not list((done.out / ".work").iterdir())
 
 
+def test_a_run_of_many_cases_goes_on_in_subfolders(
+    done: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases that are there stay in their place; all commands read both."""
+    first, second, *kept = case_folders(done.out)
+    for folder in (first, second):
+        shutil.rmtree(folder)
+    monkeypatch.setattr("scanloom.io.output.layout.FANNED_ABOVE", 3)
+
+    ended, again = done(), done()
+
+    assert (ended.code, again.code) == (0, 0), ended.err
+    assert ended.document["status"]["done"] == 2
+    assert again.document["status"]["before"] == 4
+    moved = [f.parent / f"_{f.name[-2:]}" / f.name for f in (first, second)]
+    assert {*case_folders(done.out)} == {*moved, *kept}
+    assert {row["case"] for row in done.rows("measurements")} == {*done.cases()}
+    assert scanloom("verify", done.out).code == 0
+    assert scanloom("report", done.out).code == 0
+
+
 def test_one_run_at_a_time(done: Runs) -> None:
     lock = done.out / ".work" / "run.lock"
 
