@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from scanloom.io.output.layout import fan_out
 from support.commands import Ended, scanloom
+from support.layouts import both_layouts, case_folders
 from support.write_dicom import Words, noise, uid, write_series
 
 HEADER = Words(more={"PatientName": "Doe^Jane", "PatientID": "=4711", "AccessionNumber": "A1"})
@@ -137,23 +139,29 @@ def test_a_joined_file_that_fails_leaves_the_old_one(
 
 
 @pytest.mark.thorough
-def test_source_names_are_used_on_request_only(tiny_model: Path, tmp_path: Path) -> None:
+@both_layouts
+def test_source_names_are_used_on_request_only(
+    tiny_model: Path, tmp_path: Path, layout: str
+) -> None:
     """A case keeps its folder's name, and is found done under it, whatever is asked for later."""
     write_series(tmp_path / "study", noise(), words=HEADER)
     write_series(tmp_path / "again", noise(), words=Words(name="b", more=HEADER.more))
     out = tmp_path / "out"
+    if layout == "fanned":
+        fan_out(out)
     command = ["segment", tmp_path / "study", "--model", tiny_model, "--out", out]
     assert scanloom(*command, "--names", "source", "--quiet").code == 0
-    assert [path.name for path in (out / "cases").iterdir()] == ["4711_1"]
-    reported = json.loads((out / "cases" / "4711_1" / "case.json").read_text())["case"]
+    [folder] = case_folders(out)
+    assert folder.name == "4711_1"
+    reported = json.loads((folder / "case.json").read_text())["case"]
     assert len(reported) == 26
 
-    before = (out / "cases" / "4711_1" / "timing.json").read_bytes()
+    before = (folder / "timing.json").read_bytes()
     again = scanloom(*command)  # by id: the same case, done
     assert again.code == 0
     assert "nothing was done" in again.out
-    assert (out / "cases" / "4711_1" / "timing.json").read_bytes() == before
-    assert len(list((out / "cases").iterdir())) == 1
+    assert (folder / "timing.json").read_bytes() == before
+    assert case_folders(out) == [folder]
 
     command[1] = tmp_path / "again"
     [record] = scanloom(*command, "--names", "source", "--json").document["cases"]
@@ -166,7 +174,7 @@ def test_source_names_are_used_on_request_only(tiny_model: Path, tmp_path: Path)
     command[1] = tmp_path / "study"
     assert "STALE" in scanloom(*command, "--seg", "labelmap").err
     assert scanloom(*command, "--seg", "labelmap", "--replace", "--quiet").code == 0
-    assert len(list((out / "cases").iterdir())) == 2
+    assert len(case_folders(out)) == 2
 
 
 def test_failures_are_recorded_where_there_are_results(tiny_model: Path, tmp_path: Path) -> None:
