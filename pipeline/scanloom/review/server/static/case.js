@@ -265,9 +265,7 @@ class CasePage {
 
   // Commands that open the case in other programs, run in the output folder.
   showCommands(about) {
-    const folder = about.revision
-      ? `review/revisions/${about.id}/${about.revision}`
-      : about.folder;
+    const folder = about.revision ? `review/revisions/${about.id}/${about.revision}` : about.folder;
     const image = `${about.folder}/image.nii.gz`;
     const labels = about.layers.map((layer) => `${folder}/${layer.file}`);
     const commands =
