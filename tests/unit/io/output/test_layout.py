@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tracemalloc
 from pathlib import Path
@@ -26,6 +27,7 @@ from scanloom.io.output.layout import (
     published_cases,
     taken_names,
 )
+from scanloom.io.output.work_folder import open_output
 from scanloom.io.system.regular_files import refuse_links_below
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -184,3 +186,20 @@ def test_files_in_subfolders_hold_what_they_hold_elsewhere(path: str, held: str)
 def test_files_in_no_case_are_not_described(path: str) -> None:
     with pytest.raises(ValueError, match="0 entries"):
         identity_of(Path(path))
+
+
+def test_a_replacement_that_was_interrupted_is_finished_in_an_older_folder_too(
+    tmp_path: Path,
+) -> None:
+    """Between its renames the case is in no place: it becomes a new one, and is there once."""
+    old = publish(tmp_path, "caseaa")
+    fan_out(tmp_path)
+    dead = tmp_path / ".work" / f"caseaa.{'0' * 8}.1.2.{'3' * 8}.old"  # of another host
+    old.rename(dead)
+    os.utime(dead, (0, 0))
+
+    open_output(tmp_path, "0123456789abcdef")
+
+    assert case_folder(tmp_path, "caseaa") == tmp_path / "cases" / "_aa" / "caseaa"
+    assert [folder.name for folder in published_cases(tmp_path)] == ["caseaa"]
+    assert not list((tmp_path / ".work").iterdir())
