@@ -183,7 +183,8 @@ def _scaled(value: float, quantity: Quantity) -> float:
 
 def _all_scaled(values: NDArray[np.float64], quantity: Quantity) -> NDArray[np.float64]:
     """Return the values as `_scaled` does, whose last digit NumPy's logarithm has not always."""
-    return np.fromiter((_scaled(value, quantity) for value in values.tolist()), float, len(values))
+    one_by_one = (_scaled(value, quantity) for value in memoryview(values))
+    return np.fromiter(one_by_one, float, len(values))
 
 
 def _centre(values: NDArray[np.float64], quantity: Quantity) -> tuple[float, float]:

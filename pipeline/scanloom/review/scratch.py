@@ -88,7 +88,7 @@ class Texts:
 
     def as_bytes(self) -> NDArray[np.bytes_]:
         """Return all texts in UTF-8 (N,), whose order is that of the texts."""
-        width = int(np.diff(np.array(self._ends)).max(initial=1))
+        width = int(np.diff(np.frombuffer(self._ends, np.uint64)).max(initial=1))
         return np.fromiter(map(self._encoded, range(len(self))), f"S{width}", len(self))
 
     def _encoded(self, place: int) -> bytes:
@@ -137,15 +137,16 @@ class Columns(Generic[Key]):
             del column[:]
 
     def count(self, key: Key) -> int:
-        """Return how many numbers a column has."""
-        return COLUMN_NUMBERS * len(self._places[key]) + len(self._new[key])
+        """Return how many numbers a column has; 0 if it was not begun."""
+        return COLUMN_NUMBERS * len(self._places.get(key, ())) + len(self._new.get(key, ()))
 
     def read(self, key: Key) -> NDArray[np.float64]:
         """Return a column (N,), in the order in which its numbers were added."""
         size = COLUMN_NUMBERS * array("d").itemsize
         numbers = np.empty(self.count(key))
-        for n, place in enumerate(self._places[key]):
-            block = np.frombuffer(self._file.read(place, size))
-            numbers[n * COLUMN_NUMBERS : (n + 1) * COLUMN_NUMBERS] = block
-        numbers[len(numbers) - len(self._new[key]) :] = self._new[key]
+        end = 0
+        for place in self._places.get(key, ()):
+            first, end = end, end + COLUMN_NUMBERS
+            numbers[first:end] = np.frombuffer(self._file.read(place, size))
+        numbers[end:] = self._new.get(key, ())
         return numbers

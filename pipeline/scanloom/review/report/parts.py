@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import time
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -58,9 +57,7 @@ class RowTable:
     def __init__(self, structures: int, folder: Path | None = None) -> None:
         self._rows, self._words, self._ids = Texts(folder), Texts(folder), Texts(folder)
         self._values = {name: dict[Any, int]() for name in CODED}
-        self._codes = {name: array("I") for name in CODED}
-        self._risks, self._seconds = array("d"), array("f")
-        self._volumes, self._structures = Columns[int](folder), range(structures)
+        self._numbers, self._structures = Columns[str](folder), range(structures)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -73,25 +70,25 @@ class RowTable:
         words = " ".join((*texts, *row.get("source", ())))
         self._words.add(words.replace("\n", " ").lower())
         self._ids.add(row["id"])
-        self._risks.append(row["risk"])
+        self._numbers.add("risk", row["risk"])
+        self._numbers.add("seconds", row["seconds"])
         for name in CODED:
             value = row.get(name, "")
             known = self._values[name]
             key = tuple(value) if isinstance(value, list) else value
-            self._codes[name].append(known.setdefault(key, len(known)))
-        self._seconds.append(row["seconds"])
+            self._numbers.add(name, known.setdefault(key, len(known)))
         volumes = row["volumes"] or (None,) * len(self._structures)
         for n, ml in zip(self._structures, volumes, strict=True):
-            self._volumes.add(n, _NO_VALUE if ml is None else ml)
+            self._numbers.add(f"volume-{n}", _NO_VALUE if ml is None else ml)
 
     def count(self, name: str) -> Counter[Any]:
         """Return the number of rows of each value of a field."""
-        counts = np.bincount(np.array(self._codes[name], np.int64), minlength=1).tolist()
+        counts = np.bincount(self._numbers.read(name).astype(np.int64), minlength=1).tolist()
         return Counter(dict(zip(self._values[name], counts, strict=False)))
 
     def most_frequent(self) -> int:
         """Return the structure that most rows have a volume of; 0 without any."""
-        counts = [int((self._volumes.read(n) > 0).sum()) for n in self._volumes]
+        counts = [int((self._numbers.read(f"volume-{n}") > 0).sum()) for n in self._structures]
         return counts.index(max(counts)) if counts else 0
 
     def values(self) -> dict[str, list[Any]]:
@@ -117,8 +114,11 @@ class RowTable:
             Places in the order of ids, and the CRC-32 of each id.
         """
         ids = self._ids.as_bytes()
+        by_id = np.argsort(ids, kind="stable")
+        hashes = np.fromiter(map(crc32, ids), np.uint32, len(ids))
+        del ids
         # ids break ties, so that equal results give equal pages
-        places = np.lexsort((ids, -np.array(self._risks)))
+        places = by_id[np.argsort(-self._numbers.read("risk")[by_id], kind="stable")]
         for n, of_part in enumerate(_cut(places, ROWS)):
             yield f"rows-{n}", f"[{','.join(map(self._rows.__getitem__, of_part))}]"
         for n, of_part in enumerate(_cut(places, TEXTS)):
@@ -126,20 +126,21 @@ class RowTable:
         for name, known in self._values.items():
             ranks = {value: rank for rank, value in enumerate(sorted(known))}
             rank_of = np.array([ranks[value] for value in known], np.uint32)
-            codes = np.array(self._codes[name], np.int64)[places]
+            codes = self._numbers.read(name).astype(np.int64)[places]
             kind = next(
                 k for k in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(k).max
             )
             yield f"codes-{name}", _base64(rank_of[codes].astype(kind))
-        yield "values-risk", _base64(np.array(self._risks, np.float32)[places])
-        yield "values-seconds", _base64(np.array(self._seconds, np.float32)[places])
-        for n in self._volumes:
-            volumes = self._volumes.read(n).astype(np.float32)[places]
+        for name in ("risk", "seconds"):
+            yield f"values-{name}", _base64(self._numbers.read(name).astype(np.float32)[places])
+        for n in self._structures:
+            volumes = self._numbers.read(f"volume-{n}").astype(np.float32)[places]
             yield f"values-volume-{n}", _base64(volumes)
             yield f"has-{n}", _base64(np.packbits(volumes > 0, bitorder="little"))
-        ids = ids[places]
-        yield "order-id", _base64(np.argsort(ids, kind="stable").astype(np.uint32))
-        yield "hash-id", _base64(np.fromiter(map(crc32, ids), np.uint32, len(ids)))
+        place_of = np.empty(len(places), np.uint32)
+        place_of[places] = np.arange(len(places), dtype=np.uint32)
+        yield "order-id", _base64(place_of[by_id])
+        yield "hash-id", _base64(hashes[places])
 
 
 def _cut(places: NDArray[np.int64], size: int) -> Iterator[list[int]]:
