@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -78,7 +77,7 @@ def join(
             raise typer.Exit(Exit.SOME_FAILED)
 
 
-def _finder(out: Path, ids: Collection[str], key: bytes) -> FindSources:
+def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
     """Return a function that finds the sources of some case ids and file ids, many at a time.
 
     The newest source of an id counts. A copy of a file that has none has that of the first.
@@ -92,23 +91,30 @@ def _finder(out: Path, ids: Collection[str], key: bytes) -> FindSources:
     def keys(row_ids: pa.Array, copies: pa.Array) -> pa.Array:
         return compute.binary_join_element_wise(row_ids, copies.cast(pa.string()), " ")
 
-    def ones(count: int) -> pa.Array:
-        return pa.repeat(pa.scalar(1, pa.int64()), count)
+    columns = ("id", *SOURCE_COLUMNS)
+    cases = source_rows(out, ids, columns)
+    wanted = pa.array(ids, pa.string())
+    is_case = compute.is_in(wanted, value_set=cases.column("id"))
+    of_files = find_files_of(out, wanted.filter(compute.invert(is_case)).to_pylist(), key)
+    files = [{name: getattr(source, name) for name in columns} for _, source in of_files]
+    rows = pa.concat_tables([cases, pa.Table.from_pylist(files, cases.schema)]).combine_chunks()
+    copies = pa.array([1] * len(cases) + [copy for copy, _ in of_files], pa.int64())
+    newest_first = pa.array(range(len(rows) - 1, -1, -1), pa.int64())
+    known = keys(rows.column("id"), copies).combine_chunks().take(newest_first)
+    sources = rows.select(list(SOURCE_COLUMNS)).take(newest_first)
 
-    cases = source_rows(out, sorted(ids)).combine_chunks()
-    of_files = find_files_of(out, set(ids).difference(cases.column("id").to_pylist()), key)
-    files = [{"copy": copy, **asdict(source)} for copy, source in of_files]
-    schema = cases.schema.append(pa.field("copy", pa.int64()))
-    cases = cases.append_column("copy", ones(len(cases)))
-    rows = pa.concat_tables([cases, pa.Table.from_pylist(files, schema)]).combine_chunks()
-    rows = rows.take(pa.array(range(len(rows) - 1, -1, -1), pa.int64()))  # the newest first
-    known = keys(rows.column("id"), rows.column("copy")).combine_chunks()
-    sources = rows.select(list(SOURCE_COLUMNS))
+    def places(wanted: pa.Array) -> pa.Array:
+        # of all that are known those first that are wanted: a small set to look each up in
+        among = compute.is_in(known, value_set=compute.unique(wanted))
+        numbers = compute.indices_nonzero(among)
+        return numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
 
     def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
-        places = compute.index_in(keys(row_ids, copies), value_set=known)
-        first = compute.index_in(keys(row_ids, ones(len(row_ids))), value_set=known)
-        return sources.take(compute.coalesce(places, first))
+        found = places(keys(row_ids, copies))
+        if compute.any(compute.not_equal(copies, 1)).as_py():
+            first = pa.repeat(pa.scalar(1, pa.int64()), len(copies))
+            found = compute.coalesce(found, places(keys(row_ids, first)))
+        return sources.take(found)
 
     return find
 
