@@ -1,13 +1,13 @@
 """The report and the list of the review at 10,000, 100,000 and 1,000,000 cases, in Chromium.
 
-    python benchmarks/pages.py [--rows 10000 100000] [--pages list report]
+    python benchmarks/pages.py [--rows 10000 100000] [--pages list report tables]
 
 Cases are generated in memory, without their folders: 1,000 different ones that repeat. Needs
 playwright (`pip install playwright`) and a Chromium. Prints for the list the time and size of a
 server's answers: the first, a page, one after a verdict, a search; for the report the time to write
 it, its files and size; for both the time until the page shows its rows, that of a filter until the
 frame that shows its result, and the largest memory of the process so far. Aims at a million: 2 s,
-and 1 s for a filter.
+and 1 s for a filter. `tables` gives `where` and `join` with a crosswalk of so many rows; aim: 5 s.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib.util
 import json
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -216,13 +217,46 @@ def measure_report(out: Path, count: int, chromium: str) -> list[tuple[str, obje
     return rows
 
 
+def measure_tables(out: Path, count: int, _: str) -> list[tuple[str, object]]:
+    """Measure `where` of a case, and `join` of a table with a row a case."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from scanloom.io.identity import key_fingerprint, load_key
+    from scanloom.io.output.crosswalk import COLUMNS, GROUP_ROWS
+    from scanloom.io.output.private import CROSSWALK, private_folder
+    from support.make_report import id_of
+
+    key = out.parent / "key"
+    ids = [id_of(n) for n in range(count)]
+    columns: dict[str, Any] = {
+        name: [f"{name}, {n // 3}" for n in range(count)] for name in COLUMNS
+    }
+    columns |= {"id": ids, "folder": ids, "kind": ["dicom"] * count, "files": [300] * count}
+    with private_folder(out, key_fingerprint(load_key(key))) as folder:
+        parquet.write_table(pa.table(columns), folder / CROSSWALK, row_group_size=GROUP_ROWS)
+    cases = out.parent / "cases.csv"
+    cases.write_text("case,age\n" + "".join(f"{id_},{n % 90}\n" for n, id_ in enumerate(ids)))
+    rows: list[tuple[str, object]] = []
+    for name, more in (("where", [ids[-1]]), ("join", [cases, "--to", out.parent / "joined.csv"])):
+        command = [sys.executable, "-m", "scanloom", name, *more, "--out", out, "--key", key]
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        rows += [(f"{name}, s", time.perf_counter() - began), (f"{name}, processor s", spent)]
+        rows.append((f"{name}, memory of the largest process so far, GiB", after.ru_maxrss / 2**20))
+    return rows
+
+
+MEASURES = {"list": measure_list, "report": measure_report, "tables": measure_tables}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument(
-        "--pages", nargs="+", choices=("list", "report"), default=["list", "report"]
-    )
+    parser.add_argument("--pages", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     options = parse(parser, rows=[300])
     if importlib.util.find_spec("playwright") is None:
@@ -230,11 +264,10 @@ def main() -> None:
     if shutil.which(options.chromium) is None:
         unavailable("Chromium: name it with --chromium")
     print(machine("scanloom", "numpy"))
-    measures = {"list": measure_list, "report": measure_report}
     for name in options.pages:
         for count in options.rows:
             with tempfile.TemporaryDirectory() as folder:
-                rows = measures[name](Path(folder) / "out", count, options.chromium)
+                rows = MEASURES[name](Path(folder) / "out", count, options.chromium)
             print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
 
 
