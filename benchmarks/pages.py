@@ -1,13 +1,13 @@
 """The report and the list of the review at 10,000, 100,000 and 1,000,000 cases, in Chromium.
 
-    python benchmarks/pages.py [--rows 10000 100000] [--pages list report]
+    python benchmarks/pages.py [--rows 10000 100000] [--pages list report tables]
 
 Cases are generated in memory, without their folders: 1,000 different ones that repeat. Needs
 playwright (`pip install playwright`) and a Chromium. Prints for the list the time and size of a
 server's answers: the first, a page, one after a verdict, a search; for the report the time to write
 it, its files and size; for both the time until the page shows its rows, that of a filter until the
 frame that shows its result, and the largest memory of the process so far. Aims at a million: 2 s,
-and 1 s for a filter.
+and 1 s for a filter. `tables` gives `where` and `join` with a crosswalk of so many rows; aim: 5 s.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib.util
 import json
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +35,8 @@ sys.path[:0] = [str(HERE.parent / "tests")]
 
 DIFFERENT = 1000
 SEARCH = "liver: large"  # no id has a colon
+PAUSE_S = 5.0
+"""Time that a person looks at a page before typing."""
 FILES = ("SHA256SUMS", "case.json", "dicom/segmentation.dcm", "measurements.csv", "preview.png")
 SHOWN = "({ length }) => document.querySelectorAll('#rows tr').length >= length"
 CHANGE = """([id, value, count]) => new Promise((done) => {
@@ -79,14 +82,18 @@ def tab_of(chromium: str) -> Iterator[Any]:
 
 
 def browsed(tab: Any, address: str, found: int) -> Iterator[tuple[str, float]]:
-    """Yield seconds until a page shows its rows, and of a search and its end."""
-    began = time.perf_counter()
-    tab.goto(address, timeout=600_000)
-    tab.wait_for_selector("#rows tr", timeout=600_000)
-    yield "until rows are shown", time.perf_counter() - began
-    whole = int(tab.inner_text("#count").split()[2])
-    for name, text, count in (("search", SEARCH, found), ("end of the search", "", whole)):
-        yield f"{name} in the page", tab.evaluate(CHANGE, ["search", text, str(count)]) / 1000
+    """Yield seconds until a page shows its rows, and of a search: at once, and some time later."""
+    for when, pause_s in (("at once", 0.0), ("later", PAUSE_S)):
+        began = time.perf_counter()
+        tab.goto("about:blank")
+        tab.goto(address, timeout=600_000)
+        tab.wait_for_selector("#rows tr", timeout=600_000)
+        yield "until rows are shown", time.perf_counter() - began
+        time.sleep(pause_s)
+        whole = int(tab.inner_text("#count").split()[2])
+        for name, text, count in (("search", SEARCH, found), ("end of the search", "", whole)):
+            took = tab.evaluate(CHANGE, ["search", text, str(count)]) / 1000
+            yield f"{name} in the page, {when}", took
 
 
 def measure_list(out: Path, count: int, chromium: str) -> list[tuple[str, object]]:
@@ -171,28 +178,34 @@ def measure_list(out: Path, count: int, chromium: str) -> list[tuple[str, object
 
 
 def measure_report(out: Path, count: int, chromium: str) -> list[tuple[str, object]]:
-    """Measure the report of some cases."""
-    from scanloom.review.report import page
-    from scanloom.review.report.data import ReportCase, ReportData
+    """Measure the report of some cases, each with a row of the manifest, and skipped files."""
+    from scanloom.review.report import data
+    from scanloom.review.report.data import ReportCase
+    from scanloom.review.report.page import write_report
     from support.make_report import id_of
 
     found = measurements()
+    scan: dict[str, Any] = {"models": ("organs",), "axes": "LPS", "shape": (512, 512, 300)}
+    scan |= {"seconds": {"load": 0.5, "network": 3.0}, "files": FILES}
 
-    def collected(_: Path, __: set[str]) -> ReportData:
-        scan: dict[str, Any] = {"models": ("organs",), "axes": "LPS", "shape": (512, 512, 300)}
-        scan |= {"seconds": {"load": 0.5, "network": 3.0}, "files": FILES}
-        numbers = {id_of(n): n for n in range(count)}
-        cases = (
-            ReportCase(id_, id_, "done", measurements=found[numbers[id_] % DIFFERENT], **scan)
-            for id_ in sorted(numbers)
-        )
-        return ReportData(tuple(cases), (), {"used": count}, (), {}, None, ())
+    def published(*_: object) -> Iterator[tuple[ReportCase, dict[str, Any], dict[str, str]]]:
+        for n in range(count):
+            id_ = id_of(n)
+            measured = found[n % DIFFERENT]
+            yield ReportCase(id_, id_, "done", measurements=measured, **scan), {}, {}
 
-    page.collect_report_data = collected
+    data.iter_cases = published
     out.mkdir()
-    began = time.perf_counter()
-    written = page.write_report(out)
-    rows: list[tuple[str, object]] = [("written, s", time.perf_counter() - began)]
+    with (out / "manifest.csv").open("w", encoding="utf-8") as manifest:
+        manifest.write("file,copy,case,outcome,reason,detail\n")
+        manifest.writelines(f"{n:026},1,{n:026},used,,\n" for n in range(count))
+        manifest.writelines(f"{n:026},1,,skipped,NOT_AN_IMAGE,\n" for n in range(count // 10))
+    rows: list[tuple[str, object]] = [("memory before, GiB", memory())]
+    for name, changed in (("written", True), ("written, nothing changed", False)):
+        began, cpu = time.perf_counter(), time.process_time()
+        written = write_report(out, changed=changed)
+        rows.append((f"{name}, s", time.perf_counter() - began))
+        rows.append((f"{name}, processor s", time.process_time() - cpu))
     rows.append(("memory of the writer, GiB", memory()))
     files = [path for path in written.parent.rglob("*") if path.is_file()]
     rows.append(("files", len(files)))
@@ -204,13 +217,46 @@ def measure_report(out: Path, count: int, chromium: str) -> list[tuple[str, obje
     return rows
 
 
+def measure_tables(out: Path, count: int, _: str) -> list[tuple[str, object]]:
+    """Measure `where` of a case, and `join` of a table with a row a case."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from scanloom.io.identity import key_fingerprint, load_key
+    from scanloom.io.output.crosswalk import COLUMNS, GROUP_ROWS
+    from scanloom.io.output.private import CROSSWALK, private_folder
+    from support.make_report import id_of
+
+    key = out.parent / "key"
+    ids = [id_of(n) for n in range(count)]
+    columns: dict[str, Any] = {
+        name: [f"{name}, {n // 3}" for n in range(count)] for name in COLUMNS
+    }
+    columns |= {"id": ids, "folder": ids, "kind": ["dicom"] * count, "files": [300] * count}
+    with private_folder(out, key_fingerprint(load_key(key))) as folder:
+        parquet.write_table(pa.table(columns), folder / CROSSWALK, row_group_size=GROUP_ROWS)
+    cases = out.parent / "cases.csv"
+    cases.write_text("case,age\n" + "".join(f"{id_},{n % 90}\n" for n, id_ in enumerate(ids)))
+    rows: list[tuple[str, object]] = []
+    for name, more in (("where", [ids[-1]]), ("join", [cases, "--to", out.parent / "joined.csv"])):
+        command = [sys.executable, "-m", "scanloom", name, *more, "--out", out, "--key", key]
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        rows += [(f"{name}, s", time.perf_counter() - began), (f"{name}, processor s", spent)]
+        rows.append((f"{name}, memory of the largest process so far, GiB", after.ru_maxrss / 2**20))
+    return rows
+
+
+MEASURES = {"list": measure_list, "report": measure_report, "tables": measure_tables}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument(
-        "--pages", nargs="+", choices=("list", "report"), default=["list", "report"]
-    )
+    parser.add_argument("--pages", nargs="+", choices=tuple(MEASURES), default=list(MEASURES))
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     options = parse(parser, rows=[300])
     if importlib.util.find_spec("playwright") is None:
@@ -218,11 +264,10 @@ def main() -> None:
     if shutil.which(options.chromium) is None:
         unavailable("Chromium: name it with --chromium")
     print(machine("scanloom", "numpy"))
-    measures = {"list": measure_list, "report": measure_report}
     for name in options.pages:
         for count in options.rows:
             with tempfile.TemporaryDirectory() as folder:
-                rows = measures[name](Path(folder) / "out", count, options.chromium)
+                rows = MEASURES[name](Path(folder) / "out", count, options.chromium)
             print(f"\n{table((f'{name} of {count:,}', ''), rows)}", flush=True)
 
 

@@ -24,6 +24,7 @@ from scanloom.cli.options import ArchiveOptions, KeyOption, Reporting, StrictOpt
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
+    from scanloom.io.index.listing import SeriesLine
     from scanloom.io.index.storage import IndexedSeries
 
 
@@ -113,26 +114,15 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
     from scanloom.core import OUTCOMES, Reason, counted, printable
-    from scanloom.io.index.listing import SeriesLine, format_series, with_label_maps
+    from scanloom.io.index.listing import format_series
 
     screen = console()
-    lines = [
-        SeriesLine(
-            number if series.slices else None,
-            series.kind,
-            series.path,
-            series.n_files,
-            series.info,
-            series.id if ids else "",
-        )
-        for number, series in enumerate(listed.series, 1)
-    ]
-    lines = with_label_maps(lines, lambda n: listed.as_series(listed.series[n]))
-    for line in format_series(lines, screen.width):
+    for line in format_series(_Lines(listed, ids), screen.width):
         screen.print(line, no_wrap=True, crop=False)
     counts = listed.counts()
     by_outcome = ", ".join(f"{counts[name]} {name}" for name in ("used", *OUTCOMES))
-    studies = len({series.study for series in listed.series if series.study})
+    # numbers in place of the texts: a million studies may be there
+    studies = len({hash(series.study) for series in listed.series if series.study})
     lengths = [
         counted(studies, "study", "studies"),
         counted(len(listed.series), "series", "series"),
@@ -146,6 +136,35 @@ def show(listed: Index, *, ids: bool = False) -> None:
             screen.print(f"        {printable(path)}", soft_wrap=True)
         if more := sum(1 for _ in files):
             screen.print(f"        and {more} more")
+
+
+class _Lines:
+    """The lines of the series of an index, which are read as they are used."""
+
+    def __init__(self, listed: Index, ids: bool) -> None:
+        from scanloom.core import DICOM
+        from scanloom.io.index.label_maps import find_label_maps
+
+        self._listed, self._ids = listed, ids
+        self._labels = frozenset[int]()
+        # files of volumes alone may be label maps: an archive of DICOM is not held for them
+        if any(series.kind != DICOM for series in listed.series):
+            sizes = [(series.kind, series.path, series.info) for series in listed.series]
+            self._labels = find_label_maps(sizes, lambda n: listed.as_series(listed.series[n]))
+
+    def __iter__(self) -> Iterator[SeriesLine]:
+        from scanloom.io.index.listing import SeriesLine
+
+        for n, series in enumerate(self._listed.series):
+            yield SeriesLine(
+                n + 1 if series.slices else None,
+                series.kind,
+                series.path,
+                series.n_files,
+                series.info,
+                series.id if self._ids else "",
+                n in self._labels,
+            )
 
 
 def _failed_files(listed: Index, code: str) -> Iterator[str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_all
+from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_files_of
 from scanloom.cli.console import Exit, error_boundary, say
 from scanloom.cli.options import General, takes_panels
 
 if TYPE_CHECKING:
-    from scanloom.io.output.crosswalk import SourceRecord
-    from scanloom.io.output.join_sources import FindSource
+    import pyarrow as pa
+
+    from scanloom.io.output.join_sources import FindSources
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,59 @@ def join(
             check_replaceable(to, "the joined table")
         key = check_holder(out, crosswalk.key)
         ids = read_ids(table, column)
-        sources = {(source.id, copy): source for copy, source in find_all(out, ids, key)}
-
-        def find_source(row_id: str, copy: int) -> SourceRecord | None:
-            return sources.get((row_id, copy)) or sources.get((row_id, 1))
-
+        find_sources = _finder(out, ids, key)
         if to is None:
             text = io.StringIO()
-            unknown = join_csv(table, find_source, text, column)
+            unknown = join_csv(table, find_sources, text, column)
             shown = say if sys.stdout.isatty() else typer.echo  # a pipe gets the text unchanged
             shown(text.getvalue(), nl=False)
         else:
-            unknown = _write(table, find_source, to, column)
+            unknown = _write(table, find_sources, to, column)
         if unknown:
             say(f"scanloom: rows with ids that are not in the crosswalk: {unknown}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _finder(out: Path, ids: set[str], key: bytes) -> FindSources:
+    """Return a function that finds the sources of some case ids and file ids, many at a time.
+
+    The newest source of an id counts. A copy of a file that has none has that of the first.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    from scanloom.io.output.crosswalk import source_rows
+    from scanloom.io.output.join_sources import SOURCE_COLUMNS
+
+    def keys(row_ids: pa.Array, copies: pa.Array) -> pa.Array:
+        return compute.binary_join_element_wise(row_ids, copies.cast(pa.string()), " ")
+
+    columns = ("id", *SOURCE_COLUMNS)
+    cases = source_rows(out, ids, columns)
+    wanted = pa.array(ids, pa.string())
+    is_case = compute.is_in(wanted, value_set=cases.column("id"))
+    of_files = find_files_of(out, wanted.filter(compute.invert(is_case)).to_pylist(), key)
+    files = [{name: getattr(source, name) for name in columns} for _, source in of_files]
+    rows = pa.concat_tables([cases, pa.Table.from_pylist(files, cases.schema)]).combine_chunks()
+    copies = pa.array([1] * len(cases) + [copy for copy, _ in of_files], pa.int64())
+    newest_first = pa.array(range(len(rows) - 1, -1, -1), pa.int64())
+    known = keys(rows.column("id"), copies).combine_chunks().take(newest_first)
+    sources = rows.select(list(SOURCE_COLUMNS)).take(newest_first)
+
+    def places(wanted: pa.Array) -> pa.Array:
+        # of all that are known those first that are wanted: a small set to look each up in
+        among = compute.is_in(known, value_set=compute.unique(wanted))
+        numbers = compute.indices_nonzero(among)
+        return numbers.take(compute.index_in(wanted, value_set=known.filter(among)))
+
+    def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
+        found = places(keys(row_ids, copies))
+        if compute.any(compute.not_equal(copies, 1)).as_py():
+            first = pa.repeat(pa.scalar(1, pa.int64()), len(copies))
+            found = compute.coalesce(found, places(keys(row_ids, first)))
+        return sources.take(found)
+
+    return find
 
 
 def _check_target(out: Path, to: Path | None) -> None:
@@ -94,7 +133,7 @@ def _check_target(out: Path, to: Path | None) -> None:
         )
 
 
-def _write(table: Path, find_source: FindSource, to: Path, column: str | None) -> int:
+def _write(table: Path, find_sources: FindSources, to: Path, column: str | None) -> int:
     from scanloom.io.output.join_sources import join_csv, join_parquet
     from scanloom.io.output.private import write_private
     from scanloom.io.system.disk_errors import output_error
@@ -104,10 +143,10 @@ def _write(table: Path, find_source: FindSource, to: Path, column: str | None) -
     def fill(draft: Path) -> None:
         nonlocal unknown
         if to.suffix.lower() == ".parquet":
-            unknown = join_parquet(table, find_source, draft, column)
+            unknown = join_parquet(table, find_sources, draft, column)
             return
         with draft.open("w", encoding="utf-8", newline="") as file:
-            unknown = join_csv(table, find_source, file, column)
+            unknown = join_csv(table, find_sources, file, column)
 
     try:
         write_private(to, fill)

@@ -428,11 +428,11 @@ def _series_of(out: Path, ids: Collection[str]) -> set[str]:
     from pyarrow import compute, parquet
 
     try:
-        table = parquet.read_table(_manifest_of(out), columns=["file", "case"])
+        is_wanted = compute.field("file").isin(pa.array(ids, pa.string()))
+        table = parquet.read_table(_manifest_of(out), columns=["case"], filters=is_wanted)
     except (OSError, pa.ArrowException):
         return set()
-    matching = compute.is_in(table.column("file"), value_set=pa.array(sorted(ids), pa.string()))
-    return set(table.filter(matching).column("case").to_pylist())
+    return set(table.column("case").to_pylist())
 
 
 def _files_by_id(

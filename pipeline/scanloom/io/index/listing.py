@@ -6,8 +6,9 @@ an output folder.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scanloom.core import DICOM, Series, counted, printable
@@ -106,7 +107,7 @@ def list_candidates(candidates: Sequence[Series], only: Sequence[Series] | None 
         ],
         lambda n: shown[n],
     )
-    rows = format_series(lines, TERMINAL_COLUMNS - 2)  # messages indent them
+    rows = list(format_series(lines, TERMINAL_COLUMNS - 2))  # messages indent them
     if more := len(shown) - len(lines):
         rows.append(f"... and {more} more: `scanloom index` lists all")
     return "\n".join(rows)
@@ -151,52 +152,71 @@ def _line_of(number: int | None, series: Series, info: SeriesInfo) -> SeriesLine
     )
 
 
-def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) -> list[str]:
-    """Return a table of series, headings first, in lines of at most `width` columns.
+def format_series(lines: Iterable[SeriesLine], width: int = TERMINAL_COLUMNS) -> Iterator[str]:
+    """Yield a table of series, headings first, in lines of at most `width` columns.
 
     No column is left out: texts are shortened, folders at their beginning and file names in their
     middle. Folders are relative to the innermost folder of all series, which the last line names.
+
+    Parameters
+    ----------
+    lines : iterable of SeriesLine
+        They are gone through three times, so that a million series need not be in memory.
     """
-    if not lines:
-        return []
     from rich.cells import cell_len
 
-    distinct = sorted({line.folder for line in lines})
-    root = os.path.commonpath([distinct[0], distinct[-1]]) if distinct[0] else ""
+    first, last, has_ids, has_numbers, has_labels = "", "", False, False, False
+    count = 0
+    for count, line in enumerate(lines, 1):
+        first = line.folder if count == 1 else min(first, line.folder)
+        last = max(last, line.folder)
+        has_ids |= bool(line.id)
+        has_numbers |= line.number is not None and line.info.number >= 0
+        has_labels |= line.labels
+    if not count:
+        return
+    root = os.path.commonpath([first, last]) if first else ""
     root = "" if root == os.sep else root  # empty if there is none but the file system's
-    columns = _columns(lines, root, wide=width >= WIDE_COLUMNS)
-    longest = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
+
+    def rows() -> Iterator[dict[str, str]]:
+        for line in lines:
+            cells = _cells(line, root, wide=width >= WIDE_COLUMNS)
+            yield {**cells, "case id": line.id} if has_ids else cells
+
+    longest: dict[str, int] = {}
+    for cells in rows():
+        for name, text in cells.items():
+            longest[name] = max(longest.get(name, cell_len(name)), cell_len(text))
     widths = _narrowed(longest, width - len(_GAP) * (len(longest) - 1))
-    rows = []
-    for n in range(len(lines) + 1):
-        cells = [_cell(name, values[n], widths[name]) for name, values in columns.items()]
-        rows.append(_GAP.join(cells).rstrip())
-    key = [_KEY] if any(line.number is not None and line.info.number >= 0 for line in lines) else []
-    notes = [LABELS_NOTE] if any(line.labels for line in lines) else []
-    return [*rows, *([f"folders in {printable(root)}"] if root else []), *key, *notes]
+    for cells in itertools.chain([{name: name for name in longest}], rows()):
+        yield _GAP.join(_cell(name, text, widths[name]) for name, text in cells.items()).rstrip()
+    if root:
+        yield f"folders in {printable(root)}"
+    if has_numbers:
+        yield _KEY
+    if has_labels:
+        yield LABELS_NOTE
 
 
-def _columns(lines: Sequence[SeriesLine], root: str, *, wide: bool) -> dict[str, list[str]]:
-    """Return the cells of each column below its heading."""
-    columns = {
-        "#": ["" if line.number is None else str(line.number) for line in lines],
-        "name": [printable(line.name) for line in lines],
-        "DICOM #": [str(line.info.number) if line.info.number >= 0 else "" for line in lines],
-        "modality": [line.modality for line in lines],
+def _cells(line: SeriesLine, root: str, *, wide: bool) -> dict[str, str]:
+    """Return the cells of a line by the headings of their columns."""
+    info = line.info
+    cells = {
+        "#": "" if line.number is None else str(line.number),
+        "name": printable(line.name),
+        "DICOM #": str(info.number) if info.number >= 0 else "",
+        "modality": line.modality,
     }
     if wide:
-        columns |= {
-            "files": [str(line.files) for line in lines],
-            "shape": ["x".join(map(str, line.info.shape)) for line in lines],
-            "spacing mm": ["x".join(f"{mm:.3g}" for mm in line.info.spacing) for line in lines],
-            "status": [line.info.reason or "used" for line in lines],
+        cells |= {
+            "files": str(line.files),
+            "shape": "x".join(map(str, info.shape)),
+            "spacing mm": "x".join(f"{mm:.3g}" for mm in info.spacing),
+            "status": info.reason or "used",
         }
     else:
-        columns["slices"] = [line.info.reason or _slices(line.info) for line in lines]
-    columns["folder"] = [printable(os.path.relpath(line.folder, root or os.sep)) for line in lines]
-    if any(line.id for line in lines):
-        columns["case id"] = [line.id for line in lines]
-    return {name: [name, *cells] for name, cells in columns.items()}
+        cells["slices"] = info.reason or _slices(info)
+    return {**cells, "folder": printable(os.path.relpath(line.folder, root or os.sep))}
 
 
 def _slices(info: SeriesInfo) -> str:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -169,6 +169,12 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
         OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
     return _rows(_read(out, wanted=("id", ids)))
+
+
+def source_rows(out: Path, ids: Collection[str], columns: Sequence[str]) -> pa.Table:
+    """Return columns of the rows with one of these ids; of all rows if these are many."""
+    is_few = len(ids) < GROUP_ROWS
+    return _read(out, columns, ("id", list(ids)) if is_few else None)
 
 
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:

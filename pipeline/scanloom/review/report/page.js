@@ -96,7 +96,7 @@ class ReportPage {
     this.showOrder(isColumn ? key : "risk", isColumn && up === "up");
     const page = Number.parseInt(fields.get("page") ?? "1", 10) - 1 || 0;
     const opened = fields.get("case");
-    this.update(page, () => {
+    return this.update(page, () => {
       if (opened) this.openCase(opened);
       else this.leave();
     });
@@ -346,4 +346,7 @@ function namedCell(name, text, kind) {
   return cell;
 }
 
-new ReportPage(JSON.parse(byId("data").textContent)).recall();
+const report = new ReportPage(JSON.parse(byId("data").textContent));
+// the words are there when the first search is typed; who misses them is told then
+const loadAhead = () => report.index.words().catch(() => {});
+report.recall().then(() => requestIdleCallback(loadAhead));

@@ -2,10 +2,13 @@
 
 const MAX_PARTS = 100; // with rows, which are kept
 
-const withEnds = (text) => {
-  const ends = [];
-  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) ends.push(at);
-  return { text, ends: Uint32Array.from([...ends, text.length]) };
+const withEnds = (text, count) => {
+  const ends = new Uint32Array(count).fill(text.length);
+  for (let n = 0, at = -1; n < count - 1; n += 1) {
+    at = text.indexOf("\n", at + 1);
+    ends[n] = at;
+  }
+  return { text, ends };
 };
 
 export class Parts {
@@ -145,9 +148,13 @@ export class Index {
 
   // Words of all rows: one text a part, with the end of each row in it.
   words() {
-    const count = Math.ceil(this.count / this.sizes.words);
+    const { words: most } = this.sizes;
+    const count = Math.ceil(this.count / most);
     return Promise.all(
-      Array.from({ length: count }, (_, n) => this.column(`words-${n}`, withEnds)),
+      Array.from({ length: count }, (_, n) => {
+        const rows = Math.min(most, this.count - n * most);
+        return this.column(`words-${n}`, (text) => withEnds(text, rows));
+      }),
     );
   }
 

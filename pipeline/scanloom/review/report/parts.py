@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import time
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,9 +23,10 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from scanloom.io.system.atomic_write import private_draft
+from scanloom.review.scratch import Columns, Texts
 
 ROWS = 200
 """Rows of a part: a page of the table takes 30, in another order mostly of as many parts."""
@@ -50,15 +50,14 @@ class RowTable:
     ----------
     structures : int
         Number of structures, whose volumes a row may have.
+    folder : Path, optional
+        A folder of the file system that has room for the rows; by default they are in memory.
     """
 
-    def __init__(self, structures: int) -> None:
-        self._rows, self._words = list[str](), list[str]()
-        self._ids, self._risks = list[str](), array("d")
+    def __init__(self, structures: int, folder: Path | None = None) -> None:
+        self._rows, self._words, self._ids = Texts(folder), Texts(folder), Texts(folder)
         self._values = {name: dict[Any, int]() for name in CODED}
-        self._codes = {name: array("I") for name in CODED}
-        self._seconds = array("f")
-        self._volumes = [array("f") for _ in range(structures)]
+        self._numbers, self._structures = Columns[str](folder), range(structures)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -66,30 +65,30 @@ class RowTable:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row, as the page shows it."""
-        self._rows.append(embedded(row))
+        self._rows.add(embedded(row))
         texts = (row["id"], row["detail"], *(f["text"] for f in row["findings"]))
         words = " ".join((*texts, *row.get("source", ())))
-        self._words.append(words.replace("\n", " ").lower())
-        self._ids.append(row["id"])
-        self._risks.append(row["risk"])
+        self._words.add(words.replace("\n", " ").lower())
+        self._ids.add(row["id"])
+        self._numbers.add("risk", row["risk"])
+        self._numbers.add("seconds", row["seconds"])
         for name in CODED:
             value = row.get(name, "")
             known = self._values[name]
             key = tuple(value) if isinstance(value, list) else value
-            self._codes[name].append(known.setdefault(key, len(known)))
-        self._seconds.append(row["seconds"])
-        volumes = row["volumes"] or (None,) * len(self._volumes)
-        for column, ml in zip(self._volumes, volumes, strict=True):
-            column.append(_NO_VALUE if ml is None else ml)
+            self._numbers.add(name, known.setdefault(key, len(known)))
+        volumes = row["volumes"] or (None,) * len(self._structures)
+        for n, ml in zip(self._structures, volumes, strict=True):
+            self._numbers.add(f"volume-{n}", _NO_VALUE if ml is None else ml)
 
     def count(self, name: str) -> Counter[Any]:
         """Return the number of rows of each value of a field."""
-        counts = np.bincount(np.array(self._codes[name], np.int64), minlength=1).tolist()
+        counts = np.bincount(self._numbers.read(name).astype(np.int64), minlength=1).tolist()
         return Counter(dict(zip(self._values[name], counts, strict=False)))
 
     def most_frequent(self) -> int:
         """Return the structure that most rows have a volume of; 0 without any."""
-        counts = [int((np.array(column) > 0).sum()) for column in self._volumes]
+        counts = [int((self._numbers.read(f"volume-{n}") > 0).sum()) for n in self._structures]
         return counts.index(max(counts)) if counts else 0
 
     def values(self) -> dict[str, list[Any]]:
@@ -114,32 +113,40 @@ class RowTable:
         order-id, hash-id
             Places in the order of ids, and the CRC-32 of each id.
         """
+        ids = self._ids.as_bytes()
+        by_id = np.argsort(ids, kind="stable")
+        hashes = np.fromiter(map(crc32, ids), np.uint32, len(ids))
+        del ids
         # ids break ties, so that equal results give equal pages
-        order = sorted(range(len(self)), key=lambda n: (-self._risks[n], self._ids[n]))
-        for n in range(0, len(order), ROWS):
-            yield f"rows-{n // ROWS}", f"[{','.join(self._rows[k] for k in order[n : n + ROWS])}]"
-        for n in range(0, len(order), TEXTS):
-            words = "\n".join(self._words[k] for k in order[n : n + TEXTS])
-            yield f"words-{n // TEXTS}", embedded(words)
-        places = np.array(order, np.int64)
+        places = by_id[np.argsort(-self._numbers.read("risk")[by_id], kind="stable")]
+        for n, of_part in enumerate(_cut(places, ROWS)):
+            yield f"rows-{n}", f"[{','.join(map(self._rows.__getitem__, of_part))}]"
+        for n, of_part in enumerate(_cut(places, TEXTS)):
+            yield f"words-{n}", embedded("\n".join(map(self._words.__getitem__, of_part)))
         for name, known in self._values.items():
             ranks = {value: rank for rank, value in enumerate(sorted(known))}
             rank_of = np.array([ranks[value] for value in known], np.uint32)
-            codes = rank_of[np.array(self._codes[name], np.int64)][places] if order else rank_of
+            codes = self._numbers.read(name).astype(np.int64)[places]
             kind = next(
                 k for k in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(k).max
             )
-            yield f"codes-{name}", _base64(codes.astype(kind))
-        yield "values-risk", _base64(np.array(self._risks, np.float32)[places])
-        yield "values-seconds", _base64(np.array(self._seconds, np.float32)[places])
-        for n, column in enumerate(self._volumes):
-            volumes = np.array(column, np.float32)[places]
+            yield f"codes-{name}", _base64(rank_of[codes].astype(kind))
+        for name in ("risk", "seconds"):
+            yield f"values-{name}", _base64(self._numbers.read(name).astype(np.float32)[places])
+        for n in self._structures:
+            volumes = self._numbers.read(f"volume-{n}").astype(np.float32)[places]
             yield f"values-volume-{n}", _base64(volumes)
             yield f"has-{n}", _base64(np.packbits(volumes > 0, bitorder="little"))
-        ids = [self._ids[n] for n in order]
-        by_id = sorted(range(len(ids)), key=ids.__getitem__)
-        yield "order-id", _base64(np.array(by_id, np.uint32))
-        yield "hash-id", _base64(np.array([crc32(id_.encode()) for id_ in ids], np.uint32))
+        place_of = np.empty(len(places), np.uint32)
+        place_of[places] = np.arange(len(places), dtype=np.uint32)
+        yield "order-id", _base64(place_of[by_id])
+        yield "hash-id", _base64(hashes[places])
+
+
+def _cut(places: NDArray[np.int64], size: int) -> Iterator[list[int]]:
+    """Yield places, some at a time."""
+    for first in range(0, len(places), size):
+        yield places[first : first + size].tolist()
 
 
 def embedded(data: Any) -> str:

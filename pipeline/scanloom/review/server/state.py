@@ -51,6 +51,9 @@ LEAST_INTERVAL_S = 2.0
 _INTERVALS_PER_LOOK = 10
 MAX_WAIT_S = 1.0
 """Time that a request waits for a look; then it is answered from the look before."""
+CHECKED = 5_000
+"""Cases whose files are compared with their records in a look, in turn; of the others only those in
+whose folder, or revisions, a file was added, replaced or removed."""
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """Exceptions when reading a file that was changed after its publication."""
 
@@ -75,7 +78,9 @@ class Worklist:
         self._swap = threading.Lock()  # of the attributes above
         self._cohort = outliers.Cohort((), {})
         self._stamps: tuple[object, dict[str, object]] | None = None
-        self._next_look = 0.0
+        self._next_look, self._next_checked = 0.0, 0
+        self._looks = dict[str, object]()  # stamps of each case's folder and revisions
+        self._is_sorted = False  # by what the cases are now
         self._look: threading.Thread | None = None
 
     def refresh(self) -> None:
@@ -108,6 +113,7 @@ class Worklist:
         if case is not None and case is before:
             return
         with self._swap:
+            self._is_sorted = False
             if case is None:
                 self.cases = {key: each for key, each in self.cases.items() if key != name}
                 self.damaged = self.damaged - {name} | ({name} if folder.is_dir() else set())
@@ -131,7 +137,7 @@ class Worklist:
         with suppress(OSError):  # the folder is gone or can't be read now: the list stays
             stamps = [*map(_stamp, case_parents(self.out))], _revision_stamps(self.out)
             if self._stamps is None or stamps[0] != self._stamps[0]:
-                whole = self._read()
+                whole = self._read(stamps[1])
             else:
                 for name in {name for name, _ in stamps[1].items() ^ self._stamps[1].items()}:
                     self.update(name)
@@ -140,21 +146,37 @@ class Worklist:
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
 
-    def _read(self) -> bool:
-        """Read all cases; return whether each could be read, or is damaged.
+    def _read(self, revisions: Mapping[str, object]) -> bool:
+        """Read new and changed cases; return whether each could be read, or is damaged.
 
-        One that can't be read for the moment stays as it was.
+        One that can't be read for the moment stays as it was. `revisions` are the stamps of those
+        that there are.
         """
         cases, damaged, whole = dict[str, ListedCase](), set[str](), True
-        for folder in published_cases(self.out):
+        looks, folders = dict[str, object](), published_cases(self.out)
+        count = len(folders)
+        for n, folder in enumerate(folders):
+            listed = self.cases.get(folder.name)
+            is_checked = (n - self._next_checked) % count < CHECKED
+            looks[folder.name] = _stamp(folder), revisions.get(folder.name)
+            is_same = looks[folder.name] == self._looks.get(folder.name)
+            if listed is not None and is_same and not is_checked:
+                cases[folder.name] = listed
+                continue
             try:
                 case = self._current(folder)
             except OSError:
-                case, whole = self.cases.get(folder.name), False
+                case, whole = listed, False
             if case is None:
                 damaged.add(folder.name)
             else:
                 cases[folder.name] = case
+        self._next_checked = (self._next_checked + CHECKED) % max(1, count)
+        self._looks = looks if whole else {}
+        is_listed = (self.cases.get(name) is case for name, case in cases.items())
+        if self._is_sorted and len(cases) == len(self.cases) and all(is_listed):
+            self.damaged = damaged
+            return whole
         references = {m: r for case in cases.values() for m, r in case.references.items()}
         cohort = outliers.Cohort(
             (m for case in cases.values() for m in case.measurements), references
@@ -167,7 +189,7 @@ class Worklist:
         rows = CaseRows(cases, findings)
         with self._swap:
             self._cohort, self.findings, self.damaged = cohort, findings, damaged
-            self.cases, self.rows = cases, rows
+            self.cases, self.rows, self._is_sorted = cases, rows, True
             self.version += 1
         return whole
 

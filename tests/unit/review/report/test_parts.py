@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -158,3 +159,33 @@ def test_parts_with_names_are_in_the_private_folder_only(
     for path in (page, *folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+
+
+def test_only_the_summary_is_made_anew_if_nothing_changed(
+    tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all of it if a table, a record or a verdict did, whatever the caller says."""
+    out = make_out(tmp_path / "out", 30)
+    before = write_report(out).read_text()
+    run = out / "runs" / "20260101T000000-000000"
+    run.mkdir(parents=True)
+    totals = {"run": run.name, "state": "done", "elapsed_s": 1.0, "cases": {}}
+    (run / "totals.json").write_text(json.dumps(totals))
+    collected = page_module.collect_report_data
+    monkeypatch.setattr(page_module, "collect_report_data", None)
+
+    page = write_report(out, changed=False)
+
+    assert run.name in page.read_text()
+    assert page.read_text().split("<script")[1:] == before.split("<script")[1:]
+    shutil.rmtree(run)
+    assert write_report(out, changed=False).read_text() == before
+
+    monkeypatch.setattr(page_module, "collect_report_data", collected)
+    folder = data_of(page)["folder"]
+    add_failure(out, id_of(99), Reason.DAMAGED)
+    assert data_of(write_report(out, changed=False))["count"] == 31
+    (page.parent / "volumes.svg").unlink()
+    write_report(out, changed=False)
+    assert (page.parent / "volumes.svg").is_file()
+    assert data_of(page)["folder"] != folder

@@ -17,6 +17,7 @@ pytest.importorskip("starlette", reason="the extra review is not installed")
 from scanloom.engine.revisions import Correction, publish_revision
 from scanloom.review.outliers import Finding
 from scanloom.review.revisions import latest_result, read_label_maps, revision_number
+from scanloom.review.server import state as state_module
 from scanloom.review.server.cases import OpenCases
 from scanloom.review.server.requests import read_query, read_rows
 from scanloom.review.server.rows import STATES, CaseRows, ListedCase
@@ -98,6 +99,36 @@ def test_damaged_removed_and_new_cases_are_noticed_by_name(out: Path, tmp_path: 
     (tmp_path / removed).rename(out / "cases" / removed)
     worklist.update(removed)
     assert list(worklist.cases) == [kept, removed]
+
+
+def test_a_look_for_a_new_case_reads_what_changed_and_others_in_turn(
+    out: Path, three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "CHECKED", 1)
+    worklist = Worklist(out)
+    worklist.refresh()
+    first, second, third = sorted(worklist.cases)
+    correct(out, second, three / "key")
+    shutil.copytree(out / "cases" / third, out / "cases" / "new", copy_function=shutil.copy2)
+    read, current = list[str](), worklist._current
+
+    def noted(folder: Path) -> ListedCase | None:
+        read.append(folder.name)
+        return current(folder)
+
+    monkeypatch.setattr(worklist, "_current", noted)
+    worklist._read_changes()
+    assert {second, "new"} <= {*read}
+    assert len(read) <= 3
+    assert worklist.cases[second].revision == 1
+    version = worklist.version
+    for n in range(4):  # one of four each time: all are looked at in turn
+        (out / "cases" / f"{n}.other").mkdir()
+        worklist._read_changes()
+
+    assert {*read} == {*worklist.cases} == {first, second, third, "new"}
+    assert len(read) <= 7
+    assert worklist.version == version
 
 
 def listed_case(name: str, n: int = 0, **changes: Any) -> ListedCase:
