@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ from scanloom.io.index import build, merge
 from scanloom.io.index.workers import HeaderWorkers
 store, names = archive_index.store_of(sys.argv[1]), json.loads(sys.stdin.read())
 start = time.perf_counter()
-merge.merge_parts(names, store, archive_index.KEY.hex(), archive_index.KEY, HeaderWorkers(1))
+merge.merge_parts(names, "", store, archive_index.KEY.hex(), archive_index.KEY, HeaderWorkers(1))
 middle = time.perf_counter()
 catalogue, series = build.read_catalogue(store, archive_index.KEY.hex())
 count = sum(len(one.info.shape) == 3 for one in series)
@@ -140,11 +141,12 @@ def store_of(folder: str) -> Any:
     """Return a store of parts that is no output folder's."""
     from scanloom.io.index.storage import Store
 
-    def save(path: Path, write: Any) -> None:
-        path.parent.mkdir(exist_ok=True)
-        write(path)
+    @contextmanager
+    def writable(place: Path) -> Iterator[None]:
+        place.mkdir(exist_ok=True)
+        yield
 
-    return Store(Path(folder) / "index.parquet", save)
+    return Store(Path(folder) / "index.parquet", writable)
 
 
 def unread_parts(folder: Path, count: int) -> list[tuple[str, str]]:

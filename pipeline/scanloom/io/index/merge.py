@@ -47,12 +47,13 @@ _DESCRIBED_AT_ONCE = 5000  # files of spread series
 
 def merge_parts(
     parts: Sequence[tuple[str, str]],
+    digest: str,
     store: Store,
     fingerprint: str,
     key: bytes,
     workers: HeaderWorkers,
 ) -> None:
-    """Write the catalogue of these parts, which are names and first folders.
+    """Write the catalogue of these parts, which are names and first folders, and have a `digest`.
 
     Raises
     ------
@@ -67,7 +68,7 @@ def merge_parts(
         store,
         ordered.rows(),
         lambda: Catalogue(
-            fingerprint, list(parts), dict(sorted(merge.reasons.items())), merge.retry
+            fingerprint, list(parts), digest, dict(sorted(merge.reasons.items())), merge.retry
         ),
     )
 

@@ -1,6 +1,7 @@
 """Storage of the index: a Parquet file for each part of an archive, and one of all its series.
 
     index/<digest>.parquet   a part: files of consecutive folders, then the series that they form
+    index/<digest>.claim     a part that a process is reading, see `scanloom.io.index.claims`
     index.parquet            the catalogue: all series in order, and the names of the parts
 
 The name of a part is a digest of the states of its files, so that a part with this name is that of
@@ -10,6 +11,7 @@ stay for a week: another process may be reading them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import itertools
@@ -18,7 +20,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -28,6 +30,7 @@ from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
+from scanloom.io.output.private import write_private
 from scanloom.io.system.archives import ARCHIVE_KINDS
 from scanloom.io.system.atomic_write import remove_stale_temporaries
 from scanloom.version import __version__
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "11"
+INDEX_VERSION = "12"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
 SORTED_AT_ONCE = 10_000
@@ -178,9 +181,9 @@ class Store:
     ----------
     path : Path or None
         The catalogue; parts are in the folder of this name without suffix. None for memory.
-    save : callable or None
-        `save(path, write)` lets `write` fill a file, and puts it to `path` at once and for its
-        owner only.
+    writable : callable or None
+        `writable(folder)` returns a context in which files can be written to a folder, which is
+        made if it is missing. None if nothing is to be written.
     keep_in_memory : bool
         Whether files that can't be written stay in memory; else the error is raised.
     """
@@ -188,20 +191,31 @@ class Store:
     def __init__(
         self,
         path: Path | None = None,
-        save: Callable[[Path, Callable[[Path], object]], None] | None = None,
+        writable: Callable[[Path], AbstractContextManager[object]] | None = None,
         *,
         keep_in_memory: bool = True,
     ) -> None:
-        self._path, self._save, self._keep_in_memory = path, save, keep_in_memory
+        self._path, self._writable, self._keep_in_memory = path, writable, keep_in_memory
         self._memory: dict[str, pa.Buffer] = {}
+
+    def make_folder(self) -> Path | None:
+        """Return the folder of the parts, made if it is missing; None if others can't see it."""
+        if self._path is None or self._writable is None:
+            return None
+        folder = self._path.with_suffix("")
+        with suppress(OSError), self._writable(folder):
+            return folder
+        return None
 
     def write(self, name: str, write: Callable[[Any], object]) -> None:
         """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream."""
         import pyarrow as pa
 
-        if self._path is not None and self._save is not None:
+        if self._path is not None and self._writable is not None:
+            place = self._place(self._path, name)
             try:
-                self._save(self._place(self._path, name), write)
+                with self._writable(place.parent):
+                    write_private(place, write)
             except OSError:
                 if not self._keep_in_memory:
                     raise
@@ -245,7 +259,7 @@ class Store:
             for file in folder.iterdir():
                 if file.name in named:
                     os.utime(file)
-                elif file.lstat().st_mtime < now - _UNNAMED_FOR_S:
+                elif file.suffix == ".parquet" and file.lstat().st_mtime < now - _UNNAMED_FOR_S:
                     file.unlink()
 
     def _place(self, path: Path, name: str) -> Path:
@@ -264,6 +278,8 @@ def part_name(entries: Sequence[FileEntry], fingerprint: str) -> str:
 class StoredPart:
     """A part in a file; each column is read when it is asked for.
 
+    `digest` tells parts of one name apart: what is tried again may have another result.
+
     Raises
     ------
     Exception
@@ -272,7 +288,7 @@ class StoredPart:
 
     def __init__(self, store: Store, name: str) -> None:
         self.name, self._file = name, store.open(name)
-        self._n_files, inside = _content_of(self._file, _part_table(_NO_FILES).schema)
+        self._n_files, inside, self.digest = _content_of(self._file, _part_schema())
         self.inside = tuple(inside)
 
     def check(self) -> None:
@@ -375,8 +391,9 @@ def write_part(part: Part, store: Store, name: str) -> None:
     OSError
         If it can't be written.
     """
-    metadata = _metadata([len(part.entries), part.inside])
-    _write_table(store, name, _part_table(part).replace_schema_metadata(metadata))
+    table = _part_table(part)
+    content = [len(part.entries), part.inside, _table_digest(table)]
+    _write_table(store, name, table.replace_schema_metadata(_metadata(content)))
 
 
 # --- the catalogue --------------------------------------------------------------------------------
@@ -391,6 +408,8 @@ class Catalogue(NamedTuple):
         That of the key.
     parts : list of (name, folder)
         The parts in order, and the first folder of each.
+    digest : str
+        That of the digests of all parts.
     reasons : dict of str to int
         Number of files of each reason code; those that are used have none.
     retry : bool
@@ -399,6 +418,7 @@ class Catalogue(NamedTuple):
 
     fingerprint: str
     parts: list[tuple[str, str]]
+    digest: str
     reasons: dict[str, int]
     retry: bool
 
@@ -480,7 +500,9 @@ def read_catalogue(store: Store, fingerprint: str) -> tuple[Catalogue, StoredSer
                 return None
     except read_errors():
         return None
-    return (catalogue, series) if catalogue.fingerprint == fingerprint else None
+    parts = [(name, folder) for name, folder in catalogue.parts]
+    known = catalogue._replace(parts=parts), series
+    return known if catalogue.fingerprint == fingerprint else None
 
 
 # --- sorting --------------------------------------------------------------------------------------
@@ -610,6 +632,16 @@ def _content_of(file: parquet.ParquetFile, schema: pa.Schema) -> Any:
     return json.loads(text)
 
 
+def _table_digest(table: pa.Table) -> str:
+    """Return a digest of the content of a table."""
+    import pyarrow as pa
+
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return hashlib.blake2b(stream.getvalue(), digest_size=8).hexdigest()
+
+
 def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
@@ -642,7 +674,9 @@ def _part_table(part: Part) -> pa.Table:
     return pa.concat_tables([pa.table(files), pa.table(series)], promote_options="default")
 
 
-_NO_FILES = Part([], [], [], [], [], [], [])
+@functools.cache
+def _part_schema() -> pa.Schema:
+    return _part_table(Part([], [], [], [], [], [], [])).schema
 
 
 def _file_arrays(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[str, pa.Array]:
@@ -689,6 +723,7 @@ _OWN = (*_TEXTS, *_PATHS, *_NUMBERS, "slices", "files", "pieces")
 _SERIES_COLUMNS = (*_OWN, *SeriesInfo._fields)
 
 
+@functools.cache
 def _catalogue_schema() -> pa.Schema:
     import pyarrow as pa
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from scanloom.io.index.build import INDEX_NAME, Index, build_index, index_of, st
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import PRIVATE
 from support.archives import nifti, series
+from support.index_rows import index_rows
 
 KEY = bytes(32)
 FOLDERS = ("a", "a/b", "a/b/c", "a/d", "e", "e/f", "g10", "g9", "h")
@@ -44,19 +44,6 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
         )
         file.write_bytes(data)
     return drawn
-
-
-def rows(index: Index) -> list[Any]:
-    """Return all that an index says, file by file and series by series, whatever its parts."""
-    files = [
-        (file.entry, file.outcome, file.reason, file.series and file.series.id, info)
-        for file, info in zip(index.files(), index.infos(), strict=True)
-    ]
-    all_series = [
-        (one._replace(files=(), pieces=()), one.n_files, list(index.paths_of(one)))
-        for one in index.series
-    ]
-    return [files, all_series, index.counts(), index.reasons]
 
 
 def in_small_parts(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
@@ -128,7 +115,7 @@ def test_many_parts_give_the_index_of_one(
             in_small_parts(patch, chance.randint(1, 6))
             cut = build_index([root], KEY, tmp_path / "cut", archives=archives)
             assert len(cut.catalogue.parts) > len(whole.catalogue.parts) + 1
-            assert rows(cut) == rows(whole)
+            assert index_rows(cut) == index_rows(whole)
         return whole, cut
 
     whole, cut = both()
@@ -195,14 +182,14 @@ build.build_index([{str(root)!r}], {KEY!r}, Path({str(tmp_path / "out")!r}))
     index = build_index([root], KEY, tmp_path / "out")
 
     assert (index.opened, index.counts()["used"]) == (9, 15)
-    assert rows(index) == rows(build_index([root], KEY, tmp_path / "undisturbed"))
+    assert index_rows(index) == index_rows(build_index([root], KEY, tmp_path / "undisturbed"))
 
 
 def test_a_part_that_is_missing_or_damaged_is_read_again(
     slices: dict[str, list[Path]], tmp_path: Path
 ) -> None:
     fresh = build_index([slices["p"][0].parent], KEY, tmp_path)
-    expected = rows(fresh)
+    expected = index_rows(fresh)
     [part] = (tmp_path / PRIVATE / "index").glob("*.parquet")
     data = part.read_bytes()
     for damaged in (None, b"", data[:-100], bytes(len(data))):
@@ -211,10 +198,10 @@ def test_a_part_that_is_missing_or_damaged_is_read_again(
             part.write_bytes(damaged)
         assert stored_index(tmp_path, key_fingerprint(KEY)) is None
         again = build_index([slices["p"][0].parent], KEY, tmp_path)
-        assert (again.opened, rows(again)) == (6, expected)
+        assert (again.opened, index_rows(again)) == (6, expected)
     (tmp_path / PRIVATE / INDEX_NAME).unlink()
     again = build_index([slices["p"][0].parent], KEY, tmp_path)
-    assert (again.opened, rows(again)) == (0, expected)
+    assert (again.opened, index_rows(again)) == (0, expected)
 
 
 def test_parts_that_are_not_named_go_after_a_week(
@@ -225,10 +212,10 @@ def test_parts_that_are_not_named_go_after_a_week(
     shutil.copytree(slices["p"][0].parent, root)
     before = build_index([root], KEY, tmp_path / "out")
     [old] = (tmp_path / "out" / PRIVATE / "index").iterdir()
-    expected = rows(before)
+    expected = index_rows(before)
     sorted(root.iterdir())[0].unlink()
     build_index([root], KEY, tmp_path / "out")
-    assert rows(before) == expected
+    assert index_rows(before) == expected
 
     os.utime(old, (0, 0))
     sorted(root.iterdir())[0].unlink()
