@@ -120,9 +120,13 @@ class Index:
 
     def files(self) -> Iterator[IndexedFile]:
         """Yield all files in the order in which they were listed."""
-        pieces = self.series.pieces()
+        pieces = self.series.pieces(self.store)
+        with_pieces, of_groups = next(pieces, (-1, {}))
         for number, part in self._parts():
-            series = dict(enumerate(part.series())) | pieces.get(number, {})
+            series = dict(enumerate(part.series()))
+            if number == with_pieces:
+                series |= of_groups
+                with_pieces, of_groups = next(pieces, (-1, {}))
             rows = zip(part.entries(), *part.lists("reason", "group"), strict=True)
             for entry, reason, group in rows:
                 belongs = group >= 0 and not (reason and series[group].slices)

@@ -95,7 +95,7 @@ class Claims:
                     return False
                 release_lock(path, content)
             own = str(Holder.of_this_process())
-            if not take_lock(path, own):
+            if not take_lock(path, own, synced=False):
                 return False
             self._held[path] = own
             if self._beat is None:

@@ -18,10 +18,10 @@ import itertools
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -31,6 +31,7 @@ from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
 from scanloom.io.output.private import write_private
+from scanloom.io.output.work_folder import process_file_name
 from scanloom.io.system.archives import ARCHIVE_KINDS
 from scanloom.io.system.atomic_write import remove_stale_temporaries
 from scanloom.version import __version__
@@ -44,11 +45,14 @@ INDEX_VERSION = "12"
 differently, and a digest of the suffixes by which files are recognised."""
 SORTED_AT_ONCE = 10_000
 """Rows that are sorted in memory; more are sorted in pieces of this size, which are merged."""
+MERGED_AT_ONCE = 64
+"""Pieces that are merged at once."""
 
 _VERSION_FIELD = b"scanloom.index"
 _CONTENT_FIELD, _DIGEST_FIELD = b"scanloom.content", b"scanloom.digest"
 _ROW_GROUP = 5000  # series that are read at once
-_BATCH = 250  # rows of each sorted piece in memory while the pieces are merged
+_BATCH = 100  # rows of each sorted piece in memory while the pieces are merged
+_PIECE = "sorted"  # prefix of the names of sorted pieces
 _UNNAMED_FOR_S = 7 * 24 * 3600  # age at which nobody reads a part that the catalogue lacks
 _STALE_AFTER_S = 3600  # age at which a draft is no longer being written
 _STATE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened")
@@ -208,7 +212,10 @@ class Store:
         return None
 
     def write(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream."""
+        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream.
+
+        Other names than those of parts are those of drafts, see `process_file_name`.
+        """
         import pyarrow as pa
 
         if self._path is not None and self._writable is not None:
@@ -227,15 +234,19 @@ class Store:
 
     def open(self, name: str) -> parquet.ParquetFile:
         """Open a part or the catalogue; a page with a wrong checksum raises OSError."""
-        import pyarrow as pa
         from pyarrow import parquet
 
+        return parquet.ParquetFile(self.source(name), page_checksum_verification=True)
+
+    def source(self, name: str) -> pa.NativeFile:
+        """Open a file to read its bytes."""
+        import pyarrow as pa
+
         if name in self._memory:
-            return parquet.ParquetFile(pa.BufferReader(self._memory[name]))
+            return pa.BufferReader(self._memory[name])
         if self._path is None or not self._place(self._path, name).is_file():
             raise FileNotFoundError
-        place = self._place(self._path, name)
-        return parquet.ParquetFile(place, page_checksum_verification=True)
+        return pa.OSFile(os.fspath(self._place(self._path, name)))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that only this process knows."""
@@ -263,7 +274,9 @@ class Store:
                     file.unlink()
 
     def _place(self, path: Path, name: str) -> Path:
-        return path.with_suffix("") / f"{name}.parquet" if name else path
+        if not name:
+            return path
+        return path.with_suffix("") / (name if name.startswith(_PIECE) else f"{name}.parquet")
 
 
 def part_name(entries: Sequence[FileEntry], fingerprint: str) -> str:
@@ -293,11 +306,11 @@ class StoredPart:
 
     def check(self) -> None:
         """Read all of the file, so that damage shows."""
-        self._file.read()
+        self._file.read(use_threads=False)
 
     def columns(self, *names: str) -> pa.Table:
         """Return columns of the files."""
-        return self._file.read(columns=list(names)).slice(0, self._n_files)
+        return self._read(*names).slice(0, self._n_files)
 
     def lists(self, *names: str) -> list[list[Any]]:
         """Return columns of the files as lists."""
@@ -350,15 +363,10 @@ class StoredPart:
             entries = _entries([table.column(name).to_pylist() for name in _STATE_COLUMNS])
             yield from zip(entries, faults.filter(is_suspect).to_pylist(), strict=True)
 
-    def keys(self) -> list[int | None]:
-        """Return the key of each series."""
-        keys: list[int | None] = self._series_columns("key").column(0).to_pylist()
-        return keys
-
-    def have_slices(self) -> list[bool]:
-        """Return whether each series has slices in this part."""
-        slices: list[bool] = self._series_columns("slices").column(0).to_pylist()
-        return slices
+    def keys(self, *, with_slices: bool = False) -> pa.ChunkedArray:
+        """Return the key of each series, or of those with slices in this part."""
+        table = self._series_columns("key", "slices")
+        return (table.filter(table.column(1)) if with_slices else table).column(0)
 
     def series(self) -> list[IndexedSeries]:
         """Return the series that the files form without other parts."""
@@ -369,8 +377,17 @@ class StoredPart:
 
         Their reason, or that of their series, is one of `RETRIED`.
         """
-        reasons = self._series_columns("reason").column(0).to_pylist()
-        retried = {n for n, reason in enumerate(reasons) if reason in RETRIED}
+        import pyarrow as pa
+        from pyarrow import compute
+
+        of_series, of_files = self._series_columns("reason").column(0), self.columns("reason")
+        codes = pa.array(sorted(RETRIED))
+        if not any(
+            compute.any(compute.is_in(compute.cast(column, "string"), value_set=codes)).as_py()
+            for column in (of_series, of_files.column(0))
+        ):
+            return set()
+        retried = {n for n, reason in enumerate(of_series.to_pylist()) if reason in RETRIED}
         own, groups, unopened = self.lists("reason", "group", "unopened")
         rows = enumerate(zip(own, groups, unopened, strict=True))
         return {
@@ -380,7 +397,11 @@ class StoredPart:
         }
 
     def _series_columns(self, *names: str) -> pa.Table:
-        return self._file.read([f"{_SERIES}{name}" for name in names]).slice(self._n_files)
+        return self._read(*(f"{_SERIES}{name}" for name in names)).slice(self._n_files)
+
+    def _read(self, *names: str) -> pa.Table:
+        # A part is small: threads would wait for each other
+        return self._file.read(columns=list(names), use_threads=False)
 
 
 def write_part(part: Part, store: Store, name: str) -> None:
@@ -445,20 +466,26 @@ class StoredSeries(Sequence[IndexedSeries]):
         if isinstance(index, slice):
             return list(itertools.islice(self, *index.indices(len(self))))
         number = range(len(self))[index]
-        rows = self._file.read_row_group(number // _ROW_GROUP).slice(number % _ROW_GROUP, 1)
+        rows = self._file.read_row_group(number // _ROW_GROUP, use_threads=False).slice(
+            number % _ROW_GROUP, 1
+        )
         return next(_series_rows(rows))
 
-    def pieces(self) -> dict[int, dict[int, IndexedSeries]]:
-        """Map parts, and groups in them, to the series in several pieces to which they belong."""
+    def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
+        """Yield parts, in order, and the series in several pieces of which groups of them are some.
+
+        Rows that do not fit into memory lie in the store meanwhile.
+        """
         from pyarrow import compute
 
-        found: dict[int, dict[int, IndexedSeries]] = {}
+        ordered = _piece_sorter(store)
         for batch in self._file.iter_batches(_ROW_GROUP, use_threads=False):
             in_pieces = compute.greater(compute.list_value_length(batch[f"{_SERIES}pieces"]), 0)
             for series in _series_rows(batch.filter(in_pieces)):
                 for part, group in series.pieces:
-                    found.setdefault(part, {})[group] = series
-        return found
+                    ordered.add(_Piece(part, group, series))
+        for part, pieces in itertools.groupby(ordered.rows(), key=attrgetter("part")):
+            yield part, {piece.group: piece.series for piece in pieces}
 
 
 def write_catalogue(
@@ -519,8 +546,19 @@ class SpreadFile(NamedTuple):
     info: FileInfo
 
 
+class _Piece(NamedTuple):
+    """A group of a part, and the series in several pieces to which it belongs."""
+
+    part: int
+    group: int
+    series: IndexedSeries
+
+
 class SortedOnDisk:
     """Sorts rows of which only some are in memory; the others lie in the store meanwhile.
+
+    They are sorted in pieces, of which a batch of each is in memory while they are merged; when
+    they are many, they are merged into one longer piece.
 
     Parameters
     ----------
@@ -546,25 +584,49 @@ class SortedOnDisk:
         self._rows.append(row)
         if len(self._rows) >= SORTED_AT_ONCE:
             self._rows.sort(key=self._key)
-            self._names.append(f"sorted-{uuid.uuid4().hex}")
-            table = self._to_table(self._rows)
-            # Small groups without dictionaries: a group of each piece is in memory at once
-            options = {"row_group_size": _BATCH, "use_dictionary": False}
-            _write_table(self._store, self._names[-1], table, **options)
-            self._rows = []
+            rows, self._rows = self._rows, []
+            self._names.append(self._write(rows))
+            del rows
+            if len(self._names) >= MERGED_AT_ONCE:
+                names, self._names = self._names, []
+                self._names = [self._write(self._merged(names))]
 
     def rows(self) -> Iterator[Any]:
         """Yield all rows in order."""
         self._rows.sort(key=self._key)
-        try:
-            pieces = [self._piece(name) for name in self._names]
-            yield from heapq.merge(*pieces, self._rows, key=self._key)
-        finally:
-            self._store.remove(self._names)
+        names, self._names = self._names, []
+        yield from self._merged(names, self._rows)
 
-    def _piece(self, name: str) -> Iterator[Any]:
-        for batch in self._store.open(name).iter_batches(_BATCH, use_threads=False):
-            yield from self._to_rows(batch)
+    def _merged(self, names: Sequence[str], *more: Iterable[Any]) -> Iterator[Any]:
+        """Yield the rows of some pieces and `more` rows in order; the pieces are removed."""
+        try:
+            yield from heapq.merge(*map(self._read, names), *more, key=self._key)
+        finally:
+            self._store.remove(names)
+
+    def _write(self, rows: Iterable[Any]) -> str:
+        """Write rows to a new piece; return its name, by which a dead process is known."""
+        import pyarrow as pa
+
+        name, schema = process_file_name(_PIECE), self._to_table([]).schema
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+
+        def write(place: Any) -> None:
+            # Not Parquet: its metadata of a hundred pieces would be in memory at once
+            with pa.ipc.new_stream(place, schema, options=options) as writer:
+                left = iter(rows)
+                while batch := list(itertools.islice(left, _BATCH)):
+                    writer.write_table(self._to_table(batch))
+
+        self._store.write(name, write)
+        return name
+
+    def _read(self, name: str) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with self._store.source(name) as source, pa.ipc.open_stream(source) as batches:
+            for batch in batches:
+                yield from self._to_rows(batch)
 
 
 def series_sorter(store: Store) -> SortedOnDisk:
@@ -590,10 +652,8 @@ def file_sorter(store: Store) -> SortedOnDisk:
 
     def to_table(files: list[SpreadFile]) -> pa.Table:
         arrays = _file_arrays([file.entry for file in files], [file.info for file in files])
-        for name, values in zip(
-            places, zip(*(file[:4] for file in files), strict=True), strict=True
-        ):
-            arrays[name] = pa.array(values, pa.int64())
+        for n, name in enumerate(places):
+            arrays[name] = pa.array([file[n] for file in files], pa.int64())
         return pa.table(arrays)
 
     def to_rows(batch: pa.RecordBatch) -> Iterator[SpreadFile]:
@@ -603,6 +663,25 @@ def file_sorter(store: Store) -> SortedOnDisk:
         return itertools.starmap(SpreadFile, rows)
 
     return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
+
+
+def _piece_sorter(store: Store) -> SortedOnDisk:
+    """Sort pieces of series by their places."""
+    import pyarrow as pa
+
+    places = ("part", "group")
+
+    def to_table(pieces: list[_Piece]) -> pa.Table:
+        arrays = _series_arrays([piece.series for piece in pieces])
+        for n, name in enumerate(places):
+            arrays[name] = pa.array([piece[n] for piece in pieces], pa.int32())
+        return pa.table(arrays)
+
+    def to_rows(batch: pa.RecordBatch) -> Iterator[_Piece]:
+        columns = (batch[name].to_pylist() for name in places)
+        return itertools.starmap(_Piece, zip(*columns, _series_rows(batch), strict=True))
+
+    return SortedOnDisk(store, lambda piece: piece[:2], to_table, to_rows)
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -83,8 +83,10 @@ class Holder(NamedTuple):
         return json.dumps(self._asdict())
 
 
-def take_lock(path: Path, content: str) -> bool:
+def take_lock(path: Path, content: str, *, synced: bool = True) -> bool:
     """Make the lock `path` with a file of this content; False if there is a lock already.
+
+    If it is not `synced`, it may say nothing after the machine itself went down.
 
     Raises
     ------
@@ -94,7 +96,10 @@ def take_lock(path: Path, content: str) -> bool:
     draft = path.with_name(process_file_name(LOCK_PREFIX))
     draft.mkdir()
     try:
-        atomic_write(draft / HOLDER, lambda file: file.write_text(content))
+        if synced:
+            atomic_write(draft / HOLDER, lambda file: file.write_text(content))
+        else:
+            (draft / HOLDER).write_text(content)
         if not os.path.lexists(path):  # no empty folder of somebody else is replaced
             try:
                 draft.rename(path)

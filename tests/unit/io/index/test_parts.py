@@ -28,6 +28,7 @@ FOLDERS = ("a", "a/b", "a/b/c", "a/d", "e", "e/f", "g10", "g9", "h")
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of tiny parts on a busy disk
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,8 @@ def in_small_parts(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     monkeypatch.setattr(parts, "PART_FILES", files)
     monkeypatch.setattr(merge, "_DESCRIBED_AT_ONCE", 2)
     monkeypatch.setattr(storage, "SORTED_AT_ONCE", 8)
+    monkeypatch.setattr(storage, "MERGED_AT_ONCE", 3)
+    monkeypatch.setattr(storage, "_BATCH", 3)
     monkeypatch.setattr(storage, "_ROW_GROUP", 2)
 
 
@@ -99,7 +102,9 @@ def write_detached(folder: Path, voxels: Path) -> None:
     (folder / "v.mhd").write_text("\n".join((*lines, f"ElementDataFile = {name}\n")))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(3, 24))]
+)
 def test_many_parts_give_the_index_of_one(
     seed: int, slices: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
