@@ -265,7 +265,7 @@ def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = Non
         builder = _Builder(store, key, workers, claims, earlier)
         builder.add(walk.folders())
         builder.add([(_LINKED, walk.links(builder.paths_with))])
-        digest = builder.finish()
+        digest = builder.digest()
 
         def has_changed(catalogue: Catalogue) -> bool:
             return (catalogue.parts, catalogue.digest) != (builder.parts, digest)
@@ -338,28 +338,30 @@ class _Builder:
         if entries:
             self._make(first, entries, earlier, "")
 
-    def finish(self) -> str:
-        """Wait for the parts that other processes read; return the digest of all parts.
-
-        A part is read here if the process that claimed it is gone.
-        """
-        while self._unread:
-            self._look_again()
-            if self._unread:
-                self._claims.pause()
-        digests = "".join(self._digests[name] for name, _ in self.parts)
-        return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
-
     def paths_with(self, inodes: Set[int]) -> Iterator[str]:
         """Yield the paths of all files so far that have one of these inodes."""
         import pyarrow as pa
         from pyarrow import compute
 
+        self._wait_for_others()
         wanted = pa.array(sorted(inodes), pa.uint64())
         for name, _ in self.parts:
             table = StoredPart(self._store, name).columns("path", "inode")
             matching = table.filter(compute.is_in(table.column("inode"), value_set=wanted))
             yield from map(os.fsdecode, matching.column("path").to_pylist())
+
+    def digest(self) -> str:
+        """Return the digest of all parts, once they are stored."""
+        self._wait_for_others()
+        digests = "".join(self._digests[name] for name, _ in self.parts)
+        return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
+
+    def _wait_for_others(self) -> None:
+        """Wait for the parts that other processes read, or read them if these are gone."""
+        while self._unread:
+            self._look_again()
+            if self._unread:
+                self._claims.pause()
 
     def _make(
         self, first: str, entries: Sequence[FileEntry], earlier: Sequence[str], following: str
