@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from scanloom.io.identity import key_fingerprint
@@ -235,3 +237,26 @@ def test_a_few_files_are_indexed_without_a_folder(slices: dict[str, list[Path]])
     assert index.series[0] == index.series[-1] == only
     assert len(index.as_series(only).files) == 6
     assert len(index.as_series(only, 2).files) == 2
+
+
+def test_rows_are_sorted_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more files than are merged at once, and none in the end."""
+    in_small_parts(monkeypatch, 1)
+    numbers = list(range(200))
+    random.Random(1).shuffle(numbers)
+
+    def to_table(rows: list[int]) -> pa.Table:
+        return pa.table({"number": pa.array(rows, pa.int64())})
+
+    store = storage.Store(tmp_path / "index.parquet", lambda _: nullcontext())
+    (tmp_path / "index").mkdir()
+    ordered = storage.SortedOnDisk(
+        store, lambda row: row, to_table, lambda batch: batch["number"].to_pylist()
+    )
+    most = 0
+    for number in numbers:
+        ordered.add(number)
+        most = max(most, len(list((tmp_path / "index").iterdir())))
+    assert most == storage.MERGED_AT_ONCE - 1
+    assert list(ordered.rows()) == sorted(numbers)
+    assert not list((tmp_path / "index").iterdir())
