@@ -5,12 +5,14 @@
 
 Each file is a CT header and 8 x 8 pixels, `--files` to a series and a folder, 3 series to a study;
 one note lies in every tenth folder. Memory is the peak of the indexing process (ru_maxrss) and,
-apart, of the largest process that helped it. Every point is a process of its own; "again" is
-another one, over the unchanged archive. Files are in the page cache.
+apart, of the largest process that helped it; time is processor time, of all of them. Every point is
+a process of its own; "again" is another one, over the unchanged archive. Files are in the page
+cache.
 
 A second table is of parts that were written without files, three to a series; the last series of
-each part goes on in the next one. It has what it takes to put the parts together, and to go through
-all series.
+each part goes on in the next one. It has what it takes to put the parts together, to find them
+unchanged, and to go through all series and all files. The list of the files is made, not read, and
+its time left out.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,31 +40,38 @@ SLICES = 3  # files of a series without files
 UID, POSITION = "1.2.826.0.1.3680043.10.9%012d", "%012.3f"
 
 _MEASURE = """
-import json, resource, sys, time
+import json, os, resource, sys
 from scanloom.io.index.build import build_index
-start = time.perf_counter()
+start = sum(os.times()[:4])
 index = build_index([sys.argv[1]], bytes.fromhex(sys.argv[2]))
 counts = index.counts()
-seconds = time.perf_counter() - start
+seconds = sum(os.times()[:4]) - start
 peaks = [resource.getrusage(who).ru_maxrss * 1024 for who in (0, -1)]
 numbers = [seconds, index.opened, counts["found"], counts["used"], len(index.series)]
 print(json.dumps(numbers + peaks))
 """
 
 
-_MERGE = """
-import json, pathlib, resource, sys, time
+_UNREAD = """
+import json, resource, sys, time
 import archive_index
-from scanloom.io.index import build, merge
-from scanloom.io.index.workers import HeaderWorkers
-store, names = archive_index.store_of(sys.argv[1]), json.loads(sys.stdin.read())
-start = time.perf_counter()
-merge.merge_parts(names, store, archive_index.KEY.hex(), archive_index.KEY, HeaderWorkers(1))
-middle = time.perf_counter()
-catalogue, series = build.read_catalogue(store, archive_index.KEY.hex())
-count = sum(len(one.info.shape) == 3 for one in series)
-peak = resource.getrusage(0).ru_maxrss * 1024
-print(json.dumps([count, middle - start, time.perf_counter() - middle, peak]))
+from scanloom.io.index import build
+walk = archive_index.GeneratedWalk(sys.argv[1], int(sys.argv[2]))
+start = time.process_time()
+for _ in walk.folders():
+    pass
+listed = time.process_time()
+index = build._built(archive_index.store_of(sys.argv[1]), walk, archive_index.KEY, 1)
+built = time.process_time()
+peaks = [resource.getrusage(0).ru_maxrss * 1024]
+count = sum(not one.info.reason for one in index.series)
+read = time.process_time()
+peaks += [resource.getrusage(0).ru_maxrss * 1024]
+used = sum(outcome == "used" for outcome, _ in index.outcomes()) if "files" in sys.argv else 0
+ended = time.process_time()
+peaks += [resource.getrusage(0).ru_maxrss * 1024]
+seconds = [built - listed - (listed - start), read - built, ended - read]
+print(json.dumps([count, used, index.opened, len(index.catalogue.parts), seconds, peaks]))
 """
 
 
@@ -140,39 +150,71 @@ def store_of(folder: str) -> Any:
     """Return a store of parts that is no output folder's."""
     from scanloom.io.index.storage import Store
 
-    def save(path: Path, write: Any) -> None:
-        path.parent.mkdir(exist_ok=True)
-        write(path)
+    @contextmanager
+    def writable(place: Path) -> Iterator[None]:
+        place.mkdir(exist_ok=True)
+        yield
 
-    return Store(Path(folder) / "index.parquet", save)
+    return Store(Path(folder) / "index.parquet", writable)
 
 
-def unread_parts(folder: Path, count: int) -> list[tuple[str, str]]:
-    """Write parts of that many series without files; return their names and first folders."""
+class GeneratedWalk:
+    """Lists an archive that is not there: a folder for each series, in parts that are full.
+
+    The last series of a part goes on in the first folder of the next one.
+    """
+
+    def __init__(self, folder: str, count: int) -> None:
+        from scanloom.io.index.parts import PART_FILES
+        from scanloom.io.index.walk import list_files
+
+        files = [e for e in list_files([f"{folder}/one"]) if e.path.endswith(".dcm")]
+        self.halves = files[:SLICES], files[SLICES:]
+        self._count, self._in_part = count, PART_FILES // SLICES
+
+    def parts(self) -> Iterator[list[tuple[int, bool, str, list[Any]]]]:
+        """Yield the folders of each part: series, whether it goes on in it, folder, files."""
+        for start in range(0, self._count - 1, self._in_part - 1):
+            numbers = range(start, min(start + self._in_part, self._count))
+            yield [self._folder(n, goes_on=0 < start == n) for n in numbers]
+
+    def _folder(self, n: int, *, goes_on: bool) -> tuple[int, bool, str, list[Any]]:
+        place = f"/archive/{n // FOLDERS_A_PATIENT:05d}/{n:07d}-{goes_on:d}"
+        files = [
+            entry._replace(path=f"{place}/{k}", inode=n * SLICES + k)
+            for k, entry in enumerate(self.halves[goes_on])
+        ]
+        return n, goes_on, place, files
+
+    def folders(self) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the folders of all series."""
+        for part in self.parts():
+            yield from (each[2:] for each in part)
+
+    def links(self, _: Any) -> list[Any]:
+        """Return no links."""
+        return []
+
+
+def unread_parts(folder: Path, count: int) -> None:
+    """Write parts of that many series without files."""
+    from scanloom.io.identity import key_fingerprint
     from scanloom.io.index import parts as reading
     from scanloom.io.index.storage import Part, part_name, write_part
-    from scanloom.io.index.walk import list_files
     from scanloom.io.index.workers import HeaderWorkers
 
-    draw(folder / "one", 0, 1, SLICES)
-    known, workers = reading.KnownFiles(), HeaderWorkers(1)
-    files = [entry for entry in list_files([folder / "one"]) if entry.path.endswith(".dcm")]
-    one, _ = reading.read_part(files, known, KEY, workers)
-    store, a_part = store_of(str(folder)), reading.PART_FILES // SLICES
-    names = []
-    for start in range(0, count, a_part):
-        numbers = range(max(start - 1, 0), min(start + a_part, count))
+    draw(folder / "one", 0, 1, 2 * SLICES)
+    store, walk = store_of(str(folder)), GeneratedWalk(str(folder), count)
+    halves = [
+        reading.read_part(half, reading.KnownFiles(), KEY, HeaderWorkers(1))[0]
+        for half in walk.halves
+    ]
+    for folders in walk.parts():
         made = Part([], [], [], [], [], [], [])
-        for group, n in enumerate(numbers):
+        for group, (n, goes_on, place, entries) in enumerate(folders):
             study, series = UID % (n // SERIES_A_STUDY), UID % (10**9 + n)
-            place, first = (
-                f"/archive/{n // FOLDERS_A_PATIENT:05d}/{n:07d}-{start}",
-                len(made.entries),
-            )
-            made.entries += [
-                entry._replace(path=f"{place}/{k}", inode=n * SLICES + k)
-                for k, entry in enumerate(one.entries)
-            ]
+            first, one = len(made.entries), halves[goes_on]
+            made.entries += entries
             made.infos += [info._replace(study=study, series=series) for info in one.infos]
             runs = reading.runs_of(range(first, first + SLICES))
             made.series.append(
@@ -184,27 +226,30 @@ def unread_parts(folder: Path, count: int) -> list[tuple[str, str]]:
             made.keys.append(n)
         made.reasons += [""] * len(made.entries)
         made.faults += [""] * len(made.entries)
-        name = part_name(made.entries, "")
-        write_part(made, store, name)
-        names.append((name, made.entries[0].path))
-    return names
+        write_part(made, store, part_name(made.entries, key_fingerprint(KEY)))
 
 
 def unread_point(folder: Path, count: int) -> list[Any]:
-    """Return the numbers of series and parts, us a series for both steps, and peak MiB."""
+    """Return the numbers of series and parts, us a series for each step, and peaks in MiB."""
     folder.mkdir()
-    names = unread_parts(folder, count)
-    done = subprocess.run(
-        [sys.executable, "-c", _MERGE, str(folder)],
-        cwd=Path(__file__).parent,
-        input=json.dumps(names),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    series, merging, reading, peak = json.loads(done.stdout)
+    unread_parts(folder, count)
+    answers = []
+    for more in ([], [], ["files"]):  # new, unchanged, and unchanged with all files
+        done = subprocess.run(
+            [sys.executable, "-c", _UNREAD, str(folder), str(count), *more],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answers.append(json.loads(done.stdout))
     shutil.rmtree(folder)
-    return [series, len(names), 1e6 * merging / series, 1e6 * reading / series, peak / 2**20]
+    if any((series, opened) != (count, 0) for series, _, opened, *_ in answers):
+        raise SystemExit(f"of {count} series without files, {answers} were found")
+    (*_, parts, merging, peaks), (*_, again, peaks_again), (*_, whole, peaks_whole) = answers
+    us = [1e6 * seconds / count for seconds in (merging[0], again[0], again[1], whole[2])]
+    mib = [peak / 2**20 for peak in (peaks[0], peaks_again[1], peaks_whole[2])]
+    return [count, parts, *us, *mib, again[0]]
 
 
 def main() -> None:
@@ -229,7 +274,8 @@ def main() -> None:
     print(
         f"\nMemory at the largest archive is {rows[-1][4] / rows[0][4]:.2f} x that at the smallest."
     )
-    print(table(["series", "parts", "us a series", "reading, us", "MiB"], unread))
+    head = ["series", "parts", "us a series", "again, us", "reading, us", "all files, us"]
+    print(table([*head, "MiB", "again MiB", "files MiB", "again, s"], unread))
     print(f"{time.perf_counter() - start:.0f} s in all.")
 
 

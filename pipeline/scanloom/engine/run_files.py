@@ -1,10 +1,7 @@
 """Files of a run: its folder `OUT/runs/<run id>/` with workflow, versions and log, and its lock.
 
-One run at a time works on an output folder, or on a shard of it. Its lock is a folder,
-`OUT/.work/run.lock`, with a file that names its holder's host and process. It is made under another
-name and renamed: a rename onto a folder that is not empty fails on every file system, so that of
-several processes exactly one succeeds, and the lock has its holder's name from its first moment on.
-Shares that know neither hard links nor flock(2) can do that.
+One run at a time works on an output folder, or on a shard of it. Its lock, `OUT/.work/run.lock`, is
+one of `scanloom.io.output.folder_lock`.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import json
 import os
 import platform
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,12 +25,10 @@ from scanloom.core.process import lock_file
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output import work_folder
+from scanloom.io.output.folder_lock import Holder, read_lock, release_lock, take_lock
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.private import check_links
-from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.regular_files import read_regular_file
-from scanloom.io.system.scratch_folders import pid_namespace, process_start_ticks
 
 if TYPE_CHECKING:
     from scanloom.engine.worker.supervisor import CaseOutcome
@@ -89,7 +83,6 @@ def append_to_log(folder: Path, case: Case, outcome: CaseOutcome) -> None:
 
 
 _WORK = ".work"
-_MAX_LOCK_BYTES = 1 << 12
 _WAIT_S = 10.0
 """How long to wait for another process that is inspecting a lock."""
 _MAX_ATTEMPTS = 100
@@ -119,15 +112,7 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     check_links(out)
     began = time.time()
     path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
-    content = json.dumps(
-        {
-            "host": socket.gethostname(),
-            "space": pid_namespace(),
-            "process": os.getpid(),
-            "start": process_start_ticks(os.getpid()),
-            "since": time.strftime(_TIME),
-        }
-    )
+    content = str(Holder.of_this_process())
     try:
         work_folder.make_work_folder(out)
         with _exclusively(out):
@@ -137,11 +122,11 @@ def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Ite
     try:
         yield
     finally:
-        if _read(path) == content:
+        if read_lock(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
                 work_folder.clean_up(out, began)
             with suppress(OSError):  # as well as the lock of a process that is gone
-                _remove_stale(path, content)
+                release_lock(path, content)
 
 
 @contextmanager
@@ -157,72 +142,31 @@ def _exclusively(out: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path, content: str, *, take_over: bool) -> None:
-    """Rename a complete lock to its name: of several processes, exactly one succeeds."""
-    draft = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
-    draft.mkdir()
-    try:
-        atomic_write(draft / work_folder.HOLDER, lambda file: file.write_text(content))
-        # Each removal of a stale lock may be followed by the lock of another run
-        for _ in range(_MAX_ATTEMPTS):
-            if not os.path.lexists(path):  # no empty folder of somebody else is replaced
-                try:
-                    draft.rename(path)
-                except OSError:  # shares differ in the error number of a name that is taken
-                    if not os.path.lexists(path):
-                        raise
-                else:
-                    return
-            _refuse_or_remove(path, take_over=take_over)
-        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
-    finally:
-        work_folder.remove_lock(draft)
+    """Take the lock, of several processes exactly one; raise LOCKED if its run may be alive."""
+    # Each removal of a stale lock may be followed by the lock of another run
+    for _ in range(_MAX_ATTEMPTS):
+        if take_lock(path, content):
+            return
+        _refuse_or_remove(path, take_over=take_over)
+    raise ScanError(Reason.LOCKED, "other processes keep replacing the lock")
 
 
 def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
     """Remove the lock of a dead or replaced run; raise LOCKED if its run may be alive."""
-    text = _read(path)
+    text = read_lock(path)
     if text is None:
         return  # just released
-    try:
-        holder = json.loads(text)
-        host, process = str(holder["host"]), int(holder["process"])
-        start, since = str(holder["start"]), str(holder["since"])
-        space = str(holder.get("space"))
-    except (ValueError, KeyError, TypeError):
-        host, process, start, since, space = "", 0, "", "", ""
-    same_name = host == socket.gethostname()
-    is_local = same_name and space == pid_namespace()
-    if (is_local and process_start_ticks(process) != start) or (take_over and not is_local):
-        _remove_stale(path, text)
+    holder = Holder.parse(text)
+    is_here = holder is not None and holder.is_here
+    if (holder and holder.is_dead) or (take_over and not is_here):
+        release_lock(path, text)
         return
-    if not host:
+    if holder is None:
         name = f"{_WORK}/{path.name}"
         detail = f"{name} does not name its run: use --take-over if no run is alive"
         raise ScanError(Reason.LOCKED, detail)
-    remote = f"another container of host {host}" if same_name else f"host {host}"
-    where = "this host" if is_local else f"{remote}: use --take-over if that run is surely dead"
-    raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
-
-
-def _remove_stale(path: Path, text: str) -> None:
-    """Remove a lock whose holder is described by this text."""
-    # Renamed before it is deleted: another process may have replaced the lock since it was read
-    stale = path.with_name(work_folder.process_file_name(work_folder.LOCK_PREFIX))
-    try:
-        path.rename(stale)
-    except FileNotFoundError:
-        return
-    if _read(stale) != text:
-        stale.rename(path)  # it is the lock of a live run: restore it
-        return
-    work_folder.remove_lock(stale)
-
-
-def _read(path: Path) -> str | None:
-    """Return the holder that a lock names; None if there is none, empty if it says nothing."""
-    try:
-        return read_regular_file(path / work_folder.HOLDER, _MAX_LOCK_BYTES).decode(
-            "utf-8", "replace"
-        )
-    except OSError:
-        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too
+    host = f"host {holder.host}"
+    remote = f"another container of {host}" if holder.has_our_host else host
+    where = "this host" if is_here else f"{remote}: use --take-over if that run is surely dead"
+    detail = f"process {holder.process} since {holder.since} on {where}"
+    raise ScanError(Reason.LOCKED, detail)

@@ -13,8 +13,8 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,10 @@ from scanloom.core import OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process import core_count
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import parts as reading
+from scanloom.io.index.claims import MERGE, Claims
 from scanloom.io.index.inspection import FileInfo
 from scanloom.io.index.merge import merge_parts
-from scanloom.io.index.parts import KnownFiles, read_part
+from scanloom.io.index.parts import KnownFiles, may_go_on, read_part
 from scanloom.io.index.storage import (
     Catalogue,
     IndexedSeries,
@@ -48,7 +49,7 @@ from scanloom.io.output.crosswalk import (
     source_from_series,
 )
 from scanloom.io.output.layout import check_foreign_entries
-from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.output.private import PRIVATE, check_key, private_folder
 from scanloom.io.session import current_session
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.system.unpacking import UnpackedFiles
@@ -119,9 +120,13 @@ class Index:
 
     def files(self) -> Iterator[IndexedFile]:
         """Yield all files in the order in which they were listed."""
-        pieces = self.series.pieces()
+        pieces = self.series.pieces(self.store)
+        with_pieces, of_groups = next(pieces, (-1, {}))
         for number, part in self._parts():
-            series = dict(enumerate(part.series())) | pieces.get(number, {})
+            series = dict(enumerate(part.series()))
+            if number == with_pieces:
+                series |= of_groups
+                with_pieces, of_groups = next(pieces, (-1, {}))
             rows = zip(part.entries(), *part.lists("reason", "group"), strict=True)
             for entry, reason, group in rows:
                 belongs = group >= 0 and not (reason and series[group].slices)
@@ -245,22 +250,47 @@ def cached_index_path(paths: Sequence[Path | str]) -> Path:
 
 
 def _built(store: Store, walk: FileWalk, key: bytes, processes: int | None = None) -> Index:
-    """Read new and changed parts, and put all parts together unless they are unchanged."""
+    """Read new and changed parts, and put all parts together unless they are unchanged.
+
+    Other processes may do the same at the same time: each part is read, and the catalogue made, by
+    one of them.
+    """
     fingerprint = key_fingerprint(key)
     stored = read_catalogue(store, fingerprint)
-    with closing(HeaderWorkers(processes or core_count())) as workers:
-        builder = _Builder(store, key, workers, stored[0].parts if stored else ())
+    earlier = stored[0].parts if stored else []
+    with (
+        closing(Claims(store.make_folder())) as claims,
+        closing(HeaderWorkers(processes or core_count())) as workers,
+    ):
+        builder = _Builder(store, key, workers, claims, earlier)
         builder.add(walk.folders())
         builder.add([(_LINKED, walk.links(builder.paths_with))])
-        earlier = [(name, folder) for name, folder in stored[0].parts] if stored else []
-        is_same = stored is not None and builder.parts == earlier and not stored[0].retry
-        if not is_same or builder.has_read:
-            merge_parts(builder.parts, store, fingerprint, key, workers)
-            store.keep(name for name, _ in (*builder.parts, *earlier))
-            stored = read_catalogue(store, fingerprint)
+        digest = builder.digest()
+
+        def has_changed(catalogue: Catalogue) -> bool:
+            return (catalogue.parts, catalogue.digest) != (builder.parts, digest)
+
+        if stored is None or has_changed(stored[0]) or stored[0].retry:
+            with claims.claim(MERGE, wait=True):
+                stored = read_catalogue(store, fingerprint)  # another process may have made it
+                if stored is None or has_changed(stored[0]) or stored[0].retry:
+                    merge_parts(builder.parts, digest, store, fingerprint, key, workers)
+                    store.keep(name for name, _ in (*builder.parts, *earlier))
+                    stored = read_catalogue(store, fingerprint)
     if stored is None:
         raise OSError("the index was removed while it was made")
     return Index(stored[1], builder.opened, store, stored[0])
+
+
+class _Unread(NamedTuple):
+    """A part that another process is reading: its files, and stored parts that have some of them.
+
+    `known` are files of it that were inspected already.
+    """
+
+    entries: Sequence[FileEntry]
+    earlier: Sequence[str]
+    known: KnownFiles
 
 
 class _Builder:
@@ -274,15 +304,18 @@ class _Builder:
         store: Store,
         key: bytes,
         workers: HeaderWorkers,
+        claims: Claims,
         earlier: Iterable[tuple[str, str]],
     ) -> None:
-        self._store, self._key, self._workers = store, key, workers
+        self._store, self._key, self._workers, self._claims = store, key, workers, claims
         self._fingerprint = key_fingerprint(key)
         self._starts: dict[str, list[str]] = {}
         for name, folder in earlier:
             self._starts.setdefault(folder, []).append(name)
         self.parts: list[tuple[str, str]] = []
-        self.opened, self.has_read = 0, False
+        self.opened = 0
+        self._digests: dict[str, str] = {}
+        self._unread: dict[str, _Unread] = {}
         self._known = KnownFiles()
 
     def add(self, folders: Iterable[tuple[str, list[FileEntry]]]) -> None:
@@ -310,40 +343,84 @@ class _Builder:
         import pyarrow as pa
         from pyarrow import compute
 
+        self._wait_for_others()
         wanted = pa.array(sorted(inodes), pa.uint64())
         for name, _ in self.parts:
             table = StoredPart(self._store, name).columns("path", "inode")
             matching = table.filter(compute.is_in(table.column("inode"), value_set=wanted))
             yield from map(os.fsdecode, matching.column("path").to_pylist())
 
+    def digest(self) -> str:
+        """Return the digest of all parts, once they are stored."""
+        self._wait_for_others()
+        digests = "".join(self._digests[name] for name, _ in self.parts)
+        return hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
+
+    def _wait_for_others(self) -> None:
+        """Wait for the parts that other processes read, or read them if these are gone."""
+        while self._unread:
+            self._look_again()
+            if self._unread:
+                self._claims.pause()
+
     def _make(
-        self, first: str, entries: Sequence[FileEntry], earlier: Iterable[str], following: str
+        self, first: str, entries: Sequence[FileEntry], earlier: Sequence[str], following: str
     ) -> tuple[str, ...]:
         """Make a part, unless it must go on with the `following` folder.
 
         That is the case if a volume of it may have its voxels there; the folders inside which it
         goes on are returned. `earlier` are stored parts that may have some of its files.
         """
+        self._look_again()
         name = part_name(entries, self._fingerprint)
-        unchanged, part = self._stored(name), None
-        if unchanged is None or unchanged.to_retry():
-            for stored in filter(None, (unchanged, *map(self._stored, earlier))):
-                self._known.add_stored(stored)
-            part, opened = read_part(entries, self._known, self._key, self._workers)
-            self.opened += opened
-            if unchanged and (part.infos, part.series) == (unchanged.infos(), unchanged.series()):
-                part = None  # what was tried again is as it was
-        inside = part.inside if part else unchanged.inside if unchanged else ()
-        if following.startswith(inside):
-            if part is not None:
-                self._known.add(part)
+        unread = _Unread(entries, earlier, self._known)
+        part = self._read(name, unread, wait=may_go_on(entries, following))
+        inside = part.inside if part else ()
+        if part and following.startswith(inside):
+            self._known.add_stored(part)
             return inside
-        if part is not None:
-            write_part(part, self._store, name)
-            self.has_read = True
         self.parts.append((name, first))
         self._known = KnownFiles()
+        if part is None:
+            self._unread[name] = unread
         return ()
+
+    def _look_again(self) -> None:
+        """Read the parts that other processes claimed and left."""
+        for name, unread in list(self._unread.items()):
+            if self._read(name, unread) is not None:
+                del self._unread[name]
+
+    def _read(self, name: str, unread: _Unread, *, wait: bool = False) -> StoredPart | None:
+        """Return a part, read if it is not stored yet; None if another process is reading it.
+
+        With `wait`, it is stored in the end.
+        """
+        part = self._stored(name)
+        if part is None or part.to_retry():
+            with self._claims.claim(name, wait=wait) as is_ours:
+                if not is_ours:
+                    return None
+                part = self._stored(name)  # by now
+                if part is None or (part.to_retry() and name not in self._unread):
+                    part = self._read_files(name, unread, part)
+        self._digests[name] = part.digest
+        return part
+
+    def _read_files(self, name: str, unread: _Unread, unchanged: StoredPart | None) -> StoredPart:
+        """Store a part; `unchanged` is the stored one of these files, of which some are retried."""
+        entries, earlier, known = unread
+        for stored in filter(None, (unchanged, *map(self._stored, earlier))):
+            known.add_stored(stored)
+        part, opened = read_part(entries, known, self._key, self._workers)
+        self.opened += opened
+        known.add(part)
+        if unchanged is None or (part.infos, part.series) != (
+            unchanged.infos(),
+            unchanged.series(),
+        ):
+            write_part(part, self._store, name)
+        return StoredPart(self._store, name)
 
     def _stored(self, name: str) -> StoredPart | None:
         try:
@@ -355,25 +432,25 @@ class _Builder:
 
 
 def _store_in_output(out: Path, fingerprint: str) -> Store:
-    path = out / PRIVATE / INDEX_NAME
-
-    def save(file: Path, write: Callable[[Path], object]) -> None:
+    @contextmanager
+    def writable(folder: Path) -> Iterator[None]:
         with private_folder(out, fingerprint):
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(file, write)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            yield
 
-    return Store(path, save, keep_in_memory=False)
+    return Store(out / PRIVATE / INDEX_NAME, writable, keep_in_memory=False)
 
 
 def _store_in_cache(paths: Sequence[Path | str]) -> Store:
     """Return a store for its owner only; without a usable cache folder, it is in memory."""
 
-    def save(file: Path, write: Callable[[Path], object]) -> None:
-        make_private_folder(file.parent)
-        file.parent.chmod(0o700)
-        write_private(file, write)
+    @contextmanager
+    def writable(folder: Path) -> Iterator[None]:
+        make_private_folder(folder)
+        folder.chmod(0o700)
+        yield
 
-    return Store(cached_index_path(paths), save)
+    return Store(cached_index_path(paths), writable)
 
 
 # --- rows of the crosswalk ------------------------------------------------------------------------

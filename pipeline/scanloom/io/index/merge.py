@@ -2,16 +2,18 @@
 
 Most series lie in one part, whose description of them holds. The files of all others are sorted by
 their series, and these are described again. What unreadable files mean for a series follows from
-the folders of the whole archive. One part is in memory at a time, with the key of each series, 16
+the folders of the whole archive. One part is in memory at a time, with the key of each series, 8
 bytes, and the unreadable files.
 """
 
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,17 +44,21 @@ from scanloom.io.index.storage import (
 from scanloom.io.index.walk import FileEntry
 from scanloom.io.index.workers import HeaderWorkers
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _DESCRIBED_AT_ONCE = 5000  # files of spread series
 
 
 def merge_parts(
     parts: Sequence[tuple[str, str]],
+    digest: str,
     store: Store,
     fingerprint: str,
     key: bytes,
     workers: HeaderWorkers,
 ) -> None:
-    """Write the catalogue of these parts, which are names and first folders.
+    """Write the catalogue of these parts, which are names and first folders, and have a `digest`.
 
     Raises
     ------
@@ -67,7 +73,7 @@ def merge_parts(
         store,
         ordered.rows(),
         lambda: Catalogue(
-            fingerprint, list(parts), dict(sorted(merge.reasons.items())), merge.retry
+            fingerprint, list(parts), digest, dict(sorted(merge.reasons.items())), merge.retry
         ),
     )
 
@@ -102,32 +108,27 @@ class _Merge:
         for number, name in enumerate(self._names):
             yield number, StoredPart(self._store, name)
 
-    def _spread_keys(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _spread_keys(self) -> tuple[pa.Array, NDArray[np.bool_]]:
         """Return the keys of series in several parts, ascending, and whether they have slices."""
-        keys, slices = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
-        for _, part in self._parts():
-            known = [
-                (key, has_slices)
-                for key, has_slices in zip(part.keys(), part.have_slices(), strict=True)
-                if key is not None
-            ]
-            keys.append(np.array([key for key, _ in known], np.int64))
-            slices.append(np.array([has_slices for _, has_slices in known], np.bool_))
-        all_keys = np.concatenate(keys)
-        values, counts = np.unique(all_keys, return_counts=True)
-        spread = values[counts > 1]
-        return spread, np.isin(spread, all_keys[np.concatenate(slices)])
+        import pyarrow as pa
 
-    def _spread_slices(self, keys: Iterable[int | None]) -> list[bool | None]:
+        buffer = array("q")
+        for _, part in self._parts():
+            buffer.frombytes(part.keys().drop_null().to_numpy().tobytes())
+        keys = np.frombuffer(buffer, np.int64)
+        keys.sort()
+        spread = np.unique(keys[1:][keys[1:] == keys[:-1]])
+        with_slices = np.zeros(len(spread), np.bool_)
+        for _, part in self._parts() if len(spread) else ():
+            with_slices |= np.isin(spread, part.keys(with_slices=True).drop_null().to_numpy())
+        return pa.array(spread), with_slices
+
+    def _spread_slices(self, keys: pa.ChunkedArray) -> list[bool | None]:
         """Return for each key whether its series has slices anywhere; None if it is not spread."""
-        if not len(self._spread):
-            return [None for _ in keys]
-        found: list[bool | None] = []
-        for key in keys:
-            n = -1 if key is None else int(np.searchsorted(self._spread, key))
-            is_spread = 0 <= n < len(self._spread) and self._spread[n] == key
-            found.append(bool(self._with_slices[n]) if is_spread else None)
-        return found
+        from pyarrow import compute
+
+        numbers = compute.index_in(keys, value_set=self._spread).to_pylist()
+        return [None if n is None else bool(self._with_slices[n]) for n in numbers]
 
     def _dicom_files(self, numbered: tuple[int, StoredPart]) -> Iterator[DicomFiles]:
         """Yield the readable DICOM series of a part, or pieces of them."""
@@ -170,7 +171,9 @@ class _Merge:
             of_series = final[group] if group >= 0 else None
             if reason or of_series is not None:
                 self.reasons[reason or (of_series.info.reason if of_series else "")] += count
-        spread = {n: key for n, key in enumerate(keys) if final[n] is None and key is not None}
+        spread = {
+            n: key for n, key in enumerate(keys.to_pylist()) if final[n] is None and key is not None
+        }
         if spread:
             for row, group, entry, info in part.files_of(spread):
                 add_spread(SpreadFile(spread[group], number, row, group, entry, info))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from scanloom.core import DICOM, Reason, ScanError, Series
+from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.identity import case_id, study_id
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.series import FAILED_REASONS, SeriesFiles, group_files, known_infos
@@ -95,6 +96,19 @@ def read_part(
     inside = tuple(sorted({os.path.dirname(path) + os.sep for path in headers}))
     part = Part(list(entries), infos, reasons, numbers, series, keys, faults, inside)
     return part, opened
+
+
+def may_go_on(entries: Sequence[FileEntry], folder: str) -> bool:
+    """Return whether voxels of a volume among these files may lie in a following folder.
+
+    It may be so by the names of the files; whether it is so, reading them tells.
+    """
+    suffixes = tuple(suffix for each in VOLUME_FORMATS for suffix in each.detached_suffixes)
+    return any(
+        entry.path.lower().endswith(suffixes)
+        and folder.startswith(os.path.dirname(entry.path) + os.sep)
+        for entry in entries
+    )
 
 
 def describe_groups(

@@ -1,6 +1,7 @@
 """Storage of the index: a Parquet file for each part of an archive, and one of all its series.
 
     index/<digest>.parquet   a part: files of consecutive folders, then the series that they form
+    index/<digest>.claim     a part that a process is reading, see `scanloom.io.index.claims`
     index.parquet            the catalogue: all series in order, and the names of the parts
 
 The name of a part is a digest of the states of its files, so that a part with this name is that of
@@ -10,16 +11,17 @@ stay for a week: another process may be reading them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import itertools
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -28,6 +30,8 @@ from scanloom.io.dicom.header.elements import EncodedElements
 from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.walk import FileEntry
+from scanloom.io.output.private import write_private
+from scanloom.io.output.work_folder import process_file_name
 from scanloom.io.system.archives import ARCHIVE_KINDS
 from scanloom.io.system.atomic_write import remove_stale_temporaries
 from scanloom.version import __version__
@@ -36,16 +40,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-INDEX_VERSION = "11"
+INDEX_VERSION = "12"
 """File format version. Stored with it are scanloom's own, as another release may classify
 differently, and a digest of the suffixes by which files are recognised."""
 SORTED_AT_ONCE = 10_000
 """Rows that are sorted in memory; more are sorted in pieces of this size, which are merged."""
+MERGED_AT_ONCE = 64
+"""Pieces that are merged at once."""
 
 _VERSION_FIELD = b"scanloom.index"
 _CONTENT_FIELD, _DIGEST_FIELD = b"scanloom.content", b"scanloom.digest"
 _ROW_GROUP = 5000  # series that are read at once
-_BATCH = 250  # rows of each sorted piece in memory while the pieces are merged
+_BATCH = 100  # rows of each sorted piece in memory while the pieces are merged
+_PIECE = "sorted"  # prefix of the names of sorted pieces
 _UNNAMED_FOR_S = 7 * 24 * 3600  # age at which nobody reads a part that the catalogue lacks
 _STALE_AFTER_S = 3600  # age at which a draft is no longer being written
 _STATE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened")
@@ -178,9 +185,9 @@ class Store:
     ----------
     path : Path or None
         The catalogue; parts are in the folder of this name without suffix. None for memory.
-    save : callable or None
-        `save(path, write)` lets `write` fill a file, and puts it to `path` at once and for its
-        owner only.
+    writable : callable or None
+        `writable(folder)` returns a context in which files can be written to a folder, which is
+        made if it is missing. None if nothing is to be written.
     keep_in_memory : bool
         Whether files that can't be written stay in memory; else the error is raised.
     """
@@ -188,20 +195,34 @@ class Store:
     def __init__(
         self,
         path: Path | None = None,
-        save: Callable[[Path, Callable[[Path], object]], None] | None = None,
+        writable: Callable[[Path], AbstractContextManager[object]] | None = None,
         *,
         keep_in_memory: bool = True,
     ) -> None:
-        self._path, self._save, self._keep_in_memory = path, save, keep_in_memory
+        self._path, self._writable, self._keep_in_memory = path, writable, keep_in_memory
         self._memory: dict[str, pa.Buffer] = {}
 
+    def make_folder(self) -> Path | None:
+        """Return the folder of the parts, made if it is missing; None if others can't see it."""
+        if self._path is None or self._writable is None:
+            return None
+        folder = self._path.with_suffix("")
+        with suppress(OSError), self._writable(folder):
+            return folder
+        return None
+
     def write(self, name: str, write: Callable[[Any], object]) -> None:
-        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream."""
+        """Write a part, or the catalogue if `name` is empty; `write` gets a path or a stream.
+
+        Other names than those of parts are those of drafts, see `process_file_name`.
+        """
         import pyarrow as pa
 
-        if self._path is not None and self._save is not None:
+        if self._path is not None and self._writable is not None:
+            place = self._place(self._path, name)
             try:
-                self._save(self._place(self._path, name), write)
+                with self._writable(place.parent):
+                    write_private(place, write)
             except OSError:
                 if not self._keep_in_memory:
                     raise
@@ -213,15 +234,19 @@ class Store:
 
     def open(self, name: str) -> parquet.ParquetFile:
         """Open a part or the catalogue; a page with a wrong checksum raises OSError."""
-        import pyarrow as pa
         from pyarrow import parquet
 
+        return parquet.ParquetFile(self.source(name), page_checksum_verification=True)
+
+    def source(self, name: str) -> pa.NativeFile:
+        """Open a file to read its bytes."""
+        import pyarrow as pa
+
         if name in self._memory:
-            return parquet.ParquetFile(pa.BufferReader(self._memory[name]))
+            return pa.BufferReader(self._memory[name])
         if self._path is None or not self._place(self._path, name).is_file():
             raise FileNotFoundError
-        place = self._place(self._path, name)
-        return parquet.ParquetFile(place, page_checksum_verification=True)
+        return pa.OSFile(os.fspath(self._place(self._path, name)))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that only this process knows."""
@@ -245,11 +270,13 @@ class Store:
             for file in folder.iterdir():
                 if file.name in named:
                     os.utime(file)
-                elif file.lstat().st_mtime < now - _UNNAMED_FOR_S:
+                elif file.suffix == ".parquet" and file.lstat().st_mtime < now - _UNNAMED_FOR_S:
                     file.unlink()
 
     def _place(self, path: Path, name: str) -> Path:
-        return path.with_suffix("") / f"{name}.parquet" if name else path
+        if not name:
+            return path
+        return path.with_suffix("") / (name if name.startswith(_PIECE) else f"{name}.parquet")
 
 
 def part_name(entries: Sequence[FileEntry], fingerprint: str) -> str:
@@ -264,6 +291,8 @@ def part_name(entries: Sequence[FileEntry], fingerprint: str) -> str:
 class StoredPart:
     """A part in a file; each column is read when it is asked for.
 
+    `digest` tells parts of one name apart: what is tried again may have another result.
+
     Raises
     ------
     Exception
@@ -272,16 +301,16 @@ class StoredPart:
 
     def __init__(self, store: Store, name: str) -> None:
         self.name, self._file = name, store.open(name)
-        self._n_files, inside = _content_of(self._file, _part_table(_NO_FILES).schema)
+        self._n_files, inside, self.digest = _content_of(self._file, _part_schema())
         self.inside = tuple(inside)
 
     def check(self) -> None:
         """Read all of the file, so that damage shows."""
-        self._file.read()
+        self._file.read(use_threads=False)
 
     def columns(self, *names: str) -> pa.Table:
         """Return columns of the files."""
-        return self._file.read(columns=list(names)).slice(0, self._n_files)
+        return self._read(*names).slice(0, self._n_files)
 
     def lists(self, *names: str) -> list[list[Any]]:
         """Return columns of the files as lists."""
@@ -334,15 +363,10 @@ class StoredPart:
             entries = _entries([table.column(name).to_pylist() for name in _STATE_COLUMNS])
             yield from zip(entries, faults.filter(is_suspect).to_pylist(), strict=True)
 
-    def keys(self) -> list[int | None]:
-        """Return the key of each series."""
-        keys: list[int | None] = self._series_columns("key").column(0).to_pylist()
-        return keys
-
-    def have_slices(self) -> list[bool]:
-        """Return whether each series has slices in this part."""
-        slices: list[bool] = self._series_columns("slices").column(0).to_pylist()
-        return slices
+    def keys(self, *, with_slices: bool = False) -> pa.ChunkedArray:
+        """Return the key of each series, or of those with slices in this part."""
+        table = self._series_columns("key", "slices")
+        return (table.filter(table.column(1)) if with_slices else table).column(0)
 
     def series(self) -> list[IndexedSeries]:
         """Return the series that the files form without other parts."""
@@ -353,8 +377,17 @@ class StoredPart:
 
         Their reason, or that of their series, is one of `RETRIED`.
         """
-        reasons = self._series_columns("reason").column(0).to_pylist()
-        retried = {n for n, reason in enumerate(reasons) if reason in RETRIED}
+        import pyarrow as pa
+        from pyarrow import compute
+
+        of_series, of_files = self._series_columns("reason").column(0), self.columns("reason")
+        codes = pa.array(sorted(RETRIED))
+        if not any(
+            compute.any(compute.is_in(compute.cast(column, "string"), value_set=codes)).as_py()
+            for column in (of_series, of_files.column(0))
+        ):
+            return set()
+        retried = {n for n, reason in enumerate(of_series.to_pylist()) if reason in RETRIED}
         own, groups, unopened = self.lists("reason", "group", "unopened")
         rows = enumerate(zip(own, groups, unopened, strict=True))
         return {
@@ -364,7 +397,11 @@ class StoredPart:
         }
 
     def _series_columns(self, *names: str) -> pa.Table:
-        return self._file.read([f"{_SERIES}{name}" for name in names]).slice(self._n_files)
+        return self._read(*(f"{_SERIES}{name}" for name in names)).slice(self._n_files)
+
+    def _read(self, *names: str) -> pa.Table:
+        # A part is small: threads would wait for each other
+        return self._file.read(columns=list(names), use_threads=False)
 
 
 def write_part(part: Part, store: Store, name: str) -> None:
@@ -375,8 +412,9 @@ def write_part(part: Part, store: Store, name: str) -> None:
     OSError
         If it can't be written.
     """
-    metadata = _metadata([len(part.entries), part.inside])
-    _write_table(store, name, _part_table(part).replace_schema_metadata(metadata))
+    table = _part_table(part)
+    content = [len(part.entries), part.inside, _table_digest(table)]
+    _write_table(store, name, table.replace_schema_metadata(_metadata(content)))
 
 
 # --- the catalogue --------------------------------------------------------------------------------
@@ -391,6 +429,8 @@ class Catalogue(NamedTuple):
         That of the key.
     parts : list of (name, folder)
         The parts in order, and the first folder of each.
+    digest : str
+        That of the digests of all parts.
     reasons : dict of str to int
         Number of files of each reason code; those that are used have none.
     retry : bool
@@ -399,6 +439,7 @@ class Catalogue(NamedTuple):
 
     fingerprint: str
     parts: list[tuple[str, str]]
+    digest: str
     reasons: dict[str, int]
     retry: bool
 
@@ -425,20 +466,26 @@ class StoredSeries(Sequence[IndexedSeries]):
         if isinstance(index, slice):
             return list(itertools.islice(self, *index.indices(len(self))))
         number = range(len(self))[index]
-        rows = self._file.read_row_group(number // _ROW_GROUP).slice(number % _ROW_GROUP, 1)
+        rows = self._file.read_row_group(number // _ROW_GROUP, use_threads=False).slice(
+            number % _ROW_GROUP, 1
+        )
         return next(_series_rows(rows))
 
-    def pieces(self) -> dict[int, dict[int, IndexedSeries]]:
-        """Map parts, and groups in them, to the series in several pieces to which they belong."""
+    def pieces(self, store: Store) -> Iterator[tuple[int, dict[int, IndexedSeries]]]:
+        """Yield parts, in order, and the series in several pieces of which groups of them are some.
+
+        Rows that do not fit into memory lie in the store meanwhile.
+        """
         from pyarrow import compute
 
-        found: dict[int, dict[int, IndexedSeries]] = {}
+        ordered = _piece_sorter(store)
         for batch in self._file.iter_batches(_ROW_GROUP, use_threads=False):
             in_pieces = compute.greater(compute.list_value_length(batch[f"{_SERIES}pieces"]), 0)
             for series in _series_rows(batch.filter(in_pieces)):
                 for part, group in series.pieces:
-                    found.setdefault(part, {})[group] = series
-        return found
+                    ordered.add(_Piece(part, group, series))
+        for part, pieces in itertools.groupby(ordered.rows(), key=attrgetter("part")):
+            yield part, {piece.group: piece.series for piece in pieces}
 
 
 def write_catalogue(
@@ -480,7 +527,9 @@ def read_catalogue(store: Store, fingerprint: str) -> tuple[Catalogue, StoredSer
                 return None
     except read_errors():
         return None
-    return (catalogue, series) if catalogue.fingerprint == fingerprint else None
+    parts = [(name, folder) for name, folder in catalogue.parts]
+    known = catalogue._replace(parts=parts), series
+    return known if catalogue.fingerprint == fingerprint else None
 
 
 # --- sorting --------------------------------------------------------------------------------------
@@ -497,8 +546,19 @@ class SpreadFile(NamedTuple):
     info: FileInfo
 
 
+class _Piece(NamedTuple):
+    """A group of a part, and the series in several pieces to which it belongs."""
+
+    part: int
+    group: int
+    series: IndexedSeries
+
+
 class SortedOnDisk:
     """Sorts rows of which only some are in memory; the others lie in the store meanwhile.
+
+    They are sorted in pieces, of which a batch of each is in memory while they are merged; when
+    they are many, they are merged into one longer piece.
 
     Parameters
     ----------
@@ -524,25 +584,49 @@ class SortedOnDisk:
         self._rows.append(row)
         if len(self._rows) >= SORTED_AT_ONCE:
             self._rows.sort(key=self._key)
-            self._names.append(f"sorted-{uuid.uuid4().hex}")
-            table = self._to_table(self._rows)
-            # Small groups without dictionaries: a group of each piece is in memory at once
-            options = {"row_group_size": _BATCH, "use_dictionary": False}
-            _write_table(self._store, self._names[-1], table, **options)
-            self._rows = []
+            rows, self._rows = self._rows, []
+            self._names.append(self._write(rows))
+            del rows
+            if len(self._names) >= MERGED_AT_ONCE:
+                names, self._names = self._names, []
+                self._names = [self._write(self._merged(names))]
 
     def rows(self) -> Iterator[Any]:
         """Yield all rows in order."""
         self._rows.sort(key=self._key)
-        try:
-            pieces = [self._piece(name) for name in self._names]
-            yield from heapq.merge(*pieces, self._rows, key=self._key)
-        finally:
-            self._store.remove(self._names)
+        names, self._names = self._names, []
+        yield from self._merged(names, self._rows)
 
-    def _piece(self, name: str) -> Iterator[Any]:
-        for batch in self._store.open(name).iter_batches(_BATCH, use_threads=False):
-            yield from self._to_rows(batch)
+    def _merged(self, names: Sequence[str], *more: Iterable[Any]) -> Iterator[Any]:
+        """Yield the rows of some pieces and `more` rows in order; the pieces are removed."""
+        try:
+            yield from heapq.merge(*map(self._read, names), *more, key=self._key)
+        finally:
+            self._store.remove(names)
+
+    def _write(self, rows: Iterable[Any]) -> str:
+        """Write rows to a new piece; return its name, by which a dead process is known."""
+        import pyarrow as pa
+
+        name, schema = process_file_name(_PIECE), self._to_table([]).schema
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+
+        def write(place: Any) -> None:
+            # Not Parquet: its metadata of a hundred pieces would be in memory at once
+            with pa.ipc.new_stream(place, schema, options=options) as writer:
+                left = iter(rows)
+                while batch := list(itertools.islice(left, _BATCH)):
+                    writer.write_table(self._to_table(batch))
+
+        self._store.write(name, write)
+        return name
+
+    def _read(self, name: str) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with self._store.source(name) as source, pa.ipc.open_stream(source) as batches:
+            for batch in batches:
+                yield from self._to_rows(batch)
 
 
 def series_sorter(store: Store) -> SortedOnDisk:
@@ -568,10 +652,8 @@ def file_sorter(store: Store) -> SortedOnDisk:
 
     def to_table(files: list[SpreadFile]) -> pa.Table:
         arrays = _file_arrays([file.entry for file in files], [file.info for file in files])
-        for name, values in zip(
-            places, zip(*(file[:4] for file in files), strict=True), strict=True
-        ):
-            arrays[name] = pa.array(values, pa.int64())
+        for n, name in enumerate(places):
+            arrays[name] = pa.array([file[n] for file in files], pa.int64())
         return pa.table(arrays)
 
     def to_rows(batch: pa.RecordBatch) -> Iterator[SpreadFile]:
@@ -581,6 +663,25 @@ def file_sorter(store: Store) -> SortedOnDisk:
         return itertools.starmap(SpreadFile, rows)
 
     return SortedOnDisk(store, lambda file: file[:3], to_table, to_rows)
+
+
+def _piece_sorter(store: Store) -> SortedOnDisk:
+    """Sort pieces of series by their places."""
+    import pyarrow as pa
+
+    places = ("part", "group")
+
+    def to_table(pieces: list[_Piece]) -> pa.Table:
+        arrays = _series_arrays([piece.series for piece in pieces])
+        for n, name in enumerate(places):
+            arrays[name] = pa.array([piece[n] for piece in pieces], pa.int32())
+        return pa.table(arrays)
+
+    def to_rows(batch: pa.RecordBatch) -> Iterator[_Piece]:
+        columns = (batch[name].to_pylist() for name in places)
+        return itertools.starmap(_Piece, zip(*columns, _series_rows(batch), strict=True))
+
+    return SortedOnDisk(store, lambda piece: piece[:2], to_table, to_rows)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -608,6 +709,16 @@ def _content_of(file: parquet.ParquetFile, schema: pa.Schema) -> Any:
     if metadata[_DIGEST_FIELD] != _digest(text):
         raise ValueError("damaged metadata")
     return json.loads(text)
+
+
+def _table_digest(table: pa.Table) -> str:
+    """Return a digest of the content of a table."""
+    import pyarrow as pa
+
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return hashlib.blake2b(stream.getvalue(), digest_size=8).hexdigest()
 
 
 def _digest(text: bytes) -> bytes:
@@ -642,7 +753,9 @@ def _part_table(part: Part) -> pa.Table:
     return pa.concat_tables([pa.table(files), pa.table(series)], promote_options="default")
 
 
-_NO_FILES = Part([], [], [], [], [], [], [])
+@functools.cache
+def _part_schema() -> pa.Schema:
+    return _part_table(Part([], [], [], [], [], [], [])).schema
 
 
 def _file_arrays(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> dict[str, pa.Array]:
@@ -689,6 +802,7 @@ _OWN = (*_TEXTS, *_PATHS, *_NUMBERS, "slices", "files", "pieces")
 _SERIES_COLUMNS = (*_OWN, *SeriesInfo._fields)
 
 
+@functools.cache
 def _catalogue_schema() -> pa.Schema:
     import pyarrow as pa
 

@@ -20,8 +20,8 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.header import header as header_module
 from scanloom.io.formats import VolumeFormat
 from scanloom.io.identity import key_fingerprint
+from scanloom.io.index import build, parts, storage
 from scanloom.io.index import inspection as survey_module
-from scanloom.io.index import parts, storage
 from scanloom.io.index.build import INDEX_NAME, Index, build_index, cached_index_path
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import PRIVATE
@@ -263,6 +263,31 @@ def test_a_file_that_could_not_be_read_is_tried_again(
     again = build_index([archive], KEY)
     assert (again.opened, used(again)) == (1, 15)
     assert build_index([archive], KEY).opened == 0
+
+
+def test_what_was_tried_again_counts_although_the_merge_was_killed(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part that was stored then has the name of the one before: its files are the same."""
+    denied, real = sorted((archive / "b").iterdir())[4], header_module.read_elements
+
+    def refuse(path: Path | str) -> Any:
+        if str(path) == str(denied):
+            raise PermissionError
+        return real(path)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(header_module, "read_elements", refuse)
+        assert used(build_index([archive], KEY)) == 10  # the series of the file is not used
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "merge_parts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build_index([archive], KEY)
+    again = build_index([archive], KEY)
+    assert (again.opened, used(again)) == (0, 15)
 
 
 def test_a_folder_that_can_t_be_entered_is_counted_as_failed(

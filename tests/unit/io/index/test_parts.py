@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from scanloom.io.identity import key_fingerprint
@@ -20,6 +21,7 @@ from scanloom.io.index.build import INDEX_NAME, Index, build_index, index_of, st
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import PRIVATE
 from support.archives import nifti, series
+from support.index_rows import index_rows
 
 KEY = bytes(32)
 FOLDERS = ("a", "a/b", "a/b/c", "a/d", "e", "e/f", "g10", "g9", "h")
@@ -28,6 +30,7 @@ FOLDERS = ("a", "a/b", "a/b/c", "a/d", "e", "e/f", "g10", "g9", "h")
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of tiny parts on a busy disk
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +49,13 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     return drawn
 
 
-def rows(index: Index) -> list[Any]:
-    """Return all that an index says, file by file and series by series, whatever its parts."""
-    files = [
-        (file.entry, file.outcome, file.reason, file.series and file.series.id, info)
-        for file, info in zip(index.files(), index.infos(), strict=True)
-    ]
-    all_series = [
-        (one._replace(files=(), pieces=()), one.n_files, list(index.paths_of(one)))
-        for one in index.series
-    ]
-    return [files, all_series, index.counts(), index.reasons]
-
-
 def in_small_parts(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     """Cut an archive into parts of so many files, and sort and describe few at once."""
     monkeypatch.setattr(parts, "PART_FILES", files)
     monkeypatch.setattr(merge, "_DESCRIBED_AT_ONCE", 2)
     monkeypatch.setattr(storage, "SORTED_AT_ONCE", 8)
+    monkeypatch.setattr(storage, "MERGED_AT_ONCE", 3)
+    monkeypatch.setattr(storage, "_BATCH", 3)
     monkeypatch.setattr(storage, "_ROW_GROUP", 2)
 
 
@@ -112,7 +104,9 @@ def write_detached(folder: Path, voxels: Path) -> None:
     (folder / "v.mhd").write_text("\n".join((*lines, f"ElementDataFile = {name}\n")))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(3, 24))]
+)
 def test_many_parts_give_the_index_of_one(
     seed: int, slices: dict[str, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +122,7 @@ def test_many_parts_give_the_index_of_one(
             in_small_parts(patch, chance.randint(1, 6))
             cut = build_index([root], KEY, tmp_path / "cut", archives=archives)
             assert len(cut.catalogue.parts) > len(whole.catalogue.parts) + 1
-            assert rows(cut) == rows(whole)
+            assert index_rows(cut) == index_rows(whole)
         return whole, cut
 
     whole, cut = both()
@@ -195,14 +189,14 @@ build.build_index([{str(root)!r}], {KEY!r}, Path({str(tmp_path / "out")!r}))
     index = build_index([root], KEY, tmp_path / "out")
 
     assert (index.opened, index.counts()["used"]) == (9, 15)
-    assert rows(index) == rows(build_index([root], KEY, tmp_path / "undisturbed"))
+    assert index_rows(index) == index_rows(build_index([root], KEY, tmp_path / "undisturbed"))
 
 
 def test_a_part_that_is_missing_or_damaged_is_read_again(
     slices: dict[str, list[Path]], tmp_path: Path
 ) -> None:
     fresh = build_index([slices["p"][0].parent], KEY, tmp_path)
-    expected = rows(fresh)
+    expected = index_rows(fresh)
     [part] = (tmp_path / PRIVATE / "index").glob("*.parquet")
     data = part.read_bytes()
     for damaged in (None, b"", data[:-100], bytes(len(data))):
@@ -211,10 +205,10 @@ def test_a_part_that_is_missing_or_damaged_is_read_again(
             part.write_bytes(damaged)
         assert stored_index(tmp_path, key_fingerprint(KEY)) is None
         again = build_index([slices["p"][0].parent], KEY, tmp_path)
-        assert (again.opened, rows(again)) == (6, expected)
+        assert (again.opened, index_rows(again)) == (6, expected)
     (tmp_path / PRIVATE / INDEX_NAME).unlink()
     again = build_index([slices["p"][0].parent], KEY, tmp_path)
-    assert (again.opened, rows(again)) == (0, expected)
+    assert (again.opened, index_rows(again)) == (0, expected)
 
 
 def test_parts_that_are_not_named_go_after_a_week(
@@ -225,10 +219,10 @@ def test_parts_that_are_not_named_go_after_a_week(
     shutil.copytree(slices["p"][0].parent, root)
     before = build_index([root], KEY, tmp_path / "out")
     [old] = (tmp_path / "out" / PRIVATE / "index").iterdir()
-    expected = rows(before)
+    expected = index_rows(before)
     sorted(root.iterdir())[0].unlink()
     build_index([root], KEY, tmp_path / "out")
-    assert rows(before) == expected
+    assert index_rows(before) == expected
 
     os.utime(old, (0, 0))
     sorted(root.iterdir())[0].unlink()
@@ -243,3 +237,26 @@ def test_a_few_files_are_indexed_without_a_folder(slices: dict[str, list[Path]])
     assert index.series[0] == index.series[-1] == only
     assert len(index.as_series(only).files) == 6
     assert len(index.as_series(only, 2).files) == 2
+
+
+def test_rows_are_sorted_in_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more files than are merged at once, and none in the end."""
+    in_small_parts(monkeypatch, 1)
+    numbers = list(range(200))
+    random.Random(1).shuffle(numbers)
+
+    def to_table(rows: list[int]) -> pa.Table:
+        return pa.table({"number": pa.array(rows, pa.int64())})
+
+    store = storage.Store(tmp_path / "index.parquet", lambda _: nullcontext())
+    (tmp_path / "index").mkdir()
+    ordered = storage.SortedOnDisk(
+        store, lambda row: row, to_table, lambda batch: batch["number"].to_pylist()
+    )
+    most = 0
+    for number in numbers:
+        ordered.add(number)
+        most = max(most, len(list((tmp_path / "index").iterdir())))
+    assert most == storage.MERGED_AT_ONCE - 1
+    assert list(ordered.rows()) == sorted(numbers)
+    assert not list((tmp_path / "index").iterdir())
