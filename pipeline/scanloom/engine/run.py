@@ -36,6 +36,7 @@ from scanloom.io.index.build import Index, build_index, record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document, write_json
+from scanloom.io.output.layout import fan_out
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
@@ -365,6 +366,7 @@ class _Run(RunSteps):
         self.enter(cases)
         case_file = CaseFile.write(self.save_workflow() / run_files.CASES_FILE, cases.pending)
         if cases.pending and not stop.is_set():
+            fan_out(self.out, len(cases.pending) * (scope.shard or (1, 1))[1])
             self.timeline.began = time.monotonic()
             with self.workers(case_file) as pool:
                 complete = dispatch_cases(

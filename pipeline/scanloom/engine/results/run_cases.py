@@ -23,7 +23,7 @@ from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.output import crosswalk, failures
-from scanloom.io.output.layout import CASES
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
@@ -153,7 +153,7 @@ class RunCases:
         another recipe or damaged, and may not be replaced. A case whose files may have changed is
         to be worked on: its worker compares their content.
         """
-        out, scope, folder = self._out, self._scope, self._out / CASES / case.folder_name
+        out, scope, folder = self._out, self._scope, case_folder(self._out, case.folder_name)
         try:
             state = explained_result_state(out, case, self._cards, replace=scope.replace)
         except ScanError as error:
@@ -223,7 +223,7 @@ class OutdatedMarker:
                 failures.remove_failure(self._out, entry.id)
 
     def _folder(self, case: str) -> Path:
-        return self._out / CASES / self._folders.get(case, case)
+        return case_folder(self._out, self._folders.get(case, case))
 
     def _results(self, series: IndexedSeries) -> Iterator[str]:
         """Yield the case ids under which a series has results: its own, its phases', its file's."""

@@ -31,7 +31,7 @@ from scanloom.io.output.crosswalk import (
     path_text,
 )
 from scanloom.io.output.failures import has_failed
-from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.layout import iter_cases, output_of, read_case
 from scanloom.io.output.measurements import (
     COLUMNS,
     escape_formula,
@@ -264,7 +264,7 @@ def measurement_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]
     document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_measurements_json(folder)
     case, recipe = str(document["case"]), document["recipe"]
-    if case in stale or has_failed(folder.parent.parent, case):
+    if case in stale or has_failed(output_of(folder), case):
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
     return [{"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows]
 
@@ -283,7 +283,7 @@ def feature_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
     document = read_case(folder)
     rows = read_features(folder)
     case, recipe = str(document["case"]), document["recipe"]
-    if case in stale or has_failed(folder.parent.parent, case):
+    if case in stale or has_failed(output_of(folder), case):
         outdated = Flag.OUTDATED.code
         rows = [{**row, "flags": f"{row['flags']} {outdated}".strip()} for row in rows]
     return [{"case": folder.name, **row, "recipe": recipe} for row in rows]

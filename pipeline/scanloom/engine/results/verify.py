@@ -24,7 +24,7 @@ from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, r
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.json_file import MAX_DOCUMENT_BYTES
-from scanloom.io.output.layout import CASES, no_results, published_cases
+from scanloom.io.output.layout import CASES, case_folder, no_results, published_cases
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
@@ -95,7 +95,7 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = _ROWS[table](out / CASES / case, stale) if case in intact else None
+        rows = _ROWS[table](case_folder(out, case), stale) if case in intact else None
         # cases with other settings of features have other columns
         columns = next(head[1][0].keys() for head in heads.values() if head and head[0] == case)
         blank = dict.fromkeys(columns if table == tables.RADIOMICS else (), "")
@@ -193,14 +193,15 @@ def verify(out: Path, key: Path | None = None) -> Iterator[Discrepancy]:
     # Cases first: rows of a case that was changed can't be checked
     intact = set()
     for folder in folders:
-        findings = list(verify_case(folder, f"{CASES}/{folder.name}"))
+        findings = list(verify_case(folder, folder.relative_to(out).as_posix()))
         yield from findings
         if not findings:
             intact.add(folder.name)
+    yield from (Discrepancy("extra", p.relative_to(out).as_posix()) for p in folders.copies())
     yield from _verify_review(out)
     yield from _verify_trail(out, key)
-    missing = expected - {folder.name for folder in folders}
-    yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
+    missing = (case_folder(out, name) for name in sorted(expected.difference(folders.names())))
+    yield from (Discrepancy("missing", p.relative_to(out).as_posix()) for p in missing)
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
     of_cases = [partial(altered_rows, out, table, intact) for table in _ROWS]
     for find_altered in (*of_cases, partial(altered_manifest, out)):
