@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from scanloom.core import ScanError
 from scanloom.engine.results import tables
+from scanloom.engine.results.tabled_cases import BATCH_ROWS
 from scanloom.io.output.audit import AUDIT, AuditError, audit_key, read_trail, result_line
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
@@ -87,7 +88,7 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
         If a table can't be read.
     """
     altered: set[str] = set()
-    stale = tables.stale_cases(out)
+    outdated = tables.outdated_cases(out)
     groups = {
         file: ((case, list(rows)) for case, rows in groupby(_rows(out / file), itemgetter("case")))
         for file in _existing_files(out, table)
@@ -95,7 +96,7 @@ def altered_rows(out: Path, table: str, intact: Container[str]) -> set[str]:
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = _ROWS[table](case_folder(out, case), stale) if case in intact else None
+        rows = _ROWS[table](case_folder(out, case), outdated) if case in intact else None
         # cases with other settings of features have other columns
         columns = next(head[1][0].keys() for head in heads.values() if head and head[0] == case)
         blank = dict.fromkeys(columns if table == tables.RADIOMICS else (), "")
@@ -145,7 +146,7 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
                 yield from csv.DictReader(text, strict=True)
             return
         with open_regular_file(path) as stream, parquet.ParquetFile(stream) as file:
-            for batch in file.iter_batches(tables.BATCH_ROWS, columns=columns):
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield from map(_as_csv, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
         raise TableUnreadableError(path.name) from exc

@@ -54,7 +54,9 @@ from scanloom.io.output.published import SOURCE_STAMP, read_provenance
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
     from pyarrow import parquet
 
 CHECKED = 5000
@@ -253,7 +255,7 @@ class Ledger:
 
     def _find(self, name: str) -> int | None:
         """Return the place of a folder in the list."""
-        place = _place(self._names, name)
+        place = place_of(self._names, name)
         is_there = place < len(self._names) and self._names[place].as_py() == name
         return place if is_there else None
 
@@ -276,10 +278,7 @@ class Ledger:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
         import numpy as np
 
-        known = np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())
-        if len(known) > CHECKED:
-            known = np.random.default_rng().choice(known, CHECKED, replace=False)
-        for place in np.sort(known).tolist():
+        for place in sample(np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())):
             try:
                 made_by = read_provenance(case_folder(self._out, self._names[place].as_py()))
             except _DAMAGE:
@@ -342,7 +341,7 @@ def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Sch
     names = listed["name"].combine_chunks()
     for rows in tables:
         # Both are sorted: the list's part up to the last row has all folders of the rows
-        end = _place(names, rows["name"][-1].as_py(), behind=True)
+        end = place_of(names, rows["name"][-1].as_py(), behind=True)
         folders, done = listed.slice(done, end - done), end
         found = compute.index_in(folders["name"], rows["name"])
         is_same = compute.equal(rows["inode"].take(found), folders["inode"])
@@ -351,7 +350,16 @@ def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Sch
     return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
 
-def _place(names: pa.Array, name: str, *, behind: bool = False) -> int:
+def sample(places: NDArray[np.int64]) -> list[int]:
+    """Return the folders to be read this time: CHECKED of the places, at random, in order."""
+    import numpy as np
+
+    if len(places) > CHECKED:
+        places = np.random.default_rng().choice(places, CHECKED, replace=False)
+    return [int(place) for place in np.sort(places)]
+
+
+def place_of(names: pa.Array, name: str, *, behind: bool = False) -> int:
     """Return where a name is in sorted names, or the place behind it."""
     search = bisect_right if behind else bisect_left
     return search(range(len(names)), name, key=lambda place: names[place].as_py())
@@ -433,7 +441,7 @@ def _merged(table: parquet.ParquetFile | None, added: pa.Table) -> Iterator[pa.T
 
     for group in range(0 if table is None else table.num_row_groups):
         rows = table.read_row_group(group, use_threads=False)  # type: ignore[union-attr]
-        end = _place(added["name"], rows["name"][-1].as_py(), behind=True)
+        end = place_of(added["name"], rows["name"][-1].as_py(), behind=True)
         if end:
             newer, added = added.slice(0, end), added.slice(end)
             is_older = compute.is_in(rows["name"], newer["name"])

@@ -27,6 +27,11 @@ from scanloom.io.output.work_folder import open_output
 KEY = "abc"
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 def case(name: str, recipe: str = "one", stamp: str = "t", source: str = "") -> Case:
     return Case(name, Series("nifti", ()), Outputs(), source, recipe, stamp=stamp)
 
@@ -363,7 +368,7 @@ class Held:
     [("publish", 1 << 20), ("replace", 1 << 20), ("replace", 0), ("gather", 1 << 20)],
 )
 def test_killed_at_any_moment_it_says_nothing_wrong(
-    command: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, limit: int, tmp_path: Path
 ) -> None:
     """Before each change of files, a process dies that publishes, replaces or gathers.
 
@@ -374,7 +379,6 @@ def test_killed_at_any_moment_it_says_nothing_wrong(
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     outs = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
     assert len(outs) > 6
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     for out in outs:
         died = Held.of(out)
         assert died.says <= died.true, out.name
