@@ -313,11 +313,12 @@ class Ledger:
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
+        schema = _schema().empty_table().select(_PROVENANCE).schema
 
         def read(lines: BinaryIO | None) -> pa.Table:
             with _open_table(self._out / PRIVATE / LEDGER) as table:
                 merged = _merged(table, _last_rows(lines))
-                return rows_of_folders(self._listed, merged, _schema()).select(_PROVENANCE)
+                return rows_of_folders(self._listed, merged, schema)
 
         try:
             return read_both(self._out / PRIVATE / LEDGER_LINES, read)
@@ -325,7 +326,7 @@ class Ledger:
             pass  # it is readable for its owner alone
         except _DAMAGE:
             self.is_damaged = True
-        return rows_of_folders(self._listed, (), _schema()).select(_PROVENANCE)
+        return rows_of_folders(self._listed, (), schema)
 
     def _is_sample_right(self) -> bool:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
@@ -385,7 +386,7 @@ def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Sch
     tables : iterable of pyarrow.Table
         Rows with a name and an inode, in order of their names.
     schema : pyarrow.Schema
-        Their columns.
+        The columns to be returned.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -398,7 +399,7 @@ def rows_of_folders(listed: pa.Table, tables: Iterable[pa.Table], schema: pa.Sch
         folders, done = listed.slice(done, end - done), end
         found = compute.index_in(folders["name"], rows["name"])
         is_same = compute.equal(rows["inode"].take(found), folders["inode"])
-        parts.append(rows.take(compute.if_else(is_same, found, None)))
+        parts.append(rows.select(schema.names).take(compute.if_else(is_same, found, None)))
     parts.append(parts[0].take(pa.nulls(len(names) - done, pa.int32())))
     return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
