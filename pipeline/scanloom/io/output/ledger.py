@@ -202,7 +202,8 @@ class Ledger:
         self._listed = list_folders(out)
         self._lookup = Lookup(self._listed["name"])
         self._names = self._lookup.column
-        self._rows = self._listed_rows()
+        rows = self._listed_rows()
+        self._columns = {name: rows[name].combine_chunks() for name in _PROVENANCE}
         self._is_right = self._is_sample_right()
 
     def holds(self, case: Case) -> bool:
@@ -259,7 +260,9 @@ class Ledger:
         """
         import numpy as np
 
-        for place in np.flatnonzero(self._rows["recipe"].is_valid().to_numpy()).tolist():
+        for place in np.flatnonzero(
+            self._columns["recipe"].is_valid().to_numpy(zero_copy_only=False)
+        ).tolist():
             name = self._names[place].as_py()
             with suppress(*_DAMAGE):  # what is damaged can't be compared
                 row = PublishedCase.read(case_folder(self._out, name), name, 0)
@@ -308,8 +311,15 @@ class Ledger:
         """Return the place of a folder in the list."""
         return next(iter(self._lookup.rows(name)), None)
 
+    def _known(self) -> NDArray[np.int64]:
+        """Return the places of the folders of which something is said."""
+        import numpy as np
+
+        is_known = self._columns["recipe"].is_valid()
+        return np.flatnonzero(is_known.to_numpy(zero_copy_only=False))
+
     def _provenance(self, place: int) -> tuple[str | None, ...]:
-        return tuple(self._rows[name][place].as_py() for name in _PROVENANCE)
+        return tuple(self._columns[name][place].as_py() for name in _PROVENANCE)
 
     def _listed_rows(self) -> pa.Table:
         """Return the provenance of each listed folder, null where its row is void or missing."""
@@ -332,7 +342,9 @@ class Ledger:
         """Return whether folders say what their rows do: all, or CHECKED of them at random."""
         import numpy as np
 
-        for place in sample(np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())):
+        for place in sample(
+            np.flatnonzero(self._columns["recipe"].is_valid().to_numpy(zero_copy_only=False))
+        ):
             try:
                 made_by = read_provenance(case_folder(self._out, self._names[place].as_py()))
             except _DAMAGE:
