@@ -28,6 +28,7 @@ from scanloom.io.output.audit import AuditTrail, result_line
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import case_folder
+from scanloom.io.output.ledger import add_published
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import (
     OTHER_MEANWHILE,
@@ -158,7 +159,7 @@ class CaseFolder:
         target.parent.mkdir(parents=True, exist_ok=True)
         for folder in created:
             fsync_path(folder.parent)
-        # Crosswalk and audit trail have the case before it becomes visible
+        # Crosswalk, ledger and audit trail have the case before it becomes visible
         with self._recorded(source):
             if target.exists():
                 self._replace(target)
@@ -192,6 +193,7 @@ class CaseFolder:
         with private_folder(self.out, self.fingerprint) as private:
             if source is not None:
                 add_sources(private, [dataclasses.replace(source, folder=self.name)])
+            add_published(private, self.name, self.path)
             if self.audit is not None:
                 self.audit.append_locked(*result_line(self.path))
             yield

@@ -328,7 +328,12 @@ def published_cases(out: Path) -> PublishedCases:
     return PublishedCases(out)
 
 
-def iter_cases(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Iterator[T]:
+def iter_cases(
+    out: Path,
+    read: Callable[[Path], T],
+    damaged: set[str],
+    folders: Iterable[Path] | None = None,
+) -> Iterator[T]:
     """Yield the result of `read` for the folder of each published case.
 
     Parameters
@@ -339,8 +344,10 @@ def iter_cases(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Itera
         Function of a case folder, which opens no files outside it.
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed.
+    folders : iterable of Path, optional
+        The folders of some cases, in place of all.
     """
-    for folder in published_cases(out):
+    for folder in published_cases(out) if folders is None else folders:
         try:
             check_files(folder)
             case = read(folder)
