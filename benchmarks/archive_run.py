@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -72,6 +71,8 @@ def make_out(out: Path, count: int) -> None:
     recipe, sources = request_of("all").recipe, []
     write = case_writer(out / ".work" / "template", recipe)
     for series in index.series:
+        if series.reason is not None:  # one a part, which goes on in another: its files are missing
+            continue
         write(out / "cases" / series.id, source_stamp([series.stamp], KEY))
         source = crosswalk.SourceRecord(series.id, series.kind, series.path, series.n_files)
         uids = {"study_uid": series.study_uid, "series_uid": series.series_uid}
@@ -120,13 +121,17 @@ def case_writer(folder: Path, recipe: str) -> Any:
 
     def write(case: Path, own_stamp: str) -> None:
         case.mkdir(parents=True)
-        own = {name: text.replace(mark.encode(), case.name.encode()) for name, text in texts.items()}
+        own = {
+            name: text.replace(mark.encode(), case.name.encode()) for name, text in texts.items()
+        }
         new_sum = hashlib.sha256(own[CASE]).hexdigest().encode()
         own_timing = timing.replace(stamp.encode(), own_stamp.encode())
         for name, text in {**own, "SHA256SUMS": sums.replace(old_sum, new_sum)}.items():
             with (case / name).open("wb") as file:
                 file.write(text)
-            own_timing = own_timing.replace(times[name], str(os.stat(case / name).st_mtime_ns).encode())
+            own_timing = own_timing.replace(
+                times[name], str((case / name).stat().st_mtime_ns).encode()
+            )
         (case / TIMING).write_bytes(own_timing)
 
     return write
@@ -168,7 +173,7 @@ def measure_run(out: Path, choose: str) -> None:
         result = module.run(request_of(choose).workflow, some_path, options)
         seconds = time.perf_counter() - start
     status = result.status
-    if status.work or status.failed or result.files["open"]:
+    if status.work or result.files["open"]:
         raise SystemExit(f"there was something to do: {status}, {result.files}")
     found = [[name, stages.spent[name][0], watch.stages[name] / 2**20, end] for name, end in rows]
     found.append(["whole run", seconds, watch.peak / 2**20, watch._now() / 2**20])

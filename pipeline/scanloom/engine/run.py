@@ -6,6 +6,7 @@ is on disk: a run that was killed resumes when the same command is started again
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 import time
@@ -34,7 +35,7 @@ from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import Index, build_index, record_series
 from scanloom.io.index.walk import check_paths
-from scanloom.io.output.failures import is_failure, remove_failure, write_failure
+from scanloom.io.output.failures import failed_cases, is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_document, write_json
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
@@ -258,25 +259,28 @@ class RunSteps:
 
     def enter(self, cases: RunCases) -> None:
         """Add cases to the crosswalk and the status; record series that failed by their headers."""
-        for record in cases.records:
-            if record.reason is None:
+        failed_before = failed_cases(self.out)
+        for record in cases.records if failed_before else ():
+            if record.reason is None and record.id in failed_before:
                 remove_failure(self.out, record.id)  # an earlier run may have died before this
-        record_sources(self.out, self.fingerprint, cases.own, cases.pending)
-        failed = [
-            CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
-            for entry in cases.left_out
-            if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
-        ]
-        ended, blocked, work = len(cases.records), cases.blocked, len(cases.pending)
-        added = (work + ended + len(failed), ended - len(blocked), work)
+        record_sources(self.out, self.fingerprint, cases)
+        failed = sum(1 for _ in self._failed(cases))
+        ended, blocked, work = cases.ended, cases.blocked, len(cases.pending)
+        added = (work + ended + failed, ended - len(blocked), work)
         all_cases, before, to_run = (sum(pair) for pair in zip(self._planned, added, strict=True))
         self._planned = (all_cases, before, to_run)
         self.status_writer.plan(all_cases, before, to_run)
-        for record in (*blocked, *failed):
+        for record in itertools.chain(blocked, self._failed(cases)):
             self.status_writer.finish(record)
-        for record in failed:
+        for record in self._failed(cases):
             if record.id:
                 write_failure(self.out, record, self.request.recipe)
+
+    def _failed(self, cases: RunCases) -> Iterator[CaseRecord]:
+        """Yield records of the series that failed without being cases."""
+        for entry in cases.left_out:
+            if entry.is_failure and self.options.scope.holds(entry.id):
+                yield CaseRecord(entry.id, entry.reason, entry.detail, (), None)
 
     @contextmanager
     def workers(self, case_file: CaseFile) -> Iterator[Pool]:
@@ -342,11 +346,12 @@ class RunSteps:
     def leave(self, index: Index, cases: RunCases) -> None:
         """Record the series of an index whose cases have ended, and mark outdated results."""
         scope = self.options.scope
-        held = [series for series in index.series if scope.holds(series.id)]
-        record_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = OutdatedMarker(self.out, self.key, self.request.recipe, index)
-        ids = {case.id for case in cases.pending} | {record.id for record in cases.records}
-        marker.mark(held, cases.left_out, ids)
+        ids = index.series.ids()
+        record_series(
+            self.out, self.fingerprint, index, (name for name in ids if scope.holds(name))
+        )
+        held = (series for series in index.series if scope.holds(series.id))
+        OutdatedMarker(self.out, self.key, self.request.recipe, index).mark(held, cases)
 
 
 class _Run(RunSteps):
@@ -360,15 +365,16 @@ class _Run(RunSteps):
         self.damaged: set[str] = set()
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        cases = RunCases.of_index(index, self.request, self.key, self.out, scope)
-        self.cases, complete = cases, True
+        case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
+        cases = RunCases.of_index(index, self.request, self.key, self.out, scope, pending=case_file)
+        case_file.sync()
+        self.cases, self.case_file, complete = cases, case_file, True
         self.enter(cases)
-        case_file = CaseFile.write(self.save_workflow() / run_files.CASES_FILE, cases.pending)
-        if cases.pending and not stop.is_set():
+        if len(case_file) and not stop.is_set():
             self.timeline.began = time.monotonic()
             with self.workers(case_file) as pool:
                 complete = dispatch_cases(
-                    cases.pending,
+                    case_file,
                     pool,
                     self._on_outcome,
                     on_start=lambda case: self.status_writer.start(case.id),
@@ -377,7 +383,7 @@ class _Run(RunSteps):
         # From here on the order decides: a mark needs the records of failed cases, and tables
         # need the marks
         self.status_writer.state("collecting")
-        if self.options.cluster in _THIS_MACHINE and cases.pending:
+        if self.options.cluster in _THIS_MACHINE and len(case_file):
             self.compared = compare_with_plan(self.out, self.timeline, self.request)
             if self.compared is not None:
                 write_document(self.folder / PLAN_FILE, self.compared)
@@ -391,5 +397,6 @@ class _Run(RunSteps):
 
     def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
         if outcome.record is not None:
+            self.case_file.remove(case.id)
             self.timeline.note(outcome)
         self.end_case(case, outcome, self.cases)

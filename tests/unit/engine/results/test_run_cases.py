@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine.results.run_cases import RunCases
-from scanloom.engine.results.tables import CaseEnding
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
@@ -27,6 +27,10 @@ def inputs(name: str) -> Inputs:
     )
 
 
+def candidates(*_: object) -> Iterator[tuple[Inputs, Case]]:
+    return ((inputs(name), case(name)) for name in NAMES)
+
+
 def fail(out: Path, name: str) -> None:
     write_failure(out, CaseRecord(name, Reason.DAMAGED, "truncated", (), None), "recipe")
 
@@ -36,9 +40,8 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
     blocked = tmp_path / "cases" / "case5"
     blocked.mkdir(parents=True)  # a result without its documents
 
-    cases = RunCases(tmp_path, Scope())
-    cases.add((inputs(name), case(name)) for name in NAMES)
-    cases.compare(cases.own)
+    cases = RunCases(tmp_path, Scope(), candidates)
+    cases.compare()
 
     assert [c.id for c in cases.pending] == [n for n in NAMES if n not in ("case3", "case5")]
     assert [(r.id, r.reason) for r in cases.records] == [
@@ -49,27 +52,28 @@ def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> No
 
 
 def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope())
-    cases.add((inputs(name), case(name)) for name in NAMES)
+    cases = RunCases(tmp_path, Scope(), candidates)
     fail(tmp_path, "case2")
 
-    cases.compare(cases.own)
+    cases.compare()
     cases.note(CaseRecord("case1", None, "", (), None))
 
-    failed, published = CaseEnding("DAMAGED", "truncated"), CaseEnding("", "")
-    expected = {"case2": [failed], "case1": [published], "shared": [failed, published]}
-    assert cases.endings == expected
+    failed, published = ("DAMAGED", "truncated"), ("", "")
+    expected = [("case2", *failed), ("shared", *failed), ("case1", *published)]
+    assert list(cases.endings) == [*expected, ("shared", *published)]
+    assert cases.endings.finder()("shared") == [("shared", *failed), ("shared", *published)]
 
 
 def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
-    cases = RunCases(tmp_path, Scope(shard=(1, 2)))
-    cases.add((inputs(name), case(name)) for name in NAMES)
-    foreign_ids = sorted(set(NAMES) - {c.id for c in cases.own})
-    assert cases.own
+    cases = RunCases(tmp_path, Scope(shard=(1, 2)), candidates)
+    cases.compare()
+    foreign_ids = sorted(set(NAMES) - {c.id for c in cases.pending})
+    assert cases.pending
     assert foreign_ids
     fail(tmp_path, foreign_ids[0])
 
-    assert cases.endings == {}
+    assert list(cases.endings) == []
     cases.note_other_shards()
 
-    assert set(cases.endings) == {foreign_ids[0], "shared"}
+    assert [outcome.id for outcome in cases.endings] == [foreign_ids[0], "shared"]
+    assert (cases.selected, cases.total) == (len(cases.pending), len(NAMES))

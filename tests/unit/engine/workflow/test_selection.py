@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scanloom.core import Reason
+from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.engine.workflow.selection import select
+from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries
 
@@ -34,8 +35,16 @@ def workflow(policy: dict[str, object] | None = None, **select: object) -> Workf
     return make_workflow(name="w", models=["m"], select=select, policy=policy or {})
 
 
+def split(
+    candidates: list[IndexedSeries], definition: Workflow
+) -> tuple[list[Inputs], list[Outcome]]:
+    """Return the inputs of cases, and the series that are left out."""
+    left_out: list[Outcome] = []
+    return list(select(candidates, definition, (), left_out.append)), left_out
+
+
 def outcome(candidate: IndexedSeries, definition: Workflow) -> Reason | None:
-    chosen, excluded = select([candidate], definition)
+    chosen, excluded = split([candidate], definition)
     assert len(chosen) + len(excluded) == 1
     return excluded[0].reason if excluded else None
 
@@ -65,13 +74,11 @@ def test_each_key_selects_and_excludes(key: str, right: object, wrong: object) -
 def test_a_modality_that_no_file_states_is_the_detail() -> None:
     """The policy's modality counts for such a series only."""
     nifti = series("a", modality="")
-    _, [excluded] = select([nifti], workflow(modality="CT"))
+    _, [excluded] = split([nifti], workflow(modality="CT"))
     assert excluded.reason is Reason.NOT_SELECTED
     assert excluded.detail == "by select.modality: its files do not state the modality"
     assert outcome(nifti, workflow({"modality": "CT"}, modality="CT")) is None
-    _, [excluded] = select(
-        [series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT")
-    )
+    _, [excluded] = split([series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT"))
     assert excluded.detail == "by select.modality"
 
 
@@ -109,7 +116,7 @@ def test_the_best_and_the_newest_of_each_study() -> None:
     candidates = [derived, new_thick, old_thin, second_study]
 
     def ids(choose: str, **more: object) -> list[str]:
-        return [chosen.id for (chosen,) in select(candidates, workflow(choose=choose, **more))[0]]
+        return [chosen.id for (chosen,) in split(candidates, workflow(choose=choose, **more))[0]]
 
     assert ids("all") == ["derived", "new_thick", "old_thin", "other"]
     assert ids("best") == ["old_thin", "other"]
