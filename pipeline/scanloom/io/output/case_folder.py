@@ -26,6 +26,7 @@ from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Reason, ScanEr
 from scanloom.io.output.audit import AuditTrail, result_line
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.ledger import add_published
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import (
     OTHER_MEANWHILE,
@@ -148,7 +149,7 @@ class CaseFolder:
         _sync_tree(self.path)
         self._created += _missing_folders(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Crosswalk and audit trail have the case before it becomes visible
+        # Crosswalk, ledger and audit trail have the case before it becomes visible
         with self._recorded(source):
             if target.exists():
                 self._replace(target)
@@ -182,6 +183,7 @@ class CaseFolder:
         with private_folder(self.out, self.fingerprint) as private:
             if source is not None:
                 add_sources(private, [dataclasses.replace(source, folder=self.name)])
+            add_published(private, self.name, self.path)
             if self.audit is not None:
                 self.audit.append_locked(*result_line(self.path))
             yield

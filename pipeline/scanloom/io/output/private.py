@@ -31,6 +31,7 @@ from scanloom.io.system.regular_files import (
 PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK, CROSSWALK_LINES = "crosswalk.parquet", "crosswalk.jsonl"
+LEDGER, LEDGER_LINES = "ledger.parquet", "ledger.jsonl"
 LOCK = ".lock"
 LINK_FREE_ENTRIES = (
     *("cases", ".work", PRIVATE, f"{PRIVATE}/index", "engines", "report", "report/thumbs", "bids"),
@@ -137,7 +138,8 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     check_links(out)
     folder = out / PRIVATE
     with locked_folder(folder):
-        new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
+        files = (KEY_FINGERPRINT, CROSSWALK, LEDGER_LINES)
+        new = [name for name in files if not (folder / name).exists()]
         try:
             # age decides, since there may be no lock
             remove_stale_temporaries(folder, time.time() - _STALE_AFTER_S)

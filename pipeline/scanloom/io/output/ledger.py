@@ -1,0 +1,405 @@
+"""The ledger `OUT/private/ledger.parquet`: what is published, so that folders need not be opened.
+
+A row records a case by the name of its folder: its id, recipe, source hash and source stamp, and
+the inode of its folder. The ledger alone may say that a result is current; for everything else, the
+folder is read, and what it says is noted.
+
+A row counts only while the folder of that name in `OUT/cases/` has that inode, which listing the
+folders tells without opening one. A case is built in a folder that is renamed into place, and so
+keeps its inode: its row is written before, and is void until the rename. Whenever a process dies,
+the last row of a name describes the folder that is there, or none. A row may be lost, then its
+folder is read: after a copy of OUT, all of them once.
+
+Changes inside a folder do not change its inode. Some folders, chosen at random, are therefore read
+each time; if one differs from its row, all are. `verify` reads all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from scanloom.core import Case, ScanError
+from scanloom.io.output.file_names import CASE, TIMING
+from scanloom.io.output.growing_table import (
+    append_lines,
+    file_size,
+    read_both,
+    write_groups,
+)
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import CASES, is_case_name
+from scanloom.io.output.private import (
+    LEDGER,
+    LEDGER_LINES,
+    PRIVATE,
+    locked_folder,
+    write_private,
+)
+from scanloom.io.output.published import SOURCE_STAMP, read_provenance
+from scanloom.io.system.regular_files import open_regular_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+CHECKED = 5000
+"""Folders that are read each time, and so all of a smaller OUT: some seconds."""
+MIN_LINES_BYTES = 1 << 16
+"""Size up to which lines are not made part of the table, whatever its size."""
+_NOTED_AT_ONCE = 5000
+"""Rows that are noted in memory before they are appended."""
+_ROWS_AT_ONCE = 20_000
+"""Lines, or names, that are Python objects at a time."""
+
+
+@dataclass(frozen=True)
+class PublishedCase:
+    """A row: what is in a case folder.
+
+    Parameters
+    ----------
+    name : str
+        Name of the folder in `OUT/cases/`.
+    case : str
+        The case id.
+    recipe, source, stamp : str
+        As `scanloom.io.output.published.ResultProvenance`.
+    inode : int
+        Inode of the folder; 0 if nothing may be said of it.
+    """
+
+    name: str
+    case: str
+    recipe: str
+    source: str
+    stamp: str
+    inode: int
+
+    @classmethod
+    def read(cls, folder: Path, name: str, inode: int) -> PublishedCase:
+        """Return the row of a folder, whose files are not checked.
+
+        Raises
+        ------
+        OSError, ValueError, LookupError, TypeError, ScanError
+            If its documents can't be read.
+        """
+        document, timing = read_json(folder / CASE), read_json(folder / TIMING)
+        return cls(
+            name=name,
+            case=str(document.get("case", name)),
+            recipe=str(document["recipe"]),
+            source=str(document["source"]["hash"]),
+            stamp=str(timing.get(SOURCE_STAMP, "")),
+            inode=inode,
+        )
+
+
+_DAMAGE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ScanError),
+    NotImplementedError,  # one of Arrow's, the others are of the above
+)
+"""Exceptions when reading a folder that was changed, or a damaged ledger."""
+
+
+def add_published(private: Path, name: str, built: Path) -> None:
+    """Append the row of a case that is about to be renamed to its place.
+
+    If that fails, as on a full disk, the case has no row: it is published all the same.
+
+    Parameters
+    ----------
+    private : Path
+        The private folder, locked.
+    name : str
+        Name that the folder will have.
+    built : Path
+        The folder.
+    """
+    with suppress(*_DAMAGE):
+        row = PublishedCase.read(built, name, built.stat().st_ino)
+        _append(private, [row])
+
+
+def _append(private: Path, rows: Sequence[PublishedCase]) -> None:
+    append_lines(private / LEDGER_LINES, map(asdict, rows))
+    if file_size(private / LEDGER_LINES) > max(MIN_LINES_BYTES, file_size(private / LEDGER)):
+        gather_published(private)
+
+
+def gather_published(private: Path) -> None:
+    """Make the lines of a locked private folder part of the table, a group of rows at a time.
+
+    Of a table that can't be read, nothing is kept.
+
+    Raises
+    ------
+    OSError
+        If the table can't be written.
+    """
+    from pyarrow import compute
+
+    table, lines = private / LEDGER, private / LEDGER_LINES
+    try:
+        with open_regular_file(lines) as file:
+            added = _last_rows(file)
+    except FileNotFoundError:
+        return
+
+    def write(draft: Path) -> None:
+        with _open_table(table) as older:
+            rows = (
+                each.filter(compute.not_equal(each["inode"], 0)) for each in _merged(older, added)
+            )
+            write_groups(draft, _schema(), rows)
+
+    try:
+        write_private(table, write)
+    except _DAMAGE as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise
+        table.unlink()
+        write_private(table, write)
+    lines.unlink(missing_ok=True)  # after the table has them
+
+
+class Ledger:
+    """The ledger of an output folder as it is now, compared with the names in `OUT/cases/`.
+
+    In memory are a name, a source hash and two numbers for each published case.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out, self._noted = out, list[PublishedCase]()
+        self._listed = list_folders(out)
+        self._names = self._listed["name"].combine_chunks()
+        self._rows = self._listed_rows()
+        self._is_right = self._is_sample_right()
+
+    def holds(self, case: Case) -> bool:
+        """Return whether the result of a case is there, of its recipe and its source as it is.
+
+        False means that nothing is known: then the folder says it.
+        """
+        found = self._find(case.folder_name)
+        if not self._is_right or found is None:
+            return False
+        recipe, source, stamp = self._provenance(found)
+        if recipe is None or recipe != case.recipe:
+            return False
+        if case.source_hash:
+            return source == case.source_hash
+        return bool(case.stamp) and stamp == case.stamp
+
+    def note(self, case: Case, *, current: bool) -> None:
+        """Note what the folder of a case was found to say: that its result is current, or not.
+
+        Notes are written some thousand at once, and by `gather`. A folder without a result needs
+        none.
+        """
+        found = self._find(case.folder_name)
+        if found is None:
+            return
+        name, inode = case.folder_name, self._listed["inode"][found].as_py()
+        row = PublishedCase(name, case.id, "", "", "", 0)  # nothing may be said of it
+        if current:
+            with suppress(*_DAMAGE):
+                row = PublishedCase.read(self._out / CASES / name, name, inode)
+        if self._provenance(found) == ((row.recipe, row.source, row.stamp) if row.inode else _NONE):
+            return
+        self._noted.append(row)
+        if len(self._noted) >= _NOTED_AT_ONCE:
+            self._write_notes()
+
+    def gather(self) -> None:
+        """Write what was noted, and make all lines part of the table.
+
+        Where it can't be written, as by another user, the ledger stays as it is.
+        """
+        self._write_notes()
+        private = self._out / PRIVATE
+        with suppress(OSError):
+            if (private / LEDGER_LINES).exists():
+                with locked_folder(private):
+                    gather_published(private)
+
+    def _write_notes(self) -> None:
+        private, noted = self._out / PRIVATE, self._noted
+        self._noted = []
+        with suppress(OSError):
+            if noted and private.is_dir():  # nothing is noted for an OUT that no key has claimed
+                with locked_folder(private):
+                    _append(private, noted)
+
+    def _find(self, name: str) -> int | None:
+        """Return the place of a folder in the list."""
+        place = _place(self._names, name)
+        is_there = place < len(self._names) and self._names[place].as_py() == name
+        return place if is_there else None
+
+    def _provenance(self, place: int) -> tuple[str | None, ...]:
+        return tuple(self._rows[name][place].as_py() for name in _PROVENANCE)
+
+    def _listed_rows(self) -> pa.Table:
+        """Return the provenance of each listed folder, null where its row is void or missing."""
+        import pyarrow as pa
+
+        with suppress(*_DAMAGE):
+            return read_both(self._out / PRIVATE / LEDGER_LINES, self._listed_rows_with)
+        empty = pa.nulls(len(self._names), pa.string())
+        return pa.table(dict.fromkeys(_PROVENANCE, empty))
+
+    def _listed_rows_with(self, lines: BinaryIO | None) -> pa.Table:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        parts, done = [_schema().empty_table()], 0
+        with _open_table(self._out / PRIVATE / LEDGER) as table:
+            for rows in _merged(table, _last_rows(lines)):
+                # Both are sorted: the list's part up to the last row has all folders of the rows
+                end = _place(self._names, rows["name"][-1].as_py(), behind=True)
+                listed, done = self._listed.slice(done, end - done), end
+                found = compute.index_in(listed["name"], rows["name"])
+                is_same = compute.equal(rows["inode"].take(found), listed["inode"])
+                parts.append(rows.take(compute.if_else(is_same, found, None)))
+        rest = pa.nulls(len(self._names) - done, pa.int32())
+        parts.append(parts[0].take(rest))
+        return pa.concat_tables(parts).select(_PROVENANCE).unify_dictionaries().combine_chunks()
+
+    def _is_sample_right(self) -> bool:
+        """Return whether folders say what their rows do: all, or CHECKED of them at random."""
+        import numpy as np
+
+        known = np.flatnonzero(self._rows["recipe"].is_valid().to_numpy())
+        if len(known) > CHECKED:
+            known = np.random.default_rng().choice(known, CHECKED, replace=False)
+        for place in np.sort(known).tolist():
+            try:
+                made_by = read_provenance(self._out / CASES / self._names[place].as_py())
+            except _DAMAGE:
+                return False
+            if (made_by.recipe, made_by.source, made_by.stamp) != self._provenance(place):
+                return False
+        return True
+
+
+_PROVENANCE = ["recipe", "source", "stamp"]
+_NONE = (None, None, None)
+
+
+def list_folders(out: Path) -> pa.Table:
+    """Return name and inode of each published case, sorted by name; none is opened."""
+    import pyarrow as pa
+
+    parts = [pa.table({"name": pa.array([], pa.string()), "inode": pa.array([], pa.uint64())})]
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(out / CASES) as entries:
+        folders = (
+            (entry.name, entry.inode())
+            for entry in entries
+            if is_case_name(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
+        while batch := list(itertools.islice(folders, _ROWS_AT_ONCE)):
+            names, inodes = zip(*batch, strict=True)
+            parts.append(
+                pa.table([pa.array(names), pa.array(inodes, pa.uint64())], parts[0].schema)
+            )
+    return _sorted(pa.concat_tables(parts)).combine_chunks()
+
+
+def _place(names: pa.Array, name: str, *, behind: bool = False) -> int:
+    """Return where a name is in sorted names, or the place behind it."""
+    search = bisect_right if behind else bisect_left
+    return search(range(len(names)), name, key=lambda place: names[place].as_py())
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    # Recipes are few, and long
+    types = dict.fromkeys((field.name for field in fields(PublishedCase)), pa.string())
+    few = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema((types | {"recipe": few, "inode": pa.uint64()}).items())
+
+
+@contextmanager
+def _open_table(path: Path) -> Iterator[parquet.ParquetFile | None]:
+    """Open the table; None if there is none."""
+    from pyarrow import parquet
+
+    try:
+        file = open_regular_file(path)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    with file, parquet.ParquetFile(file, pre_buffer=False) as table:
+        if table.schema_arrow != _schema():
+            raise ValueError("the ledger has other columns")
+        yield table
+
+
+def _last_rows(lines: BinaryIO | None) -> pa.Table:
+    """Return the last row of each name, sorted by name."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    schema = _schema()
+    if lines is None:
+        return schema.empty_table()
+    parts, appended = [schema.empty_table()], filter(None, map(_parse, lines))
+    while batch := list(itertools.islice(appended, _ROWS_AT_ONCE)):
+        parts.append(pa.Table.from_pylist([asdict(row) for row in batch], schema))
+    rows = pa.concat_tables(parts)
+    order = pa.array(range(rows.num_rows), pa.int64())
+    rows = _sorted(rows.append_column("line", order), "line").drop_columns(["line"])
+    names = rows["name"]
+    is_last = compute.not_equal(names[:-1], names[1:]).combine_chunks()
+    return rows.filter(pa.concat_arrays([is_last, pa.array([True])])) if len(rows) else rows
+
+
+def _sorted(table: pa.Table, *further: str) -> pa.Table:
+    """Return a table sorted by name, then by further columns; by no thread but this one."""
+    from pyarrow import compute
+
+    keys = [(column, "ascending") for column in ("name", *further)]
+    return table.take(compute.sort_indices(table, keys))
+
+
+def _parse(line: bytes) -> PublishedCase | None:
+    """Return the row of a line; None if it is half a line, or damaged: a lost row costs a look."""
+    try:
+        row = PublishedCase(**json.loads(line))
+        texts = (row.name, row.case, row.recipe, row.source, row.stamp)
+        is_whole = all(isinstance(text, str) for text in texts) and 0 <= row.inode < 1 << 64
+    except _DAMAGE:
+        return None
+    return row if is_whole else None
+
+
+def _merged(table: parquet.ParquetFile | None, added: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows of a table with those added, which replace others, in order of their names."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    for group in range(0 if table is None else table.num_row_groups):
+        rows = table.read_row_group(group, use_threads=False)  # type: ignore[union-attr]
+        end = _place(added["name"], rows["name"][-1].as_py(), behind=True)
+        if end:
+            newer, added = added.slice(0, end), added.slice(end)
+            is_older = compute.is_in(rows["name"], newer["name"])
+            rows = _sorted(pa.concat_tables([rows.filter(compute.invert(is_older)), newer]))
+        yield rows
+    if added.num_rows:
+        yield added
