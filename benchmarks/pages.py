@@ -171,28 +171,34 @@ def measure_list(out: Path, count: int, chromium: str) -> list[tuple[str, object
 
 
 def measure_report(out: Path, count: int, chromium: str) -> list[tuple[str, object]]:
-    """Measure the report of some cases."""
-    from scanloom.review.report import page
-    from scanloom.review.report.data import ReportCase, ReportData
+    """Measure the report of some cases, each with a row of the manifest, and skipped files."""
+    from scanloom.review.report import data
+    from scanloom.review.report.data import ReportCase
+    from scanloom.review.report.page import write_report
     from support.make_report import id_of
 
     found = measurements()
+    scan: dict[str, Any] = {"models": ("organs",), "axes": "LPS", "shape": (512, 512, 300)}
+    scan |= {"seconds": {"load": 0.5, "network": 3.0}, "files": FILES}
 
-    def collected(_: Path, __: set[str]) -> ReportData:
-        scan: dict[str, Any] = {"models": ("organs",), "axes": "LPS", "shape": (512, 512, 300)}
-        scan |= {"seconds": {"load": 0.5, "network": 3.0}, "files": FILES}
-        numbers = {id_of(n): n for n in range(count)}
-        cases = (
-            ReportCase(id_, id_, "done", measurements=found[numbers[id_] % DIFFERENT], **scan)
-            for id_ in sorted(numbers)
-        )
-        return ReportData(tuple(cases), (), {"used": count}, (), {}, None, ())
+    def published(*_: object) -> Iterator[tuple[ReportCase, dict[str, Any], dict[str, str]]]:
+        for n in range(count):
+            id_ = id_of(n)
+            measured = found[n % DIFFERENT]
+            yield ReportCase(id_, id_, "done", measurements=measured, **scan), {}, {}
 
-    page.collect_report_data = collected
+    data.iter_cases = published
     out.mkdir()
-    began = time.perf_counter()
-    written = page.write_report(out)
-    rows: list[tuple[str, object]] = [("written, s", time.perf_counter() - began)]
+    with (out / "manifest.csv").open("w", encoding="utf-8") as manifest:
+        manifest.write("file,copy,case,outcome,reason,detail\n")
+        manifest.writelines(f"{n:026},1,{n:026},used,,\n" for n in range(count))
+        manifest.writelines(f"{n:026},1,,skipped,NOT_AN_IMAGE,\n" for n in range(count // 10))
+    rows: list[tuple[str, object]] = [("memory before, GiB", memory())]
+    for name, changed in (("written", True), ("written, nothing changed", False)):
+        began, cpu = time.perf_counter(), time.process_time()
+        written = write_report(out, changed=changed)
+        rows.append((f"{name}, s", time.perf_counter() - began))
+        rows.append((f"{name}, processor s", time.process_time() - cpu))
     rows.append(("memory of the writer, GiB", memory()))
     files = [path for path in written.parent.rglob("*") if path.is_file()]
     rows.append(("files", len(files)))

@@ -11,13 +11,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.cards.card import ReferenceRange
 from scanloom.core import Flag, Measurement
 from scanloom.core.grid import Box
+from scanloom.review.scratch import Columns
 
 MIN_COHORT = 8
 """Minimum number of cases for a comparison; with fewer, the usual values are unknown."""
@@ -87,32 +90,37 @@ class Cohort:
     ----------
     references : mapping, optional
         Reference ranges of each model, for structures with fewer than `MIN_COHORT` values.
+    folder : Path, optional
+        Where values may be kept meanwhile that are too many for memory.
     """
 
     def __init__(
         self,
         measurements: Iterable[Measurement],
         references: Mapping[str, Sequence[ReferenceRange]] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        values: dict[Key, list[float]] = defaultdict(list)
-        borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        presence: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        values = Columns[Key](folder)
+        presence = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])  # of how many, how many
+        borders = defaultdict[tuple[str, str], list[int]](lambda: [0, 0])
         for m in measurements:
-            presence[m.model, m.label].append(m.voxels > 0)
+            _count(presence[m.model, m.label], m.voxels > 0)
             if m.voxels:
-                borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
+                _count(borders[m.model, m.label], Flag.TOUCHES_BORDER in m.flags)
             for quantity, value in values_of(m).items():
-                values[m.model, m.label, quantity].append(value)
+                values.add((m.model, m.label, quantity), value)
         self.usual = _mostly(presence)
         """Model and label of the structures that are present in most cases."""
         self.usually_cut = _mostly(borders)
         """Those that reach the border of the scan in most cases that have them."""
-        self.known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
+        self.known = {key for key, (count, _) in presence.items() if count >= MIN_COHORT}
         """Those of which there are enough cases to know if they are usually present."""
         self._centre: dict[Key, tuple[float, float]] = {}
+        # read after the measurements, whose cases may name them
         self.distributions: dict[Key, Distribution] = _references(references or {})
-        for key, cohort in values.items():
-            if len(cohort) >= MIN_COHORT:
+        for key in values:
+            if values.count(key) >= MIN_COHORT:
+                cohort = values.read(key)
                 self._centre[key] = _centre(cohort, key[2])
                 self.distributions[key] = _distribution(key[2], cohort, self._centre[key])
 
@@ -155,10 +163,17 @@ def _references(references: Mapping[str, Sequence[ReferenceRange]]) -> dict[Key,
     return ranges
 
 
-def _mostly(flags: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
-    """Return the structures whose flag is true in most cases of a cohort."""
+def _count(numbers: list[int], is_so: bool) -> None:
+    numbers[0] += 1
+    numbers[1] += is_so
+
+
+def _mostly(counts: Mapping[tuple[str, str], Sequence[int]]) -> set[tuple[str, str]]:
+    """Return the structures that something is true of in most cases of a cohort."""
     return {
-        key for key, v in flags.items() if len(v) >= MIN_COHORT and sum(v) >= USUAL_SHARE * len(v)
+        key
+        for key, (count, those) in counts.items()
+        if count >= MIN_COHORT and those >= USUAL_SHARE * count
     }
 
 
@@ -166,26 +181,31 @@ def _scaled(value: float, quantity: Quantity) -> float:
     return math.log(value) if quantity in _LOGARITHMIC else value
 
 
-def _centre(values: Sequence[float], quantity: Quantity) -> tuple[float, float]:
+def _all_scaled(values: NDArray[np.float64], quantity: Quantity) -> NDArray[np.float64]:
+    """Return the values as `_scaled` does, whose last digit NumPy's logarithm has not always."""
+    return np.fromiter((_scaled(value, quantity) for value in values.tolist()), float, len(values))
+
+
+def _centre(values: NDArray[np.float64], quantity: Quantity) -> tuple[float, float]:
     """Return the median, and the spread: 1.4826 times the median deviation, with a minimum.
 
     If at least half of the values are equal, it is 1.2533 times the mean deviation (Iglewicz and
     Hoaglin, 1993).
     """
-    scaled = [_scaled(value, quantity) for value in values]
-    middle = statistics.median(scaled)
-    deviations = [abs(v - middle) for v in scaled]
+    scaled = _all_scaled(values, quantity)
+    middle = float(np.median(scaled))
+    deviations = np.abs(scaled - middle)
     # the factors make each that of the standard deviation, if values are distributed normally
-    spread = 1.4826 * statistics.median(deviations) or 1.2533 * statistics.fmean(deviations)
+    spread = 1.4826 * float(np.median(deviations)) or 1.2533 * statistics.fmean(deviations)
     # equal values in a small cohort must not make outliers of all others
     return middle, max(spread, 0.05 * abs(middle), _MIN_SPREAD[quantity])
 
 
 def _distribution(
-    quantity: Quantity, values: Sequence[float], centre: tuple[float, float]
+    quantity: Quantity, values: NDArray[np.float64], centre: tuple[float, float]
 ) -> Distribution:
     """Return the distribution of a cohort's values, with the range that counts as usual."""
-    scaled = np.array([_scaled(value, quantity) for value in values])
+    scaled = _all_scaled(values, quantity)
     edges = float(scaled.min()), float(scaled.max())
     width = (edges[1] - edges[0]) or 1.0
     bins = np.minimum(((scaled - edges[0]) / width * BINS).astype(int), BINS - 1)
@@ -196,11 +216,11 @@ def _distribution(
     return Distribution(
         quantity=quantity,
         unit=_UNITS[quantity],
-        first=min(values),
-        last=max(values),
+        first=float(values.min()),
+        last=float(values.max()),
         usual=(low, high),
         counts=counts,
-        median=statistics.median(values),
+        median=float(np.median(values)),
     )
 
 

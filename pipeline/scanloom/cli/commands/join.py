@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_all
+from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_files_of
 from scanloom.cli.console import Exit, error_boundary, say
 from scanloom.cli.options import General, takes_panels
 
 if TYPE_CHECKING:
-    from scanloom.io.output.crosswalk import SourceRecord
-    from scanloom.io.output.join_sources import FindSource
+    import pyarrow as pa
+
+    from scanloom.io.output.join_sources import FindSources
 
 
 @dataclass(frozen=True)
@@ -63,21 +65,52 @@ def join(
             check_replaceable(to, "the joined table")
         key = check_holder(out, crosswalk.key)
         ids = read_ids(table, column)
-        sources = {(source.id, copy): source for copy, source in find_all(out, ids, key)}
-
-        def find_source(row_id: str, copy: int) -> SourceRecord | None:
-            return sources.get((row_id, copy)) or sources.get((row_id, 1))
-
+        find_sources = _finder(out, ids, key)
         if to is None:
             text = io.StringIO()
-            unknown = join_csv(table, find_source, text, column)
+            unknown = join_csv(table, find_sources, text, column)
             shown = say if sys.stdout.isatty() else typer.echo  # a pipe gets the text unchanged
             shown(text.getvalue(), nl=False)
         else:
-            unknown = _write(table, find_source, to, column)
+            unknown = _write(table, find_sources, to, column)
         if unknown:
             say(f"scanloom: rows with ids that are not in the crosswalk: {unknown}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _finder(out: Path, ids: Collection[str], key: bytes) -> FindSources:
+    """Return a function that finds the sources of some case ids and file ids, many at a time.
+
+    The newest source of an id counts. A copy of a file that has none has that of the first.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    from scanloom.io.output.crosswalk import source_rows
+    from scanloom.io.output.join_sources import SOURCE_COLUMNS
+
+    def keys(row_ids: pa.Array, copies: pa.Array) -> pa.Array:
+        return compute.binary_join_element_wise(row_ids, copies.cast(pa.string()), " ")
+
+    def ones(count: int) -> pa.Array:
+        return pa.repeat(pa.scalar(1, pa.int64()), count)
+
+    cases = source_rows(out, sorted(ids)).combine_chunks()
+    of_files = find_files_of(out, set(ids).difference(cases.column("id").to_pylist()), key)
+    files = [{"copy": copy, **asdict(source)} for copy, source in of_files]
+    schema = cases.schema.append(pa.field("copy", pa.int64()))
+    cases = cases.append_column("copy", ones(len(cases)))
+    rows = pa.concat_tables([cases, pa.Table.from_pylist(files, schema)]).combine_chunks()
+    rows = rows.take(pa.array(range(len(rows) - 1, -1, -1), pa.int64()))  # the newest first
+    known = keys(rows.column("id"), rows.column("copy")).combine_chunks()
+    sources = rows.select(list(SOURCE_COLUMNS))
+
+    def find(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
+        places = compute.index_in(keys(row_ids, copies), value_set=known)
+        first = compute.index_in(keys(row_ids, ones(len(row_ids))), value_set=known)
+        return sources.take(compute.coalesce(places, first))
+
+    return find
 
 
 def _check_target(out: Path, to: Path | None) -> None:
@@ -94,7 +127,7 @@ def _check_target(out: Path, to: Path | None) -> None:
         )
 
 
-def _write(table: Path, find_source: FindSource, to: Path, column: str | None) -> int:
+def _write(table: Path, find_sources: FindSources, to: Path, column: str | None) -> int:
     from scanloom.io.output.join_sources import join_csv, join_parquet
     from scanloom.io.output.private import write_private
     from scanloom.io.system.disk_errors import output_error
@@ -104,10 +137,10 @@ def _write(table: Path, find_source: FindSource, to: Path, column: str | None) -
     def fill(draft: Path) -> None:
         nonlocal unknown
         if to.suffix.lower() == ".parquet":
-            unknown = join_parquet(table, find_source, draft, column)
+            unknown = join_parquet(table, find_sources, draft, column)
             return
         with draft.open("w", encoding="utf-8", newline="") as file:
-            unknown = join_csv(table, find_source, file, column)
+            unknown = join_csv(table, find_sources, file, column)
 
     try:
         write_private(to, fill)

@@ -75,12 +75,20 @@ def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, Sou
     from scanloom.io.output.crosswalk import find_sources
 
     sources = [(1, source) for source in find_sources(out, sorted(ids))]
-    # File ids are not in the crosswalk; the index, which is large, is read for them alone
-    if unknown := set(ids) - {source.id for _, source in sources} - {""}:
-        from scanloom.engine.results.tables import find_files
+    unknown = set(ids).difference(source.id for _, source in sources)
+    return [*sources, *find_files_of(out, unknown, key)]
 
-        sources += find_files(out, unknown, key)
-    return sources
+
+def find_files_of(
+    out: Path, ids: Collection[str], key: bytes
+) -> Sequence[tuple[int, SourceRecord]]:
+    """Return the sources of file ids, with the number of the copy."""
+    # File ids are not in the crosswalk; the index, which is large, is read for them alone
+    if not (unknown := set(ids) - {""}):
+        return ()
+    from scanloom.engine.results.tables import find_files
+
+    return find_files(out, unknown, key)
 
 
 def _why_unknown(out: Path, ids: Collection[str]) -> str:

@@ -171,6 +171,11 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
     return _rows(_read(out, wanted=("id", ids)))
 
 
+def source_rows(out: Path, ids: Sequence[str]) -> pa.Table:
+    """Return what `find_sources` does as a table, with `COLUMNS`; many rows are cheap so."""
+    return _read(out, wanted=("id", ids))
+
+
 def sources_of_study(out: Path, study_uid: str) -> tuple[SourceRecord, ...]:
     """Return the rows of OUT's crosswalk of a study, by its StudyInstanceUID, oldest first.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.output.crosswalk import SourceRecord
 from scanloom.io.output.measurements import escape_formula
 from scanloom.io.system.regular_files import open_regular_file
 
 if TYPE_CHECKING:
+    import _csv
+
     import pyarrow as pa
 
 ID_COLUMNS = ("case", "case_id", "id")
@@ -24,11 +25,21 @@ FILE_COLUMN = "file"
 SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
 """Columns of the crosswalk that are added, with the prefix `source_`."""
 
-FindSource = Callable[[str, int], SourceRecord | None]
-"""Returns the source of an id; the number distinguishes copies of a file, from 1."""
+FindSources = Callable[["pa.Array", "pa.Array"], "pa.Table"]
+"""Returns the `SOURCE_COLUMNS` of ids (N,), null if unknown; the numbers (N,) distinguish copies of
+a file, from 1."""
+ReadColumns = Callable[[Sequence[str]], Iterator["pa.RecordBatch"]]
 
 _COPY = "copy"
 _MAX_CELL = 1 << 24
+BATCH_ROWS = 50_000
+"""Rows that are in memory at a time."""
+_SEPARATOR = "\x1f"
+_PLAIN = (
+    r'(?:-[0-9]+(?:\.[0-9]*)?|[^=+@\t\r\n",\x1f\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}-][^\r\n",\x1f]*)?'
+)
+_PLAIN_ROW = rf"\A{_PLAIN}(?:\x1f{_PLAIN})*\z"
+"""Texts that no CSV quotes and no spreadsheet takes for a formula, with separators (RE2)."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +71,14 @@ def read_ids(path: Path, column: str | None = None) -> set[str]:
     ScanError
         NOT_FOUND, UNREADABLE or DAMAGED; COLUMN_UNKNOWN if the table has no such column.
     """
-    if _is_parquet(path):
-        table = _read_parquet(path)
-        name = _columns(table.column_names, column).ids
-        return {_id(row, name) for row in _text_rows(_id_columns(table, name))}
-    with _csv_rows(path) as (names, rows):
+    from pyarrow import compute
+
+    with _open_table(path) as (names, batches):
         name = _columns(names, column).ids
-        return {_id(row, name) for row in rows}
+        found = set[str]()
+        for batch in batches(_id_columns(names, name)):
+            found.update(compute.unique(_ids(batch, name)).to_pylist())
+        return found
 
 
 def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -84,7 +96,7 @@ def read_text_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         return names, list(rows)
 
 
-def join_csv(path: Path, find_source: FindSource, file: TextIO, column: str | None = None) -> int:
+def join_csv(path: Path, find_sources: FindSources, file: TextIO, column: str | None = None) -> int:
     """Write a table as CSV with the source of each row; return the count of unknown ids.
 
     A row without an id, such as that of a file that belongs to no series, is left unchanged.
@@ -97,15 +109,24 @@ def join_csv(path: Path, find_source: FindSource, file: TextIO, column: str | No
     ScanError
         As `read_ids`.
     """
-    if _is_parquet(path):
-        table = _read_parquet(path)
-        return _write_csv(table.column_names, _text_rows(table), find_source, file, column)
-    with _csv_rows(path) as (names, rows):
-        return _write_csv(names, rows, find_source, file, column)
+    from pyarrow import compute
+
+    unknown = 0
+    table = csv.writer(file, lineterminator="\n")
+    with _open_table(path) as (names, batches):
+        columns = _columns(names, column)
+        table.writerow([escape_formula(name) for name in columns.all])
+        for batch in batches(names):
+            sources, missing = _sources_of(batch, columns.ids, find_sources)
+            unknown += missing
+            cells = [_texts(batch.column(name)) for name in columns.kept]
+            cells += [compute.fill_null(source, "") for source in sources]
+            _write_rows(cells, file, table)
+    return unknown
 
 
 def join_parquet(
-    path: Path, find_source: FindSource, target: Path, column: str | None = None
+    path: Path, find_sources: FindSources, target: Path, column: str | None = None
 ) -> int:
     """Write a table as Parquet with the source of each row; return the count of unknown ids.
 
@@ -121,51 +142,70 @@ def join_parquet(
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
-    rows = list(_text_rows(_id_columns(table, columns.ids)))
-    row_sources = [find_source(_id(row, columns.ids), _copy(row)) for row in rows]
-    joined = table.select(list(columns.kept))
-    for name in SOURCE_COLUMNS:
-        values = [None if source is None else getattr(source, name) for source in row_sources]
-        joined = joined.append_column(f"source_{name}", pa.array(values, pa.string()))
+    joined, unknown = table.select(list(columns.kept)), 0
+    parts: list[list[pa.Array]] = [[] for _ in SOURCE_COLUMNS]
+    for batch in table.select(_id_columns(table.column_names, columns.ids)).to_batches():
+        sources, missing = _sources_of(batch, columns.ids, find_sources)
+        unknown += missing
+        for part, source in zip(parts, sources, strict=True):
+            part.append(source)
+    for name, part in zip(SOURCE_COLUMNS, parts, strict=True):
+        joined = joined.append_column(f"source_{name}", pa.chunked_array(part, pa.string()))
     parquet.write_table(joined, target)
-    pairs = zip(rows, row_sources, strict=True)
-    return sum(row[columns.ids] != "" and source is None for row, source in pairs)
-
-
-def _write_csv(
-    names: Sequence[str],
-    rows: Iterable[Mapping[str, str]],
-    find_source: FindSource,
-    file: TextIO,
-    column: str | None,
-) -> int:
-    columns = _columns(names, column)
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow([escape_formula(name) for name in columns.all])
-    unknown = 0
-    for row in rows:
-        source = find_source(_id(row, columns.ids), _copy(row))
-        unknown += source is None and row[columns.ids] != ""
-        cells = [row[name] for name in columns.kept]
-        cells += ["" if source is None else getattr(source, name) for name in SOURCE_COLUMNS]
-        table.writerow([escape_formula(cell) for cell in cells])
     return unknown
 
 
-def _id_columns(table: pa.Table, column: str) -> pa.Table:
+def _sources_of(
+    batch: pa.RecordBatch, column: str, find_sources: FindSources
+) -> tuple[list[pa.Array], int]:
+    """Return `SOURCE_COLUMNS` of some rows, null where unknown, and the number of unknown ids."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    copies = pa.repeat(pa.scalar(1, pa.int64()), len(batch))
+    if _COPY in batch.schema.names:
+        texts = _texts(batch.column(_COPY))
+        numbers = compute.if_else(compute.match_substring_regex(texts, "^[0-9]+$"), texts, "1")
+        copies = numbers.cast(pa.int64())
+    sources = find_sources(_ids(batch, column), copies)
+    found = [sources.column(name).combine_chunks() for name in SOURCE_COLUMNS]
+    is_named = compute.not_equal(_texts(batch.column(column)), "")
+    unknown = compute.and_(is_named, compute.is_null(found[-1]))  # a source has a path
+    return found, compute.sum(unknown).as_py() or 0
+
+
+def _write_rows(cells: Sequence[pa.Array], file: TextIO, table: _csv.Writer) -> None:
+    """Write rows, those without a text that has to be quoted or escaped many at a time."""
+    from pyarrow import compute
+
+    joined = compute.binary_join_element_wise(*cells, _SEPARATOR)
+    is_plain = compute.and_(
+        compute.match_substring_regex(joined, _PLAIN_ROW),
+        compute.equal(compute.count_substring(joined, _SEPARATOR), len(cells) - 1),
+    )
+    lines = compute.binary_join_element_wise(*cells, ",").to_pylist()
+    others = compute.indices_nonzero(compute.invert(is_plain)).to_pylist()
+    first = 0
+    for n in others:
+        file.writelines(f"{line}\n" for line in lines[first:n])
+        table.writerow([escape_formula(column[n].as_py()) for column in cells])
+        first = n + 1
+    file.writelines(f"{line}\n" for line in lines[first:])
+
+
+def _id_columns(names: Iterable[str], column: str) -> list[str]:
     """Return the columns by which sources are found."""
-    return table.select([n for n in table.column_names if n in (column, FILE_COLUMN, _COPY)])
+    return [name for name in names if name in (column, FILE_COLUMN, _COPY)]
 
 
-def _id(row: Mapping[str, str], column: str) -> str:
-    """Return the id of a row, or that of its file if it belongs to no case."""
-    return row[column] or row.get(FILE_COLUMN, "")
+def _ids(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """Return the ids of rows (N,), or those of their files if they belong to no case."""
+    from pyarrow import compute
 
-
-def _copy(row: Mapping[str, str]) -> int:
-    """Return the number of a copy of a file; 1 if the row has none."""
-    text = row.get(_COPY, "")
-    return int(text) if text.isdecimal() else 1
+    ids = _texts(batch.column(column))
+    if FILE_COLUMN not in batch.schema.names:
+        return ids
+    return compute.if_else(compute.equal(ids, ""), _texts(batch.column(FILE_COLUMN)), ids)
 
 
 def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:
@@ -216,10 +256,74 @@ def _read_csv(path: Path) -> pa.Table:
         return arrow.read_csv(path, convert_options=arrow.ConvertOptions(column_types=types))
 
 
+@contextmanager
+def _open_table(path: Path) -> Iterator[tuple[list[str], ReadColumns]]:
+    """Give the columns of a table, and a function that yields batches of some of them.
+
+    Those of a CSV are texts.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+    from pyarrow import parquet
+
+    if _is_parquet(path):
+        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+            file = parquet.ParquetFile(path)
+        with file:
+            yield (
+                list(file.schema_arrow.names),
+                lambda columns: _read(file.iter_batches(BATCH_ROWS, columns=list(columns))),
+            )
+        return
+    with _csv_rows(path) as (names, _):
+        pass
+    with _read_errors(Reason.UNREADABLE, OSError), open_regular_file(path) as text:
+        quotes = sum(block.count(b'"') for block in iter(lambda: text.read(_MAX_CELL), b""))
+    if quotes % 2:  # Arrow would take the rest for a cell
+        raise ScanError(Reason.DAMAGED, "the table is not a CSV in UTF-8 (a quote is not closed)")
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        texts = dict.fromkeys(columns, pa.string())
+        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+            reader = arrow.open_csv(
+                path,
+                arrow.ReadOptions(block_size=_MAX_CELL),
+                arrow.ParseOptions(newlines_in_values=True),
+                arrow.ConvertOptions(column_types=texts, include_columns=list(columns)),
+            )
+        return _read(iter(reader))
+
+    yield names, read
+
+
+def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches; what is raised where they are used is no damage of the table."""
+    import pyarrow as pa
+
+    while True:
+        with _read_errors(Reason.DAMAGED, OSError, pa.ArrowException):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
 def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:
     for batch in table.to_batches():
         for row in batch.to_pylist():
             yield {name: _text(value) for name, value in row.items()}
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return values as the texts of CSV cells (N,)."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_string(values.type) or pa.types.is_integer(values.type):
+        return compute.fill_null(values.cast(pa.string()), "")
+    return pa.array(map(_text, values.to_pylist()), pa.string())  # numbers as Python writes them
 
 
 def _text(value: Any) -> str:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError, printable
+from scanloom.core.grid import Box
+from scanloom.core.reasons import known_flags
 from scanloom.io.output.crosswalk import find_sources, known_ids, latest_by_id
-from scanloom.io.output.failures import FAILED
-from scanloom.io.output.file_names import PREVIEW, TIMING
+from scanloom.io.output.failures import FAILED, failed_cases
+from scanloom.io.output.file_names import PREVIEW, THUMBNAIL, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.io.system.scratch_folders import observed_state
+from scanloom.review.scratch import Columns, Texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_IDS = 20
 """Number of ids that are listed below a reason; a link leads to the others."""
@@ -92,29 +100,24 @@ class ReportData:
 
     Parameters
     ----------
-    cases : tuple of ReportCase
-        Cases in the order of their ids.
-    left_out : tuple of ExclusionCount
+    cases : iterator of ReportCase
+        The cases, which are read one by one: first those that have a result.
+    left_out : list of ExclusionCount
         Counts by reason, those with the most files first.
     files : dict
         Count of files by outcome.
-    models : tuple of dict
-        Each model of a `case.json`, and each result of several models, once.
+    models : dict
+        Each model of a `case.json`, and each result of several models, once. Complete, like
+        `versions`, when all cases were read.
     versions : dict
         Versions of the libraries, from the last case.
-    workflow : dict or None
-        Workflow of the newest run.
-    runs : tuple of dict
-        `totals.json` of each run, or else its status; the newest first.
     """
 
-    cases: tuple[ReportCase, ...]
-    left_out: tuple[ExclusionCount, ...]
+    cases: Iterator[ReportCase]
+    left_out: list[ExclusionCount]
     files: dict[str, int]
-    models: tuple[dict[str, Any], ...]
-    versions: dict[str, str]
-    workflow: dict[str, Any] | None
-    runs: tuple[dict[str, Any], ...]
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
@@ -130,34 +133,135 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
     ScanError
         OUTPUT_UNWRITABLE if the manifest can't be read.
     """
-    models: dict[str, dict[str, Any]] = {}
-    versions: dict[str, str] = {}
-    cases = []
-    published_ids: set[str] = set()
-    failed = {case.id: case for case in _failures(out)}
+    manifest = _read_manifest(out)
+    models, versions = dict[str, dict[str, Any]](), dict[str, str]()
+    cases = _read_cases(out, damaged, manifest, models, versions)
+    return ReportData(cases, manifest.left_out, manifest.files, models, versions)
+
+
+def _read_cases(
+    out: Path,
+    damaged: set[str],
+    manifest: _Manifest,
+    models: dict[str, dict[str, Any]],
+    versions: dict[str, str],
+) -> Iterator[ReportCase]:
+    """Yield the published cases, then those that failed, then other series without a result."""
+    failed = failed_cases(out)
     for case, models_of_case, libraries in iter_cases(out, _published, damaged):
-        published_ids.add(case.case_id)
-        later = failed.pop(case.case_id, None)
-        cases.append(_outdated(case, later) if later else case)
-        models.update(models_of_case)
-        versions = libraries  # of the last case
-    cases += failed.values()
-    left_out, files, excluded = _manifest(out)
-    cases = [_with_exclusion(case, excluded) for case in cases]
-    known = {case.id for case in cases} | published_ids
-    cases += [each for id_, each in excluded.items() if id_ not in known]
-    folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
-    runs = [_json(p / "totals.json") or _status(p) for p in folders]
-    workflows = (_json(p / "workflow.json") for p in folders)
-    return ReportData(
-        tuple(sorted(cases, key=lambda case: case.id)),
-        left_out,
-        files,
-        tuple(models.values()),
-        versions,
-        next((workflow for workflow in workflows if workflow is not None), None),
-        tuple(run for run in runs if run is not None),
+        models |= models_of_case
+        versions.clear()
+        versions |= libraries  # of the last case
+        later = manifest.without_result(case.case_id, case.id)
+        failure = _failure(out, case.case_id) if case.case_id in failed else None
+        failed.discard(case.case_id)
+        if failure is None and later is not None and later.reason == Reason.STALE.code:
+            failure = later  # the newest run did not replace it
+        yield _outdated(case, failure) if failure else case
+    for id_ in sorted(failed):
+        if (failure := _failure(out, id_)) is not None:
+            manifest.without_result(failure.id)
+            yield failure
+    yield from manifest.others()
+
+
+class StoredCases:
+    """The cases of a report in a temporary file, and what it needs of all of them at once.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder of the file system that has room for the file.
+
+    Attributes
+    ----------
+    structures : set of (label, model)
+    references : dict
+        Reference ranges by model.
+    previews : list of (case, file)
+        Previews of results of earlier versions, which have no thumbnail of their own.
+    volumes, seconds : Columns
+        Volumes in ml by (label, model), and seconds by step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._texts = Texts(folder)
+        self.structures = set[tuple[str, str]]()
+        self.references = dict[str, tuple[ReferenceRange, ...]]()
+        self.previews = list[tuple[str, Path]]()
+        self.volumes, self.seconds = Columns[tuple[str, str]](folder), Columns[str](folder)
+
+    def take(self, cases: Iterable[ReportCase]) -> Iterator[Measurement]:
+        """Store cases; yield the measurements of those with a result."""
+        for case in cases:
+            self._texts.add(json.dumps(_plain_case(case)))
+            self.references |= case.references
+            if case.preview and THUMBNAIL not in case.files:
+                self.previews.append((case.id, case.preview))
+            for name, seconds in case.seconds.items():
+                self.seconds.add(name, seconds)
+            for m in case.measurements:
+                key = m.label, m.model
+                self.structures.add(key)
+                if 0 < m.volume_ml < math.inf:
+                    self.volumes.add(key, m.volume_ml)
+            yield from case.measurements
+
+    def __iter__(self) -> Iterator[ReportCase]:
+        """Yield the cases as they were taken, without what rows don't need."""
+        return map(_case_from_plain, map(json.loads, self._texts))
+
+
+def _plain_case(case: ReportCase) -> list[Any]:
+    """Return what a row needs of a case."""
+    measured = [
+        (
+            *(m.model, m.label, m.voxels, m.volume_ml, m.unit, m.mean, m.components, m.box),
+            *(flag.name for flag in m.flags),
+        )
+        for m in case.measurements
+    ]
+    seconds, preview = sum(case.seconds.values()), case.preview and str(case.preview)
+    texts = (case.id, case.case_id, case.status, case.reason, case.detail, case.models, case.flags)
+    return [*texts, measured, case.axes, case.shape, seconds, preview, case.files]
+
+
+def _case_from_plain(plain: Sequence[Any]) -> ReportCase:
+    id_, case_id, status, reason, detail, models, flags, measured, *of_scan = plain
+    axes, shape, seconds, preview, files = of_scan
+    measurements = (
+        Measurement(
+            *(model, label, 0, voxels, volume_ml, unit, mean),
+            *(None,) * 6,
+            box=box and Box(*map(tuple, box)),
+            components=components,
+            flags=known_flags(codes),
+        )
+        for model, label, voxels, volume_ml, unit, mean, components, box, *codes in measured
     )
+    return ReportCase(
+        *(id_, case_id, status, reason, detail),
+        models=tuple(models),
+        flags=tuple(flags),
+        measurements=tuple(measurements),
+        axes=axes,
+        shape=tuple(shape),
+        seconds={"": seconds},
+        preview=preview and Path(preview),
+        files=tuple(files),
+    )
+
+
+def collect_runs(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return `totals.json` of each run, or else its status, the newest first; and its workflow.
+
+    The workflow is that of the newest run that has one; None without any.
+    """
+    folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
+    runs = [_json(p / TOTALS) or _status(p) for p in folders]
+    workflows = (_json(p / "workflow.json") for p in folders)
+    newest = next((workflow for workflow in workflows if workflow is not None), None)
+    return [run for run in runs if run is not None], newest
 
 
 def _status(run: Path) -> dict[str, Any] | None:
@@ -210,74 +314,157 @@ def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
     )
 
 
-def _with_exclusion(case: ReportCase, excluded: dict[str, ReportCase]) -> ReportCase:
-    """Return a case with the reason for which the newest run did not replace its result, if any."""
-    later = excluded.get(case.case_id)
-    if later is None or case.status != "done" or Flag.OUTDATED.code in case.flags:
-        return case
-    return _outdated(case, later) if later.reason == Reason.STALE.code else case
-
-
 def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:
     flags = (*case.flags, Flag.OUTDATED.code)
     return replace(case, flags=flags, reason=later.reason, detail=later.detail)
 
 
-def _failures(out: Path) -> Iterator[ReportCase]:
-    for path in sorted((out / FAILED).glob("*.json")):
-        document = _json(path)
-        with suppress(LookupError, TypeError):  # not written by scanloom: ignored
-            if document is not None:
-                flags = tuple(flag["code"] for flag in document["flags"])
-                code = document["reason"]
-                status = Reason[code].outcome if code in Reason.__members__ else "failed"
-                case = document["case"]
-                yield ReportCase(case, case, status, code, document["detail"], flags=flags)
+def _failure(out: Path, id_: str) -> ReportCase | None:
+    """Return a case that failed; None if scanloom did not write its record."""
+    document = _json(out / FAILED / f"{id_}.json")
+    with suppress(LookupError, TypeError):
+        if document is not None:
+            flags = tuple(flag["code"] for flag in document["flags"])
+            code = document["reason"]
+            status = Reason[code].outcome if code in Reason.__members__ else "failed"
+            case = document["case"]
+            return ReportCase(case, case, status, code, document["detail"], flags=flags)
+    return None
 
 
-_Manifest = tuple[tuple[ExclusionCount, ...], dict[str, int], dict[str, ReportCase]]
+class _Manifest:
+    """What the manifest says: counts, and the series without a result.
+
+    Parameters
+    ----------
+    files : mapping
+        Number of files by outcome.
+    by_reason : mapping
+        The same by reason and outcome, of those that have a reason.
+    series : table
+        Series, reason, outcome and detail of files that have a reason: mostly a row a series.
+    """
+
+    def __init__(
+        self, files: Mapping[str, int], by_reason: Mapping[tuple[str, str], int], series: pa.Table
+    ) -> None:
+        self.files = {name: files[name] for name in FILE_OUTCOMES if name in files}
+        names = [("reason", "first"), ("outcome", "first"), ("detail", "first")]
+        first = series.group_by("case", use_threads=False).aggregate(names)
+        self._rows = first.rename_columns(["case", *MANIFEST_COLUMNS[:3]]).sort_by("case")
+        self._ids = _as_bytes(self._rows["case"])
+        self._is_known = np.zeros(len(self._ids), bool)
+        order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
+        self.left_out = [self._left_out(series, key, by_reason[key]) for key in order]
+
+    def without_result(self, *names: str) -> ReportCase | None:
+        """Return the series with the first of some names, if it has a reason; all are known then.
+
+        Series that are known are none of `others`.
+        """
+        found = [n for n in map(self._place, names) if n is not None]
+        self._is_known[found] = True
+        place = self._place(names[0])
+        return None if place is None else self._case(self._rows.slice(place, 1).to_pylist()[0])
+
+    def others(self) -> Iterator[ReportCase]:
+        """Yield the series that nobody asked for."""
+        for first in range(0, len(self._ids), BATCH_SERIES):
+            others = np.flatnonzero(~self._is_known[first : first + BATCH_SERIES])
+            yield from map(self._case, self._rows.take(first + others).to_pylist())
+
+    def _place(self, name: str) -> int | None:
+        text = name.encode("utf-8", "surrogatepass")
+        if len(text) > self._ids.itemsize:
+            return None
+        place = int(self._ids.searchsorted(text))
+        return place if place < len(self._ids) and self._ids[place] == text else None
+
+    def _case(self, row: dict[str, str]) -> ReportCase:
+        return ReportCase(row["case"], row["case"], row["outcome"], row["reason"], row["detail"])
+
+    def _left_out(self, series: pa.Table, key: tuple[str, str], files: int) -> ExclusionCount:
+        """Return the numbers of a reason and outcome."""
+        from pyarrow import compute
+
+        of_key = [compute.equal(series[n], v) for n, v in zip(MANIFEST_COLUMNS, key, strict=False)]
+        ids = compute.unique(series.filter(compute.and_(*of_key))["case"])
+        unselected = self._rows.filter(
+            compute.and_(
+                compute.equal(self._rows["reason"], Reason.NOT_SELECTED.code),
+                compute.is_in(self._rows["case"], value_set=ids),
+            )
+        )
+        criteria = Counter(unselected["detail"].to_pylist())
+        return ExclusionCount(
+            *key,
+            len(ids),
+            files,
+            tuple(ids.take(compute.array_sort_indices(ids)[:MAX_IDS]).to_pylist()),
+            tuple(sorted(criteria.items(), key=lambda item: (-item[1], item[0]))),
+        )
 
 
-def _manifest(out: Path) -> _Manifest:
-    """Return counts by reason, files by outcome, and the series without a result by id."""
-    files: Counter[str] = Counter()
-    by_reason: Counter[tuple[str, str]] = Counter()
-    series: dict[tuple[str, str], set[str]] = defaultdict(set)
-    excluded: dict[str, ReportCase] = {}
+MANIFEST_COLUMNS = ("reason", "outcome", "detail", "case")
+BATCH_SERIES = 10_000
+"""Series that are read at a time."""
+
+
+def _as_bytes(texts: pa.ChunkedArray) -> NDArray[np.bytes_]:
+    """Return texts in UTF-8 (N,), whose order is that of the texts."""
+    from pyarrow import compute
+
+    width = compute.max(compute.binary_length(texts)).as_py() or 1
+    encoded, place = np.empty(len(texts), f"S{width}"), 0
+    for first in range(0, len(texts), BATCH_SERIES):
+        batch = [text.encode() for text in texts[first : first + BATCH_SERIES].to_pylist()]
+        encoded[place : place + len(batch)] = batch
+        place += len(batch)
+    return encoded
+
+
+def _read_manifest(out: Path) -> _Manifest:
+    """Read the manifest, which may have a row for each of a hundred million files."""
+    import pyarrow as pa
+    from pyarrow import compute
+    from pyarrow import csv as arrow
+
+    texts = dict.fromkeys(MANIFEST_COLUMNS, pa.string())
+    files, by_reason = Counter[str](), Counter[tuple[str, str]]()
+    series = [pa.schema(texts).empty_table()]
     try:
-        with TextIOWrapper(open_regular_file(out / "manifest.csv"), "utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                files[row["outcome"]] += 1
-                if row["reason"]:
-                    key, case = (row["reason"], row["outcome"]), row["case"]
-                    by_reason[key] += 1
-                    if case:
-                        series[key].add(case)
-                        without = ReportCase(case, case, key[1], key[0], row["detail"])
-                        excluded.setdefault(case, without)
+        with open_regular_file(out / "manifest.csv") as file:
+            batches = arrow.open_csv(
+                file,
+                arrow.ReadOptions(use_threads=False),
+                arrow.ParseOptions(newlines_in_values=True),
+                arrow.ConvertOptions(column_types=texts, include_columns=list(texts)),
+            )
+            for batch in batches:
+                counts = compute.value_counts(batch["outcome"]).to_pylist()
+                files.update({each["values"]: each["counts"] for each in counts})
+                rows = pa.Table.from_batches([batch])
+                rows = rows.filter(compute.not_equal(rows["reason"], ""))
+                groups = rows.group_by(["reason", "outcome"], use_threads=False)
+                for each in groups.aggregate([([], "count_all")]).to_pylist():
+                    by_reason[each["reason"], each["outcome"]] += each["count_all"]
+                series.append(_distinct(rows.filter(compute.not_equal(rows["case"], ""))))
     except FileNotFoundError:
-        return (), {}, {}
-    except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
+        pass
+    except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
         detail = "manifest.csv is damaged: delete it, and the next run writes it again"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
-    order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
-    left_out = tuple(
-        ExclusionCount(
-            *key,
-            len(series[key]),
-            by_reason[key],
-            tuple(sorted(series[key])[:MAX_IDS]),
-            _criteria(excluded[case] for case in series[key]),
-        )
-        for key in order
+    return _Manifest(files, by_reason, _distinct(pa.concat_tables(series)))
+
+
+def _distinct(rows: pa.Table) -> pa.Table:
+    """Return the first row of each series, reason and outcome, in their order."""
+    groups = rows.group_by(["case", "reason", "outcome"], use_threads=False)
+    return (
+        groups.aggregate([("detail", "first")])
+        .rename_columns(["case", "reason", "outcome", "detail"])
+        .select(list(MANIFEST_COLUMNS))
     )
-    return left_out, {name: files[name] for name in FILE_OUTCOMES if files[name]}, excluded
-
-
-def _criteria(series: Iterable[ReportCase]) -> tuple[tuple[str, int], ...]:
-    """Return the criteria that left series out, with their numbers, the most frequent first."""
-    details = (each.detail for each in series if each.reason == Reason.NOT_SELECTED.code)
-    return tuple(sorted(Counter(details).items(), key=lambda item: (-item[1], item[0])))
 
 
 def advice(code: str) -> str:

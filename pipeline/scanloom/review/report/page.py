@@ -8,17 +8,19 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from scanloom.core import Flag, Measurement, Reason, ScanError
+from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
+from scanloom.io.output.failures import FAILED
 from scanloom.io.output.file_names import THUMBNAIL
-from scanloom.io.output.private import check_links, private_folder, write_private
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.private import PRIVATE, check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import open_regular_file
 from scanloom.review import outliers
@@ -32,8 +34,10 @@ from scanloom.review.preview.page import (
 )
 from scanloom.review.report.data import (
     ReportCase,
+    StoredCases,
     advice,
     collect_report_data,
+    collect_runs,
     private_rows,
     run_row,
     summed_runs,
@@ -49,6 +53,8 @@ from scanloom.review.report.parts import (
     write_parts,
 )
 from scanloom.review.report.pictures import draw_charts, draw_thumbs
+from scanloom.review.revisions import REVISIONS
+from scanloom.review.verdicts.log import REVIEW, VERDICTS
 from scanloom.review.verdicts.tables import review_states
 from scanloom.review.verdicts.verdict import STATES
 
@@ -59,6 +65,8 @@ REPORT = "report"
 PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
 DATA = "data"
+SUMMARY = "summary.json"
+"""What the page says of all its rows, and of what it was made."""
 SCRIPTS = ("elements.js", "figures.js", "parts.js", "case.js", "page.js")
 """Modules of the page, each after those that it imports."""
 _MODULE_SYNTAX = re.compile(r"^import [^;]+;\n|^export ", re.MULTILINE)
@@ -74,13 +82,17 @@ LOADS = "'strict-dynamic'"
 """Source of scripts that a page's own script adds, and nothing else in the page."""
 
 
-def write_report(out: Path, damaged: set[str] | None = None) -> Path:
+def write_report(out: Path, damaged: set[str] | None = None, *, changed: bool = True) -> Path:
     """Write the report of an output folder.
 
     Parameters
     ----------
     damaged : set of str, optional
         Receives the names of published cases that can't be read, which are left out.
+    changed : bool
+        Whether a case, a failure or the manifest may have changed since the last report. If not,
+        and if the page was made of the tables, records and verdicts that there are now, only what
+        it says about runs is made anew.
 
     Returns
     -------
@@ -94,12 +106,22 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     OSError
         If the report can't be written.
     """
-    damaged = set() if damaged is None else damaged
-    page, data = out / REPORT / "index.html", out / REPORT / DATA
-    table, content = _content(out, damaged, is_private=False)
-    name, html = _page(table, content, data, f"{DATA}/", 0o666)
-    atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
-    remove_others(data, name)
+    check_links(out)
+    folder = out / REPORT
+    page, data, summary = folder / "index.html", folder / DATA, folder / SUMMARY
+    # before anything is read: what changes meanwhile is in the next report
+    made_of = _stamps(out)
+    kept = None if changed else _kept(summary, made_of)
+    if kept is None:
+        table, content = _content(out, set() if damaged is None else damaged)
+        kept = _with_parts(table, content, data, f"{DATA}/", 0o666)
+    atomic_write(page, lambda draft: draft.write_text(_html(out, kept), encoding="utf-8"))
+    if kept["name"]:
+        plain = json.dumps({"made_of": made_of, "page": kept})
+        atomic_write(summary, lambda draft: draft.write_text(plain, encoding="utf-8"))
+    else:
+        summary.unlink(missing_ok=True)
+    remove_others(data, kept["name"])
     return page
 
 
@@ -129,34 +151,59 @@ def write_private_report(out: Path, fingerprint: str, damaged: set[str] | None =
     OSError
         If the report can't be written.
     """
+    check_links(out)
     damaged = set() if damaged is None else damaged
-    table, content = _content(out, damaged, is_private=True)
+    table, content = _content(out, damaged, private_rows(out))
     with private_folder(out, fingerprint) as folder:
         page, data = folder / PRIVATE_REPORT, folder / REPORT
-        name, html = _page(table, content, data, f"{REPORT}/", 0o600)
-        write_private(page, lambda draft: draft.write_text(html, encoding="utf-8"))
-        remove_others(data, name)
+        kept = _with_parts(table, content, data, f"{REPORT}/", 0o600)
+        write_private(page, lambda draft: draft.write_text(_html(out, kept), encoding="utf-8"))
+        remove_others(data, kept["name"])
     return page
 
 
-def _page(
+def _stamps(out: Path) -> list[Any]:
+    """Return what changes when the rows of a report may."""
+    package = [path for path in _HERE.iterdir() if path.is_file()]
+    made_of = ("cases", FAILED, "manifest.csv", "measurements.parquet", f"{REVIEW}/{VERDICTS}")
+    revisions = sorted(out.joinpath(*REVISIONS).glob("*"))
+    paths = (*sorted(package), *map(out.joinpath, made_of), *revisions)
+    states = ((path.name, path.stat()) for path in paths if path.exists())
+    return [[name, state.st_mtime_ns, state.st_size] for name, state in states]
+
+
+def _kept(summary: Path, made_of: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the page that was written last, without its runs; None if it is of other data."""
+    try:
+        plain = read_json(summary)
+        kept: dict[str, Any] = plain["page"]
+        charts = [summary.with_name(chart["file"]) for chart in kept["content"]["charts"]]
+        files = [summary.parent / DATA / kept["name"] / "rows-0.js", *charts]
+        is_same = plain["made_of"] == made_of and all(file.is_file() for file in files)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return kept if is_same else None
+
+
+def _with_parts(
     table: RowTable, content: dict[str, Any], folder: Path, address: str, mode: int
-) -> tuple[str, str]:
-    """Return the page, and the name of the folder with the parts that it needs, which is written.
+) -> dict[str, Any]:
+    """Return a page without its runs, whose parts are in it or written to a folder.
 
     Parameters
     ----------
     content : dict
         As of `_content`.
     folder : Path
-        Where that folder is.
+        Where the folder with the parts is.
     address : str
         Address of `folder` from the page.
 
     Returns
     -------
-    name, html : str
-        The name is empty if the parts are in the page.
+    dict
+        "content", the "data" of the page's script as JSON text, and "name", that of the folder;
+        it is empty if the parts are in the page.
     """
     name, parts = "", "null"
     if len(table) <= WHOLE:
@@ -165,47 +212,66 @@ def _page(
     else:
         name = write_parts(folder, table.parts(), mode)
     plain = embedded({**content.pop("data"), "folder": f"{address}{name}/"})
-    return name, page_template(_HERE).render(**content, data=f'{plain[:-1]},"parts":{parts}}}')
+    return {"content": content, "data": f'{plain[:-1]},"parts":{parts}}}', "name": name}
 
 
-def _content(out: Path, damaged: set[str], *, is_private: bool) -> tuple[RowTable, dict[str, Any]]:
-    """Return the rows and what else is in the page, and draw its pictures.
+def _html(out: Path, kept: dict[str, Any]) -> str:
+    """Return a page with what there is to say about runs."""
+    reported, workflow = collect_runs(out)
+    runs = valid_runs(reported)
+    # one module without imports: a page on disk can't import modules from beside it
+    script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
+    style = page_style()
+    return page_template(_HERE).render(
+        **kept["content"],
+        data=kept["data"],
+        policy=content_policy(script, style, LOADS),
+        style=style,
+        script=script,
+        advice=advice,
+        workflow=json.dumps(workflow, indent=2) if workflow else "",
+        runs=[run_row(run) for run in runs[:MAX_RUNS]],
+        all_runs=summed_runs(runs),
+    )
 
-    A private page has names and paths.
+
+def _content(
+    out: Path, damaged: set[str], sources: Mapping[str, list[str]] | None = None
+) -> tuple[RowTable, dict[str, Any]]:
+    """Return the rows and what else is in the page but its runs, and draw its pictures.
+
+    A private page has the `sources` of cases: names and paths.
     """
-    check_links(out)
+    is_private = sources is not None
     data = collect_report_data(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
+    stored = StoredCases(folder)
+    cohort = outliers.Cohort(stored.take(data.cases), stored.references, folder)
     # results of earlier versions have no thumbnail of their own
-    old = [(c.id, c.preview) for c in data.cases if c.preview and THUMBNAIL not in c.files]
-    thumbs = draw_thumbs(old, folder / THUMBS)
-    damaged.update(case for case, _ in old if case not in thumbs)
-    structures = structure_names(data.cases)
+    thumbs = draw_thumbs(stored.previews, folder / THUMBS)
+    damaged.update(case for case, _ in stored.previews if case not in thumbs)
+    structures = structure_names(stored.structures)
     names = list(structures.values())
-    charts = draw_charts(data.cases, structures, folder)
+    charts = draw_charts(stored.volumes, stored.seconds, structures, folder)
     verdicts: dict[str, str] = {}
     with suppress(ScanError):  # a damaged log: `scanloom report` and `verify` say so
         verdicts = review_states(out)
-    sources = private_rows(out) if is_private else {}
     pictures = f"../{REPORT}/" if is_private else ""
-
-    def complete(row: dict[str, Any]) -> None:
-        source = sources.get(row.get("case", row["id"]))
+    table = RowTable(len(structures), out / PRIVATE if is_private else folder)
+    for case in stored:
+        row = _row(case, cohort, structures, thumbs.get(case.id))
+        source = (sources or {}).get(case.case_id)
         if source:
             row["source"] = source
         if verdicts and row["status"] in WITH_RESULT:
             verdict = verdicts.get(row["id"])
             row["verdict"] = STATES[verdict] if verdict else "not reviewed"
-
-    table, distributions = make_rows(data.cases, structures, thumbs, complete)
+        table.add(row)
+    distributions = _plain_distributions(cohort, structures)
     values, counts = table.values(), table.count("status")
     flags = sorted({flag for combination in values["flags"] for flag in combination})
     codes = {*values["reason"], *flags}
-    runs = valid_runs(data.runs)
-    # one module without imports: a page on disk can't import modules from beside it
-    script = "\n".join(_MODULE_SYNTAX.sub("", (_HERE / name).read_text()) for name in SCRIPTS)
-    style = page_style()
     page_data = {
         "structures": names,
         "distributions": distributions,
@@ -216,14 +282,11 @@ def _content(out: Path, damaged: set[str], *, is_private: bool) -> tuple[RowTabl
         "pictures": pictures,
     }
     return table, {
-        "policy": content_policy(script, style, LOADS),
-        "style": style,
-        "script": script,
         "data": page_data,
         "private": is_private,
         "pictures": pictures,
         "cases": len(table),
-        "counts": counts,
+        "counts": {status: counts[status] for status in (*WITH_RESULT, *OUTCOMES)},
         "review": table.count("review")[True],
         "small": 0 < sum(counts[status] for status in WITH_RESULT) < outliers.MIN_COHORT,
         "references": any("source" in each for each in distributions.values()),
@@ -234,15 +297,11 @@ def _content(out: Path, damaged: set[str], *, is_private: bool) -> tuple[RowTabl
         "reasons": [value for value in values["reason"] if value],
         "flags": flags,
         "names": sorted({model for models in values["models"] for model in models}),
-        "left_out": data.left_out,
-        "advice": advice,
+        "left_out": [asdict(each) for each in data.left_out],
         "files": data.files,
-        "charts": charts,
-        "models": data.models,
+        "charts": [asdict(chart) for chart in charts],
+        "models": list(data.models.values()),
         "versions": data.versions,
-        "workflow": json.dumps(data.workflow, indent=2) if data.workflow else "",
-        "runs": [run_row(run) for run in runs[:MAX_RUNS]],
-        "all_runs": summed_runs(runs),
     }
 
 
@@ -299,9 +358,9 @@ Structures = dict[tuple[str, str], str]
 """Display name of each (model, label)."""
 
 
-def structure_names(cases: Sequence[ReportCase]) -> Structures:
-    """Return the display name of each (model, label), with the model if labels are ambiguous."""
-    pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
+def structure_names(labels: Iterable[tuple[str, str]]) -> Structures:
+    """Return the display name of each (label, model), with the model if labels are ambiguous."""
+    pairs = sorted(labels)
     count = Counter(label for label, _ in pairs)
     return {
         (model, label): label.replace("_", " ") + (f" ({model})" if count[label] > 1 else "")
@@ -309,56 +368,30 @@ def structure_names(cases: Sequence[ReportCase]) -> Structures:
     }
 
 
-def make_rows(
-    cases: Sequence[ReportCase],
-    structures: Structures,
-    thumbs: Mapping[str, tuple[int, int]],
-    complete: Callable[[dict[str, Any]], None],
-) -> tuple[RowTable, dict[str, Any]]:
-    """Return the rows, and the distributions of measurements.
-
-    Parameters
-    ----------
-    structures : mapping
-        As of `structure_names`.
-    thumbs : mapping
-        Size (width, height) of the thumbnail that was drawn of each case without one of its own.
-    complete : callable
-        Adds to a row what does not come from its case.
-
-    Returns
-    -------
-    table : RowTable
-    distributions : dict
-        Distribution or reference range by "<index of the structure>:<quantity>".
-    """
-    done = [case for case in cases if case.status == "done"]
-    references = {model: ranges for case in done for model, ranges in case.references.items()}
-    cohort = outliers.Cohort((m for case in done for m in case.measurements), references)
-    table = RowTable(len(structures))
-    for case in cases:
-        measured = {case.id: case.measurements} if case.status == "done" else {}
-        found = outliers.find_outliers(measured, cohort, {case.id: case.axes})
-        own = THUMBNAIL_SIZE if case.preview and THUMBNAIL in case.files else None
-        row = _row(case, found.get(case.id, []), structures, own or thumbs.get(case.id))
-        complete(row)
-        table.add(row)
+def _plain_distributions(cohort: outliers.Cohort, structures: Structures) -> dict[str, Any]:
+    """Return the distributions, or reference ranges, by "<index of the structure>:<quantity>"."""
     index = {key: n for n, key in enumerate(structures)}
-    distributions = {
+    return {
         f"{index[model, label]}:{quantity}": _plain(distribution)
         for (model, label, quantity), distribution in sorted(cohort.distributions.items())
         if (model, label) in index
     }
-    return table, distributions
 
 
 def _row(
     case: ReportCase,
-    findings: Sequence[Finding],
+    cohort: outliers.Cohort,
     structures: Structures,
-    thumb: tuple[int, int] | None,
+    drawn: tuple[int, int] | None,
 ) -> dict[str, Any]:
+    """Return a case as the page shows it.
+
+    `drawn` is the size (width, height) of its thumbnail if the report had to draw one.
+    """
     has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
+    found = outliers.find_outliers({case.id: case.measurements}, cohort, {case.id: case.axes})
+    findings = found[case.id] if has_result else []
+    thumb = THUMBNAIL_SIZE if case.preview and THUMBNAIL in case.files else drawn
     # the threshold of review: an outdated result calls for a look, whatever its findings
     risk = 1.0 if outdated else outliers.risk_score(findings)
     mosaic = read_mosaic(case.preview) if case.preview and findings else None

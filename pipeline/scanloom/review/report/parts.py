@@ -24,9 +24,10 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from scanloom.io.system.atomic_write import private_draft
+from scanloom.review.scratch import Columns, Texts
 
 ROWS = 200
 """Rows of a part: a page of the table takes 30, in another order mostly of as many parts."""
@@ -50,15 +51,16 @@ class RowTable:
     ----------
     structures : int
         Number of structures, whose volumes a row may have.
+    folder : Path, optional
+        A folder of the file system that has room for the rows; by default they are in memory.
     """
 
-    def __init__(self, structures: int) -> None:
-        self._rows, self._words = list[str](), list[str]()
-        self._ids, self._risks = list[str](), array("d")
+    def __init__(self, structures: int, folder: Path | None = None) -> None:
+        self._rows, self._words, self._ids = Texts(folder), Texts(folder), Texts(folder)
         self._values = {name: dict[Any, int]() for name in CODED}
         self._codes = {name: array("I") for name in CODED}
-        self._seconds = array("f")
-        self._volumes = [array("f") for _ in range(structures)]
+        self._risks, self._seconds = array("d"), array("f")
+        self._volumes, self._structures = Columns[int](folder), range(structures)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -66,11 +68,11 @@ class RowTable:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row, as the page shows it."""
-        self._rows.append(embedded(row))
+        self._rows.add(embedded(row))
         texts = (row["id"], row["detail"], *(f["text"] for f in row["findings"]))
         words = " ".join((*texts, *row.get("source", ())))
-        self._words.append(words.replace("\n", " ").lower())
-        self._ids.append(row["id"])
+        self._words.add(words.replace("\n", " ").lower())
+        self._ids.add(row["id"])
         self._risks.append(row["risk"])
         for name in CODED:
             value = row.get(name, "")
@@ -78,9 +80,9 @@ class RowTable:
             key = tuple(value) if isinstance(value, list) else value
             self._codes[name].append(known.setdefault(key, len(known)))
         self._seconds.append(row["seconds"])
-        volumes = row["volumes"] or (None,) * len(self._volumes)
-        for column, ml in zip(self._volumes, volumes, strict=True):
-            column.append(_NO_VALUE if ml is None else ml)
+        volumes = row["volumes"] or (None,) * len(self._structures)
+        for n, ml in zip(self._structures, volumes, strict=True):
+            self._volumes.add(n, _NO_VALUE if ml is None else ml)
 
     def count(self, name: str) -> Counter[Any]:
         """Return the number of rows of each value of a field."""
@@ -89,7 +91,7 @@ class RowTable:
 
     def most_frequent(self) -> int:
         """Return the structure that most rows have a volume of; 0 without any."""
-        counts = [int((np.array(column) > 0).sum()) for column in self._volumes]
+        counts = [int((self._volumes.read(n) > 0).sum()) for n in self._volumes]
         return counts.index(max(counts)) if counts else 0
 
     def values(self) -> dict[str, list[Any]]:
@@ -114,32 +116,36 @@ class RowTable:
         order-id, hash-id
             Places in the order of ids, and the CRC-32 of each id.
         """
+        ids = self._ids.as_bytes()
         # ids break ties, so that equal results give equal pages
-        order = sorted(range(len(self)), key=lambda n: (-self._risks[n], self._ids[n]))
-        for n in range(0, len(order), ROWS):
-            yield f"rows-{n // ROWS}", f"[{','.join(self._rows[k] for k in order[n : n + ROWS])}]"
-        for n in range(0, len(order), TEXTS):
-            words = "\n".join(self._words[k] for k in order[n : n + TEXTS])
-            yield f"words-{n // TEXTS}", embedded(words)
-        places = np.array(order, np.int64)
+        places = np.lexsort((ids, -np.array(self._risks)))
+        for n, of_part in enumerate(_cut(places, ROWS)):
+            yield f"rows-{n}", f"[{','.join(map(self._rows.__getitem__, of_part))}]"
+        for n, of_part in enumerate(_cut(places, TEXTS)):
+            yield f"words-{n}", embedded("\n".join(map(self._words.__getitem__, of_part)))
         for name, known in self._values.items():
             ranks = {value: rank for rank, value in enumerate(sorted(known))}
             rank_of = np.array([ranks[value] for value in known], np.uint32)
-            codes = rank_of[np.array(self._codes[name], np.int64)][places] if order else rank_of
+            codes = np.array(self._codes[name], np.int64)[places]
             kind = next(
                 k for k in (np.uint8, np.uint16, np.uint32) if len(known) <= np.iinfo(k).max
             )
-            yield f"codes-{name}", _base64(codes.astype(kind))
+            yield f"codes-{name}", _base64(rank_of[codes].astype(kind))
         yield "values-risk", _base64(np.array(self._risks, np.float32)[places])
         yield "values-seconds", _base64(np.array(self._seconds, np.float32)[places])
-        for n, column in enumerate(self._volumes):
-            volumes = np.array(column, np.float32)[places]
+        for n in self._volumes:
+            volumes = self._volumes.read(n).astype(np.float32)[places]
             yield f"values-volume-{n}", _base64(volumes)
             yield f"has-{n}", _base64(np.packbits(volumes > 0, bitorder="little"))
-        ids = [self._ids[n] for n in order]
-        by_id = sorted(range(len(ids)), key=ids.__getitem__)
-        yield "order-id", _base64(np.array(by_id, np.uint32))
-        yield "hash-id", _base64(np.array([crc32(id_.encode()) for id_ in ids], np.uint32))
+        ids = ids[places]
+        yield "order-id", _base64(np.argsort(ids, kind="stable").astype(np.uint32))
+        yield "hash-id", _base64(np.fromiter(map(crc32, ids), np.uint32, len(ids)))
+
+
+def _cut(places: NDArray[np.int64], size: int) -> Iterator[list[int]]:
+    """Yield places, some at a time."""
+    for first in range(0, len(places), size):
+        yield places[first : first + size].tolist()
 
 
 def embedded(data: Any) -> str:

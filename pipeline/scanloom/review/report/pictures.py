@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from scanloom.core import printable
@@ -32,7 +32,7 @@ from scanloom.review.preview.page import (
     text_width,
     truncated,
 )
-from scanloom.review.report.data import ReportCase
+from scanloom.review.scratch import Columns
 
 MAX_STRUCTURES = 40
 MIN_FOR_QUARTILES = 5
@@ -59,14 +59,19 @@ class Chart:
 
 
 def draw_charts(
-    cases: Sequence[ReportCase], structures: Mapping[tuple[str, str], str], folder: Path
+    volumes: Columns[tuple[str, str]],
+    seconds: Columns[str],
+    structures: Mapping[tuple[str, str], str],
+    folder: Path,
 ) -> list[Chart]:
     """Draw the charts for which there is data.
 
     Parameters
     ----------
-    cases : sequence of ReportCase
-        All cases; failed ones are ignored.
+    volumes : Columns
+        Volumes in ml by (label, model), above 0.
+    seconds : Columns
+        Seconds by step.
     structures : mapping
         Display name of each (model, label).
     folder : Path
@@ -78,41 +83,30 @@ def draw_charts(
         Empty without a published case.
     """
     charts = []
-    volumes = _volumes(cases, structures)
-    if volumes:
-        charts.append(_draw_volumes(volumes, folder))
-    steps = _steps(cases)
-    if steps:
-        charts.append(_draw_times(steps, folder))
+    names: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for label, model in volumes:
+        names[structures[model, label]].append((label, model))
+    if names:
+        charts.append(_draw_volumes(volumes, names, folder))
+    medians = {name: float(np.median(seconds.read(name))) for name in seconds}
+    if medians:
+        charts.append(_draw_times(medians, folder))
     return charts
 
 
-def _volumes(
-    cases: Sequence[ReportCase], structures: Mapping[tuple[str, str], str]
-) -> dict[str, list[float]]:
-    """Return the volumes in ml of the most frequent structures, by display name."""
-    volumes: dict[str, list[float]] = defaultdict(list)
-    for case in cases:
-        for m in case.measurements:
-            if 0 < m.volume_ml < math.inf:
-                volumes[structures[m.model, m.label]].append(m.volume_ml)
-    frequent = sorted(volumes, key=lambda name: (-len(volumes[name]), name))[:MAX_STRUCTURES]
-    return {name: volumes[name] for name in sorted(frequent)}
+def _draw_volumes(
+    volumes: Columns[tuple[str, str]], names: Mapping[str, list[tuple[str, str]]], folder: Path
+) -> Chart:
+    """Draw a box for each of the most frequent structures, or a dot for each case if few."""
+    counts = {name: sum(map(volumes.count, keys)) for name, keys in names.items()}
+    shown = sorted(sorted(counts, key=lambda name: (-counts[name], name))[:MAX_STRUCTURES])
 
+    def of(name: str) -> NDArray[np.float64]:  # one in memory at a time
+        return np.concatenate([volumes.read(key) for key in names[name]])
 
-def _steps(cases: Sequence[ReportCase]) -> dict[str, list[float]]:
-    steps: dict[str, list[float]] = defaultdict(list)
-    for case in cases:
-        for name, seconds in case.seconds.items():
-            steps[name].append(seconds)
-    return dict(steps)
-
-
-def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
-    """Draw a box for each structure, or a dot for each case if there are few."""
-    low, high = (end(map(end, volumes.values())) for end in (min, max))
+    low, high = (float(end([end(of(name)) for name in shown])) for end in (np.min, np.max))
     low, high = low / 1.3, high * 1.3  # room for dots at the ends
-    chart = RowChart(list(volumes), "ml", (low, high), math.log10)
+    chart = RowChart(shown, "ml", (low, high), math.log10)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = math.ceil((last - first) / MAX_DECADES)
     for n in range(first, last + 1):
@@ -121,24 +115,25 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
             is_written = n % every == 0 if digit == 1 else last - first < 3 and digit in (2, 5)
             if low <= digit * 10.0**n <= high:
                 chart.tick(digit * 10.0**n, is_written)
-    is_small = all(len(values) < MIN_FOR_QUARTILES for values in volumes.values())
-    for row, values in enumerate(volumes.values()):
+    is_small = all(counts[name] < MIN_FOR_QUARTILES for name in shown)
+    medians = []
+    for row, name in enumerate(shown):
+        values = of(name)
+        medians.append(f"{name}: median {np.median(values):.3g} ml")
         if is_small:
-            for value in values:
+            for value in values.tolist():
                 chart.dot(row, value, 4, opacity="0.7")
         else:
             chart.box(row, values)
     title = "Volumes of structures, one dot per case"
     if not is_small:
         title = "Volumes of structures: median, quartiles, whiskers up to 1.5 IQR"
-    medians = [f"{name}: median {statistics.median(v):.3g} ml" for name, v in volumes.items()]
     return chart.save(folder / "volumes.svg", title, "Volumes. " + "; ".join(medians))
 
 
-def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
-    medians = {name: statistics.median(seconds) for name, seconds in steps.items()}
+def _draw_times(medians: Mapping[str, float], folder: Path) -> Chart:
     highest = max(medians.values()) or 1.0
-    chart = RowChart(list(steps), "s", (0.0, 1.2 * highest), float)  # room for the last label
+    chart = RowChart(list(medians), "s", (0.0, 1.2 * highest), float)  # room for the last label
     # about four ticks
     step, _ = round_length(highest / 4)
     for n in range(math.floor(1.2 * highest / step) + 1):
@@ -206,19 +201,22 @@ class RowChart:
         at = {"cx": f"{self._x(value):.1f}", "cy": str(self._y(row)), "r": str(radius)}
         ET.SubElement(self._svg, "circle", {**at, "fill": _BAR, **style})
 
-    def box(self, row: int, values: Sequence[float]) -> None:
+    def box(self, row: int, values: ArrayLike) -> None:
         """Draw median, quartiles, whiskers up to 1.5 times their distance, and values beyond."""
-        low, middle, high = (float(v) for v in np.quantile(values, (0.25, 0.5, 0.75)))
+        every = np.asarray(values, np.float64)
+        low, middle, high = np.quantile(every, (0.25, 0.5, 0.75)).tolist()
         reach = 1.5 * (high - low)
-        inside = [v for v in values if low - reach <= v <= high + reach]
+        is_inside = (low - reach <= every) & (every <= high + reach)
+        inside = every[is_inside]
         y, half = self._y(row), 0.3 * ROW_HEIGHT
         # a quartile between two values may lie beyond all values within reach: no whisker there
-        for end, quartile in ((min(*inside, low), low), (max(*inside, high), high)):
+        ends = (float(inside.min(initial=low)), low), (float(inside.max(initial=high)), high)
+        for end, quartile in ends:
             self._line(self._x(quartile), y, self._x(end), y)
             self._line(self._x(end), y - half / 2, self._x(end), y + half / 2)
         self._rectangle(self._x(low), y - half, self._x(high), y + half, fill="none", stroke=_INK)
         self._line(self._x(middle), y - half, self._x(middle), y + half, stroke=_BAR, width="2")
-        beyond = (value for value in values if not low - reach <= value <= high + reach)
+        beyond = every[~is_inside].tolist()
         for value in {f"{self._x(value):.1f}": value for value in beyond}.values():  # one a place
             self.dot(row, value, 1.5)
 

@@ -25,8 +25,13 @@ TABLE = 'case,label,mean,flags\naaa,liver,-12.50,\nbbb,"=HYPERLINK(1)",1e5,X Y\n
 ADDED = [f"source_{name}" for name in SOURCE_COLUMNS]
 
 
-def find_source(row_id: str, copy: int) -> SourceRecord | None:
-    return SOURCES.get(row_id if copy == 1 else f"{row_id}, copy {copy}")
+def find_source(row_ids: pa.Array, copies: pa.Array) -> pa.Table:
+    pairs = zip(row_ids.to_pylist(), copies.to_pylist(), strict=True)
+    found = [
+        SOURCES.get(row_id if copy == 1 else f"{row_id}, copy {copy}") for row_id, copy in pairs
+    ]
+    rows = {name: [source and getattr(source, name) for source in found] for name in SOURCE_COLUMNS}
+    return pa.table(rows, pa.schema([(name, pa.string()) for name in SOURCE_COLUMNS]))
 
 
 def written(path: Path, text: str = TABLE) -> Path:

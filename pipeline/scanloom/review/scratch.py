@@ -1,0 +1,151 @@
+"""Texts and numbers of a million rows, in temporary files without a name.
+
+What is small stays in memory. A process that dies leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+WRITTEN_BYTES = 1 << 20
+"""Bytes that are written at a time."""
+COLUMN_NUMBERS = 4096
+"""Numbers of a column that are in memory while it grows."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class _ScratchFile:
+    """Bytes that are appended and read again.
+
+    Parameters
+    ----------
+    folder : Path or None
+        A folder of the file system that has room for them; None for memory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._descriptor = -1
+        self._written, self._new = 0, bytearray()
+
+    def append(self, data: bytes) -> int:
+        """Append bytes; return their place.
+
+        Raises
+        ------
+        OSError
+            If they can't be written.
+        """
+        place = self._written + len(self._new)
+        self._new += data
+        if self._folder is not None and len(self._new) >= WRITTEN_BYTES:
+            if self._descriptor < 0:
+                file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 closed with this object
+                self._descriptor = file.fileno()
+                weakref.finalize(self, file.close)
+            rest = bytes(self._new)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            self._written += len(self._new)
+            self._new = bytearray()
+        return place
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return bytes that were appended at once."""
+        if place >= self._written:
+            start = place - self._written
+            return bytes(self._new[start : start + size])
+        return os.pread(self._descriptor, size, place)
+
+
+class Texts:
+    """Texts that are added one by one and read by their place, from 0."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file, self._ends = _ScratchFile(folder), array("Q", [0])
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return len(self._ends) - 1
+
+    def __getitem__(self, place: int) -> str:
+        """Return a text."""
+        return self._encoded(place).decode("utf-8", "surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield all texts in their order."""
+        return map(self.__getitem__, range(len(self)))
+
+    def as_bytes(self) -> NDArray[np.bytes_]:
+        """Return all texts in UTF-8 (N,), whose order is that of the texts."""
+        width = int(np.diff(np.array(self._ends)).max(initial=1))
+        return np.fromiter(map(self._encoded, range(len(self))), f"S{width}", len(self))
+
+    def _encoded(self, place: int) -> bytes:
+        begin, end = self._ends[place], self._ends[place + 1]
+        return self._file.read(begin, end - begin)
+
+    def add(self, text: str) -> None:
+        """Add a text.
+
+        Raises
+        ------
+        OSError
+            If it can't be written.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        self._ends.append(self._file.append(data) + len(data))
+
+
+class Columns(Generic[Key]):
+    """Numbers in columns, each of which is read as a whole."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._file = _ScratchFile(folder)
+        self._places: dict[Key, array[int]] = {}
+        self._new: dict[Key, array[float]] = {}
+
+    def __iter__(self) -> Iterator[Key]:
+        """Yield the keys of the columns, those first that were begun first."""
+        return iter(self._new)
+
+    def add(self, key: Key, number: float) -> None:
+        """Add a number to a column.
+
+        Raises
+        ------
+        OSError
+            If it can't be written.
+        """
+        column = self._new.get(key)
+        if column is None:
+            column = self._new[key] = array("d")
+            self._places[key] = array("Q")
+        column.append(number)
+        if len(column) == COLUMN_NUMBERS:
+            self._places[key].append(self._file.append(column.tobytes()))
+            del column[:]
+
+    def count(self, key: Key) -> int:
+        """Return how many numbers a column has."""
+        return COLUMN_NUMBERS * len(self._places[key]) + len(self._new[key])
+
+    def read(self, key: Key) -> NDArray[np.float64]:
+        """Return a column (N,), in the order in which its numbers were added."""
+        size = COLUMN_NUMBERS * array("d").itemsize
+        numbers = np.empty(self.count(key))
+        for n, place in enumerate(self._places[key]):
+            block = np.frombuffer(self._file.read(place, size))
+            numbers[n * COLUMN_NUMBERS : (n + 1) * COLUMN_NUMBERS] = block
+        numbers[len(numbers) - len(self._new[key]) :] = self._new[key]
+        return numbers
