@@ -25,7 +25,7 @@ from scanloom.engine.monitor import Status, StatusWriter, check_metrics, final_s
 from scanloom.engine.planning import PLAN_FILE, RunTimeline, compare_with_plan
 from scanloom.engine.prepare import OutputTarget, Request
 from scanloom.engine.results.run_cases import OutdatedMarker, RunCases, record_sources
-from scanloom.engine.results.tables import write_tables
+from scanloom.engine.results.tables import MANIFEST, MEASUREMENTS, write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.worker.messages import CaseFile, WorkerSetup
 from scanloom.engine.worker.pool import LocalPool, Pool, dispatch_cases
@@ -35,13 +35,20 @@ from scanloom.engine.workflow.selection import Scope, check_channels
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import Index, build_index, record_series
 from scanloom.io.index.walk import check_paths
-from scanloom.io.output.failures import failed_cases, is_failure, remove_failure, write_failure
+from scanloom.io.output.failures import (
+    FAILED,
+    failed_cases,
+    is_failure,
+    remove_failure,
+    write_failure,
+)
 from scanloom.io.output.json_file import write_document, write_json
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of, private_folder, write_private
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
-from scanloom.io.write.bids import check_bids, write_bids
+from scanloom.io.write.bids import BIDS, check_bids, write_bids
 from scanloom.review.report.page import write_report
 from scanloom.version import __version__
 
@@ -182,9 +189,10 @@ def run(
             joules = meter.joules() if meter else None
             status = replace(status_writer.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
-            if options.bids:
+            changed = bool(len(current.case_file) or current.damaged)
+            if options.bids and (changed or _is_outdated(options.out)):
                 write_bids(options.out, __version__, current.damaged)
-            write_report(options.out, current.damaged)
+            write_report(options.out, current.damaged, changed=changed)
             status_writer.state(state)
         return RunResult(
             run=name,
@@ -199,6 +207,16 @@ def run(
             unstated=current.cases.unstated,
             metrics_error=status_writer.metrics_error,
         )
+
+
+def _is_outdated(out: Path) -> bool:
+    """Return whether a table or a failure may be newer than `OUT/bids`, as after a killed run."""
+    sources = [out / FAILED, *(out / f"{name}.parquet" for name in (MANIFEST, MEASUREMENTS))]
+    try:
+        made = (out / BIDS).stat().st_ctime_ns
+        return any(path.stat().st_ctime_ns > made for path in sources if path.exists())
+    except OSError:
+        return True
 
 
 def _checked_request(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> Request:
@@ -366,7 +384,10 @@ class _Run(RunSteps):
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
         case_file = CaseFile(self.save_workflow() / run_files.CASES_FILE)
-        cases = RunCases.of_index(index, self.request, self.key, self.out, scope, pending=case_file)
+        request, key, ledger = self.request, self.key, Ledger(self.out)
+        cases = RunCases.of_index(
+            index, request, key, self.out, scope, pending=case_file, ledger=ledger
+        )
         case_file.sync()
         self.cases, self.case_file, complete = cases, case_file, True
         self.enter(cases)
@@ -384,14 +405,15 @@ class _Run(RunSteps):
         # need the marks
         self.status_writer.state("collecting")
         if self.options.cluster in _THIS_MACHINE and len(case_file):
-            self.compared = compare_with_plan(self.out, self.timeline, self.request)
+            self.compared = compare_with_plan(self.out, self.timeline, request)
             if self.compared is not None:
                 write_document(self.folder / PLAN_FILE, self.compared)
         self.leave(index, cases)
         cases.note_other_shards()
+        ledger.gather()
         shard = self.folder if scope.shard else None
         files = write_tables(
-            self.out, index, cases.left_out, cases.endings, self.key, shard, self.damaged
+            self.out, index, cases.left_out, cases.endings, key, shard, self.damaged
         )
         return complete and not stop.is_set(), files
 

@@ -19,6 +19,7 @@ from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
 from scanloom.engine.workflow.selection import Scope
 from scanloom.io.index.build import build_index
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import load_key_of
 from scanloom.io.session import read_session
 from scanloom.review.report.page import write_report
@@ -42,10 +43,10 @@ def write_all_tables(
     workflow_of = {
         study: state.workflow for study, state in Queue(spool).states() if state.workflow
     }
-    endings, left_out = Outcomes(), Outcomes()
+    endings, left_out, ledger = Outcomes(), Outcomes(), Ledger(out)
     for path, request in read_requests(site).items():
         series = [each for each in index.series if workflow_of.get(each.study_uid) == path]
-        cases = RunCases.of_index(index, request, key, out, Scope(), series)
+        cases = RunCases.of_index(index, request, key, out, Scope(), series, ledger=ledger)
         for outcomes, of_request in ((endings, cases.endings), (left_out, cases.left_out)):
             for outcome in of_request:
                 outcomes.append(outcome)

@@ -28,6 +28,7 @@ from scanloom.io.index.build import Index
 from scanloom.io.index.storage import IndexedSeries, StoredSeries
 from scanloom.io.output import crosswalk, failures
 from scanloom.io.output.layout import CASES, published_cases
+from scanloom.io.output.ledger import Ledger
 from scanloom.io.output.private import private_folder
 from scanloom.io.output.published import ResultState, read_provenance
 from scanloom.io.system.archives import MEMBER_SEPARATOR
@@ -55,6 +56,8 @@ class RunCases:
         Receives the cases to be worked on.
     complete : callable
         Returns a case with its files. A case that is not pending needs none.
+    ledger : Ledger or None
+        Knows current results without a look at their folders; for many cases.
 
     Attributes
     ----------
@@ -84,9 +87,10 @@ class RunCases:
         cards: Sequence[ModelCard] = (),
         pending: list[Case] | CaseFile | None = None,
         complete: Callable[[Inputs, Case], Case] = lambda _, case: case,
+        ledger: Ledger | None = None,
     ) -> None:
         self._out, self._scope, self._cards = out, scope, cards
-        self._candidates, self._complete = candidates, complete
+        self._candidates, self._complete, self._ledger = candidates, complete, ledger
         self._folders = crosswalk.case_folders(out)
         self._series: dict[str, tuple[str, ...]] = {}  # if they are others than that of its id
         self._ended = Outcomes()
@@ -107,6 +111,7 @@ class RunCases:
         scope: Scope,
         series: Sequence[IndexedSeries] | None = None,
         pending: list[Case] | CaseFile | None = None,
+        ledger: Ledger | None = None,
     ) -> RunCases:
         """Return the cases of an index, or of some of its series, that a request selects."""
         all_series = index.series if series is None else series
@@ -123,6 +128,7 @@ class RunCases:
             request.cards,
             pending,
             lambda inputs, case: with_files(index, inputs, case),
+            ledger,
         )
         ambiguous = run_cases.compare(_shared_ids(all_series), key)
         if ambiguous:
@@ -284,12 +290,19 @@ class RunCases:
         to be worked on: its worker compares their content.
         """
         out, scope, folder = self._out, self._scope, self._out / CASES / case.folder_name
+        current = CaseRecord(case.id, None, "", (), folder)
+        if self._ledger is not None and self._ledger.holds(case):
+            return current
+        state = None
         try:
             state = explained_result_state(out, case, self._cards, replace=scope.replace)
         except ScanError as error:
             return CaseRecord(case.id, error.reason, error.detail, (), folder)
+        finally:
+            if self._ledger is not None:
+                self._ledger.note(case, current=state is ResultState.CURRENT)
         if state is ResultState.CURRENT:
-            return CaseRecord(case.id, None, "", (), folder)
+            return current
         old = failures.previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or scope.retry_failed:
             return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine.results.run_cases import RunCases
+from scanloom.engine.worker.messages import CaseFile
 from scanloom.engine.workflow.selection import Inputs, Scope
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.storage import IndexedSeries, Run
@@ -77,3 +79,54 @@ def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
 
     assert [outcome.id for outcome in cases.endings] == [foreign_ids[0], "shared"]
     assert (cases.selected, cases.total) == (len(cases.pending), len(NAMES))
+
+
+def test_cases_are_not_kept(tmp_path: Path) -> None:
+    """Of 2,000 cases, a third of which are done, few are in memory at a time."""
+    count, alive, most, passes = 2000, 0, 0, 0
+
+    def ended() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+        nonlocal alive, most, passes
+        passes += 1
+        for n in range(count):
+            one = case(f"case{n}")
+            weakref.finalize(one, ended)
+            alive += 1
+            most = max(most, alive)
+            yield inputs(one.id)[:1], one
+            del one
+
+    for n in range(0, count, 3):
+        fail(tmp_path, f"case{n}")
+    waiting = CaseFile(tmp_path / "cases.jsonl")
+    cases = RunCases(tmp_path, Scope(), made, pending=waiting)
+
+    cases.compare()
+
+    assert (len(waiting), cases.ended, len(cases.endings)) == (1333, 667, 667)
+    assert (passes, alive) == (1, 0)
+    assert most < 5
+    assert [c.id for c in waiting] == [f"case{n}" for n in range(count) if n % 3]
+
+
+def test_equal_ids_are_one_case_and_different_content_is_told(tmp_path: Path) -> None:
+    """The copies of a case that is to be worked on are named too; it runs where it came first."""
+    for name, text in (("a", "equal"), ("b", "other"), ("c", "equal"), ("d", "one"), ("e", "two")):
+        (tmp_path / name).write_text(text)
+
+    def made(*_: object) -> Iterator[tuple[Inputs, Case]]:
+        for name, path in (("x", "a"), ("y", "b"), ("z", "d"), ("x", "c"), ("z", "e")):
+            series = Series("nifti", (tmp_path / path,))
+            yield inputs(name)[:1], Case(name, series, Outputs(), "", "recipe")
+
+    cases = RunCases(tmp_path, Scope(), made)
+    ambiguous = cases.compare(frozenset(map(hash, "xz")), bytes(32))
+
+    assert ambiguous == {"z"}
+    assert [(c.id, bool(c.source_hash)) for c in cases.pending] == [("x", True), ("y", False)]
+    assert [c.series.files[0].name for c in cases.copies] == ["c"]
+    assert (cases.selected, cases.total) == (3, 3)

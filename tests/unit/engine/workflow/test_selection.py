@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from scanloom.core import Reason
@@ -9,7 +11,7 @@ from scanloom.engine.outcomes import Outcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.selection import Inputs, select
 from scanloom.io.index.inspection import SeriesInfo
-from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.index.storage import IndexedSeries, Run
 
 CHEST = SeriesInfo(
     modality="CT",
@@ -123,3 +125,44 @@ def test_the_best_and_the_newest_of_each_study() -> None:
     assert ids("best", prefer_spacing=5.0) == ["new_thick", "other"]
     assert ids("newest") == ["derived", "other"]
     assert ids("newest", image_type="ORIGINAL") == ["new_thick", "other"]
+
+
+def test_all_series_are_selected_as_they_come() -> None:
+    def coming() -> Iterator[IndexedSeries]:
+        yield series("a")
+        raise AssertionError("read ahead")
+
+    assert next(select(coming(), workflow(), (), list.append)) == (series("a"),)  # type: ignore[arg-type]
+
+
+def test_inputs_come_by_the_first_series_of_their_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are sorted in memory, and whatever the studies are called."""
+    channels = {"t1": {"description": "t1"}, "t2": {"description": "t2"}}
+    definition = make_workflow(name="w", models=["m"], channels=channels)
+    candidates = [
+        IndexedSeries(
+            *(name, study, "dicom", "1.2", f"1.3.{n}", (Run(0, n, n + 1),), True),
+            CHEST._replace(description=description),
+        )
+        for n, (name, study, description) in enumerate(
+            [
+                ("a", "z", "t2"),
+                ("b", "y", "t1"),
+                ("c", "y", "other"),
+                ("d", "x", "t1"),
+                ("e", "z", "t1"),
+                ("f", "y", "t2"),
+                ("g", "z", "t1"),
+            ]
+        )
+    ]
+    expected = [("e", "a"), ("b", "f")]
+    for at_once in (100, 2):
+        monkeypatch.setattr("scanloom.io.index.storage.SORTED_AT_ONCE", at_once)
+        chosen, left_out = split(candidates, definition)
+        assert [tuple(each.id for each in inputs) for inputs in chosen] == expected
+        assert left_out == [
+            ("g", "NOT_SELECTED", "by channels"),
+            ("c", "NOT_SELECTED", "by channels"),
+            ("d", "CHANNEL_MISSING", "t2"),
+        ]
