@@ -29,6 +29,7 @@ from archive_index import KEY, unread_parts
 from meter import Stages, Watch, machine, parse, table
 
 STEPS = {
+    "ledger": ("Ledger",),
     "select and compare": ("RunCases", "of_index"),
     "enter": ("_Run", "enter"),
     "leave": ("_Run", "leave"),
@@ -57,6 +58,7 @@ def make_out(out: Path, count: int) -> None:
     from scanloom.io.index.storage import Store
     from scanloom.io.index.workers import HeaderWorkers
     from scanloom.io.output import crosswalk
+    from scanloom.io.output.layout import case_folder, fan_out
     from scanloom.io.output.private import PRIVATE, private_folder, write_private
 
     fingerprint = key_fingerprint(KEY)
@@ -70,10 +72,11 @@ def make_out(out: Path, count: int) -> None:
         raise SystemExit("the index can't be read")
     recipe, sources = request_of("all").recipe, []
     write = case_writer(out / ".work" / "template", recipe)
+    fan_out(out, count)
     for series in index.series:
         if series.reason is not None:  # one a part, which goes on in another: its files are missing
             continue
-        write(out / "cases" / series.id, source_stamp([series.stamp], KEY))
+        write(case_folder(out, series.id), source_stamp([series.stamp], KEY))
         source = crosswalk.SourceRecord(series.id, series.kind, series.path, series.n_files)
         uids = {"study_uid": series.study_uid, "series_uid": series.series_uid}
         sources.append(crosswalk.SourceRecord(**{**vars(source), **uids, "folder": series.id}))

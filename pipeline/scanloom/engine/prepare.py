@@ -48,6 +48,7 @@ from scanloom.inference.graph import Predictor, sharing_groups
 from scanloom.io.formats import count_volumes
 from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index.build import Index
+from scanloom.io.output.layout import case_folder
 from scanloom.io.output.published import ResultState, store_source_stamp
 from scanloom.io.read import read_outline
 from scanloom.io.voxel_values import VOXEL_LIMIT_BYTES
@@ -340,7 +341,7 @@ def prepare(
     # estimate, since torch is imported for it.
     try:
         if target is not None:
-            folder = target.out / "cases" / case.folder_name
+            folder = case_folder(target.out, case.folder_name)
             prepared = replace(prepared, folder=folder, files=file_states(case))
             case = with_source_hash(case, target.key)
             prepared = replace(prepared, case=case)
