@@ -283,7 +283,7 @@ class _CaseRegistry:
 
     def __init__(self, out: Path, fingerprint: str, names: FolderNaming) -> None:
         self.out, self.fingerprint, self.names = out, fingerprint, names
-        self._folders = crosswalk.case_folders(out)
+        self._folders = dict(crosswalk.case_folders(out))
         self._unwritten: list[tuple[Case, CaseRecord]] = []
 
     def folder_name(self, case: Case) -> str:

@@ -43,6 +43,7 @@ from scanloom.io.output.layout import (
     is_case_name,
     subfolder_of,
 )
+from scanloom.io.output.lookup import Lookup
 from scanloom.io.output.private import (
     LEDGER,
     LEDGER_LINES,
@@ -194,7 +195,8 @@ class Ledger:
     def __init__(self, out: Path) -> None:
         self._out, self._noted = out, list[PublishedCase]()
         self._listed = list_folders(out)
-        self._names = self._listed["name"].combine_chunks()
+        self._lookup = Lookup(self._listed["name"])
+        self._names = self._lookup.column
         self._rows = self._listed_rows()
         self._is_right = self._is_sample_right()
 
@@ -255,9 +257,7 @@ class Ledger:
 
     def _find(self, name: str) -> int | None:
         """Return the place of a folder in the list."""
-        place = place_of(self._names, name)
-        is_there = place < len(self._names) and self._names[place].as_py() == name
-        return place if is_there else None
+        return next(iter(self._lookup.rows(name)), None)
 
     def _provenance(self, place: int) -> tuple[str | None, ...]:
         return tuple(self._rows[name][place].as_py() for name in _PROVENANCE)
