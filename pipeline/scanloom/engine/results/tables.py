@@ -117,7 +117,7 @@ def write_tables(
     damaged = set() if damaged is None else damaged
 
     def counted_rows() -> Iterator[dict[str, Any]]:
-        for row in _manifest_rows(index, left_out, endings, key):
+        for row in _with_copies(_manifest_rows(index, left_out, endings, key)):
             counts[row["outcome"]] += 1
             yield row
 
@@ -423,7 +423,6 @@ def _manifest_rows(
     outcome_of = _series_outcomes(left_out, endings)
     known: str | None = None
     of_known = "open", "", ""
-    copies: Counter[str] = Counter()  # copies of a file have the same id
     for (entry, reason, series), look in zip(index.files(), index.infos(), strict=True):
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
@@ -432,16 +431,25 @@ def _manifest_rows(
             if series.id != known:  # else it is that of the file before
                 known, of_known = series.id, outcome_of(series.id)
             outcome, code, detail = of_known
-        file = manifest_file_id(entry.path, look.packed, key)
-        copies[file] += 1
         yield {
-            "file": file,
-            "copy": copies[file],
+            "file": manifest_file_id(entry.path, look.packed, key),
+            "copy": 1,
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
             "detail": detail,
         }
+
+
+def _with_copies(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the number of the copy of a file: all copies have one id."""
+    known, copies = NameSet(), dict[str, int]()
+    while batch := list(itertools.islice(rows, BATCH_ROWS)):
+        again = known.add_all([row["file"] for row in batch])
+        for row, is_copy in zip(batch, again, strict=True):
+            if is_copy:
+                row["copy"] = copies[row["file"]] = copies.get(row["file"], 1) + 1
+            yield row
 
 
 def _series_outcomes(
