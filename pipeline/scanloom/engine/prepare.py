@@ -135,18 +135,28 @@ class Request:
         stamp : str
             `scanloom.io.identity.source_stamp` of all series.
         """
-        return Case(
+        return replace(
+            self._case,
             id=number,
             series=series,
-            outputs=self.workflow.output_options,
-            source_hash="",  # computed from the files when the case is prepared
-            recipe=self.recipe,
-            read=self.workflow.read_options,
             phase=phase,
             further_channels=further_channels,
             stamp=stamp,
-            relations=self.workflow.relations,
-            compute=self.workflow.compute_options,
+        )
+
+    @cached_property
+    def _case(self) -> Case:
+        """What all cases share."""
+        workflow = self.workflow
+        return Case(
+            id="",
+            series=Series("", ()),
+            outputs=workflow.output_options,
+            source_hash="",  # computed from the files when the case is prepared
+            recipe=self.recipe,
+            read=workflow.read_options,
+            relations=workflow.relations,
+            compute=workflow.compute_options,
         )
 
 
