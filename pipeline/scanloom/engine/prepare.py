@@ -28,8 +28,10 @@ from scanloom.convert.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
+    ComputeOptions,
     Grid,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
@@ -135,29 +137,27 @@ class Request:
         stamp : str
             `scanloom.io.identity.source_stamp` of all series.
         """
-        return replace(
-            self._case,
+        outputs, read, relations, compute = self._options
+        return Case(
             id=number,
             series=series,
+            outputs=outputs,
+            source_hash="",  # computed from the files when the case is prepared
+            recipe=self.recipe,
+            read=read,
             phase=phase,
             further_channels=further_channels,
             stamp=stamp,
+            relations=relations,
+            compute=compute,
         )
 
     @cached_property
-    def _case(self) -> Case:
-        """What all cases share."""
+    def _options(self) -> tuple[Outputs, ReadOptions, Relations, ComputeOptions]:
+        """What all cases share: the workflow makes it anew each time."""
         workflow = self.workflow
-        return Case(
-            id="",
-            series=Series("", ()),
-            outputs=workflow.output_options,
-            source_hash="",  # computed from the files when the case is prepared
-            recipe=self.recipe,
-            read=workflow.read_options,
-            relations=workflow.relations,
-            compute=workflow.compute_options,
-        )
+        options = workflow.read_options, workflow.relations, workflow.compute_options
+        return (workflow.output_options, *options)
 
 
 def make_cases(

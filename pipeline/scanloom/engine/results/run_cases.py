@@ -271,8 +271,8 @@ class RunCases:
 
     def _named(self, case: Case) -> Case:
         """Return a case with the name of its folder."""
-        folder = self._folders.get(case.id, "")
-        return replace(case, folder=folder) if folder != case.folder else case
+        folder = self._folders.get(case.id) or case.id
+        return replace(case, folder=folder) if folder != case.folder_name else case
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
